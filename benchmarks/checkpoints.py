@@ -32,7 +32,7 @@ from torch import nn
 
 from workers import native
 from workers.checkpoint import load, open_checkpoint, save
-from workers.checkpoint.background_saver import Saver
+from workers.checkpoint.background_saver import BackgroundSaver
 from workers.checkpoint.disk import passes
 from workers.checkpoint.disk.buffers import aligned
 
@@ -102,7 +102,7 @@ class Bench:
         self.model = transformer(dtype, gib)
         self.state = {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
         self.bytes = sum(tensor.nbytes for tensor in self.state.values())
-        self.saver = Saver()
+        self.saver = BackgroundSaver()
         self.other: nn.Module | None = None
 
     def run(self, rounds: int, groups: list[str]) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def compared(timer: Timer, more: int, seed: int, rounds: int) -> Compared:
             block = timer.block(call, *shape)
             times[name].append(min(block.parts_s) / block.calls)
     ratio = statistics.paired(times["a"], times["b"])
-    noise = statistics.noise_of(statistics.paired(times["a"], times["again"]))
+    noise = statistics.control_noise(statistics.paired(times["a"], times["again"]))
     called = host.classify(before, host.state())["class"]
     return Compared(verdict(ratio, noise, ratio.p <= 0.05, called != "unusable"), ratio, noise, called)
 

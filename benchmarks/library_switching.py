@@ -24,9 +24,9 @@ from parts import machine
 from workers import backends
 from workers.benchmark.statistics import interval
 from workers.benchmark.timing import Timer
-from workers.libraries.effect_check import prove
+from workers.libraries.effect_check import check_effect
 from workers.libraries.registry import LIBRARIES
-from workers.optimizers.timing import race
+from workers.optimizers.timing import compare_timings
 
 CALLS = 200
 
@@ -101,8 +101,8 @@ def effect(name: str, work: Callable[[], Any]) -> dict[str, Any]:
             work()
 
     with torch.inference_mode():
-        raced = race(without, work, Timer(backends.create("cpu")), rounds=24)
-    proofs = {state: prove(library, on) for state, on in (("on", True), ("off", False))}
+        raced = compare_timings(without, work, Timer(backends.create("cpu")), rounds=24)
+    proofs = {state: check_effect(library, on) for state, on in (("on", True), ("off", False))}
     return {"off_s": raced.first_s, "on_s": raced.second_s, "times_as_fast": raced.ratio,
             "proof": {state: p.evidence for state, p in proofs.items()}}  # fmt: skip
 

@@ -26,9 +26,9 @@ from torch import nn
 from workers import backends, get_optimizer
 from workers.benchmark.timing import Timer
 from workers.capability.probe_cache import HEEDED
-from workers.optimizers.pass_context import Work, as_sample
-from workers.optimizers.timing import race
-from workers.optimizers.trial import call_of
+from workers.optimizers.pass_context import PassContext, as_sample
+from workers.optimizers.timing import compare_timings
+from workers.optimizers.trial import make_call
 
 SIZES = {"mlp": {"batch": 64}, "resnet50": {"batch": 1}, "gpt2": {"batch": 1, "seq": 128}}
 TOLERANCE = 0.05
@@ -78,13 +78,13 @@ def measure(name: str, small: bool) -> dict[str, Any]:
 
 
 def peer(model: nn.Module, sample: Any) -> dict[str, Any]:
-    work = Work(backends.create("cpu"), torch.float32, False, as_sample(sample))
+    work = PassContext(backends.create("cpu"), torch.float32, False, as_sample(sample))
     eager = copy.deepcopy(model).eval()
     compiled = torch.compile(copy.deepcopy(model).eval())
     begun = perf_counter()
-    call_of(compiled, work)()
+    make_call(compiled, work)()
     compile_s = perf_counter() - begun
-    raced = race(call_of(eager, work), call_of(compiled, work), Timer(work.backend))
+    raced = compare_timings(make_call(eager, work), make_call(compiled, work), Timer(work.backend))
     return {"latency_before_s": raced.first_s, "latency_after_s": raced.second_s, "speedup": raced.ratio,
             "compile_s": compile_s}  # fmt: skip
 

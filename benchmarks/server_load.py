@@ -44,7 +44,7 @@ def main() -> None:
     arguments = parse()
     before, found = machine.load(), {"alone": Samples(), "beside": Samples()}
     with fleet() as home:
-        running, job = daemon.find(home), sleeping()
+        running, job = daemon.find_server(home), sleeping()
         assert running is not None
         held = {}
         for number in range(arguments.rounds):
@@ -76,7 +76,7 @@ def fleet() -> Iterator[Path]:
     home = Path(tempfile.mkdtemp(prefix="pf-load-"))
     os.environ["POLYFLEET_HOME"] = str(home)
     try:
-        daemon.start(home, 0)
+        daemon.start_server(home, 0)
         command(Samples(), "up", [CLI, "up"])
         yield home
     finally:

@@ -27,9 +27,9 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestrator.show.units import duration
-from workers.attempt.attempts import Attempts
-from workers.attempt.supervisor_launcher import Starter
-from workers.code_archives import Packages
+from workers.attempt.attempts import AttemptManager
+from workers.attempt.supervisor_launcher import SupervisorLauncher
+from workers.code_archives import NodeCodeArchives
 from workers.messages import Order
 
 WAYS = {"zygote": "forked by the zygote", "interpreter": "an interpreter each"}
@@ -42,12 +42,12 @@ class Node:
     """Attempts without an agent around them."""
 
     def __init__(self, home: Path, way: str):
-        self.way, self._starter, self._numbers = way, Starter(), count()
+        self.way, self._starter, self._numbers = way, SupervisorLauncher(), count()
         if way == "zygote":
             self._starter.begin()
-        packages = Packages(home / way / "packages")
+        packages = NodeCodeArchives(home / way / "packages")
         folder, storage = home / way / "attempts", home / way / "storage"
-        self._attempts = Attempts(folder, storage, "n", packages, lambda _: 1, None, self._starter)
+        self._attempts = AttemptManager(folder, storage, "n", packages, lambda _: 1, None, self._starter)
 
     def close(self) -> None:
         self._starter.close()

@@ -104,7 +104,7 @@ def serving(ended: int) -> Iterator[Path]:
     os.environ["POLYFLEET_HOME"] = str(home)
     try:
         history.fill(url(home), ended, 0, 2)
-        daemon.start(home)
+        daemon.start_server(home)
         command(Samples(), "up", [CLI, "up"])
         with server.connect(home, start=False) as client:
             client.submit({"name": "sleeps", "command": "sleep 3600", "priority": 5})
@@ -120,7 +120,7 @@ def url(home: Path) -> str:
 
 def load(home: Path, clients: int, seconds: float, jobs: int = 0) -> Row:
     """What the clients of one round measured, and the shares of a core that the server and they took."""
-    running = daemon.find(home)
+    running = daemon.find_server(home)
     assert running is not None
     words = [running.socket, tokens.read(home / "token"), clients, seconds, *([jobs] if jobs else [])]
     process = psutil.Process(running.pid)

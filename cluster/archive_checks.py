@@ -66,7 +66,7 @@ def check(archive: Path) -> list[zipfile.ZipInfo]:
     return entries
 
 
-def read_each(archive: Path, take: Callable[[zipfile.ZipInfo, IO[bytes]], None]) -> None:
+def iterate_files(archive: Path, take: Callable[[zipfile.ZipInfo, IO[bytes]], None]) -> None:
     """`take` gets the entries in turn, folders too, each with a reader of its bytes. Raises UserError; what `take` has
     done until then stays.
     """
@@ -88,7 +88,7 @@ def link_text(content: IO[bytes]) -> str:
     return content.read(MAX_TEXT_BYTES).decode()
 
 
-def name_refusal(name: str) -> str:
+def name_error(name: str) -> str:
     """Why no file may have this name in an archive; "" when it may."""
     parts = name.split("/")
     if name.startswith("/") or FORBIDDEN.search(name):
@@ -164,7 +164,7 @@ def _check_sizes(archive: Path, entries: list[zipfile.ZipInfo]) -> None:
 def _refusal(info: zipfile.ZipInfo) -> str:
     """Why this entry cannot be unpacked; "" when it can."""
     kind = stat.S_IFMT(info.external_attr >> 16)
-    if reason := name_refusal(info.orig_filename.removesuffix("/")):
+    if reason := name_error(info.orig_filename.removesuffix("/")):
         return reason
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK) or (kind == stat.S_IFDIR) > info.is_dir():
         return "which is neither a regular file nor a folder nor a link"

@@ -42,7 +42,7 @@ def read(archive: Path, folder: "Path | None" = None) -> Contents:
     """
     entries = archive_checks.check(archive)
     content_bytes = sum(info.file_size for info in entries)
-    sandbox.expect(data_bytes=content_bytes, file_bytes=max(content_bytes, 1) if folder else 0)
+    sandbox.raise_limits(data_bytes=content_bytes, file_bytes=max(content_bytes, 1) if folder else 0)
     links: dict[str, str] = {}
     facts: list[Fact] = []
 
@@ -53,7 +53,7 @@ def read(archive: Path, folder: "Path | None" = None) -> Contents:
             held = _write(info, content, folder) if folder else _copy(content, None)
         facts.append((info.filename, rights(info), held))
 
-    archive_checks.read_each(archive, take)
+    archive_checks.iterate_files(archive, take)
     if folder:
         _make_links(links, folder)  # last: nothing is written through one
     names = [info.filename for info in entries]
@@ -62,7 +62,7 @@ def read(archive: Path, folder: "Path | None" = None) -> Contents:
     return Contents(named, content_sha(facts))
 
 
-def read_apart(archive: Path, folder: "Path | None" = None) -> Contents:
+def read_in_child(archive: Path, folder: "Path | None" = None) -> Contents:
     """`read` in a process of its own, which ends with this thread. Raises UserError; FleetError where it could not be
     done here: the disk is full, or the process was killed.
     """
@@ -75,7 +75,7 @@ def read_apart(archive: Path, folder: "Path | None" = None) -> Contents:
     try:
         told: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
-        reached = sandbox.limit_reached(done.returncode)
+        reached = sandbox.limit_message(done.returncode)
         if reached:
             raise archive_checks.BrokenArchive(reached) from None
         said = (done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -136,9 +136,9 @@ def _copy(content: IO[bytes], to: "IO[bytes] | None") -> str:
 def main() -> int:
     archive, folder = Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None
     sandbox.isolate()
-    sandbox.bound()
+    sandbox.apply_limits()
     # Half, since an entry of the directory is read into less than twenty times its size.
-    sandbox.expect(metadata_bytes=min(archive.stat().st_size, archive_checks.LARGEST_DIRECTORY_BYTES) // 2)
+    sandbox.raise_limits(metadata_bytes=min(archive.stat().st_size, archive_checks.LARGEST_DIRECTORY_BYTES) // 2)
     told: dict[str, Any]
     try:
         told = {"contents": asdict(read(archive, folder))}

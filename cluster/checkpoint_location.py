@@ -28,7 +28,7 @@ FORMS = "write POOL:PATH, e.g. cpu:digits-3f9a2c, or a store's s3://BUCKET/PREFI
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CheckpointLocation:
     """`path` lies in the storage of `pool`, or, with a `scheme`, is BUCKET/PREFIX of an object store."""
 
     pool: str
@@ -40,7 +40,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class ToolPath:
     """What a tool does with one of its places: write it? May it be in a store? Is it a folder that is there, of which
     the newest checkpoint is meant, unless `whole`?
     """
@@ -50,25 +50,25 @@ class Use:
     whole: bool = False
 
 
-TOOLS: dict[str, dict[str, Use]] = {
-    "verify": {"place": Use(stores=True)},
-    "diff": {"a": Use(), "b": Use()},
-    "convert": {"source": Use(), "root": Use(written=True)},
-    "prune": {"root": Use(written=True, whole=True)},
-    "pin": {"path": Use()},
-    "import": {"source": Use(whole=True), "root": Use(written=True)},
-    "export": {"source": Use(), "target": Use(written=True)},
-    "copy": {"source": Use(stores=True), "target": Use(written=True, stores=True)},
-    "discard": {"path": Use(written=True)},
-    "look": {"source": Use(stores=True)},
-    "fetch": {"source": Use(stores=True), "target": Use(written=True)},
+TOOLS: dict[str, dict[str, ToolPath]] = {
+    "verify": {"place": ToolPath(stores=True)},
+    "diff": {"a": ToolPath(), "b": ToolPath()},
+    "convert": {"source": ToolPath(), "root": ToolPath(written=True)},
+    "prune": {"root": ToolPath(written=True, whole=True)},
+    "pin": {"path": ToolPath()},
+    "import": {"source": ToolPath(whole=True), "root": ToolPath(written=True)},
+    "export": {"source": ToolPath(), "target": ToolPath(written=True)},
+    "copy": {"source": ToolPath(stores=True), "target": ToolPath(written=True, stores=True)},
+    "discard": {"path": ToolPath(written=True)},
+    "look": {"source": ToolPath(stores=True)},
+    "fetch": {"source": ToolPath(stores=True), "target": ToolPath(written=True)},
 }
 """Tools that run on a node for a client, or for a copy of one: which arguments are places. All others are options."""
 
 
-def parse(text: str, field: str = "checkpoint") -> Place:
+def parse_location(text: str, field: str = "checkpoint") -> CheckpointLocation:
     """POOL:PATH or the URI of an object store. Raises SpecError naming `field` and the nearest valid form."""
-    return uri(text, field) if is_uri(text) else in_pool(text, field)
+    return parse_uri(text, field) if is_uri(text) else parse_pool_path(text, field)
 
 
 def is_uri(text: str) -> bool:
@@ -76,7 +76,7 @@ def is_uri(text: str) -> bool:
     return "://" in text
 
 
-def in_pool(text: str, field: str = "checkpoint", pool: str = "") -> Place:
+def parse_pool_path(text: str, field: str = "checkpoint", pool: str = "") -> CheckpointLocation:
     """POOL:PATH; PATH alone where there is a `pool` to take it for. Raises SpecError."""
     if is_uri(text):
         raise SpecError(field, f"{_shown(text)} is not in a pool's storage", "write POOL:PATH, e.g. cpu:digits-3f9a2c")
@@ -88,17 +88,17 @@ def in_pool(text: str, field: str = "checkpoint", pool: str = "") -> Place:
     if not POOL.fullmatch(named):
         raise SpecError(field, f"{_shown(named)} is not a pool's name", FORMS)
     plain = "/".join(part for part in path.split("/") if part not in ("", "."))
-    if path.startswith("/") or (refusal := path_refusal(plain)):
+    if path.startswith("/") or (refusal := path_error(plain)):
         why = "it is absolute" if path.startswith("/") else refusal
         raise SpecError(
             field,
             f"path {_shown(path)} is not inside the pool's storage: {why}",
             f"write it relative to the storage, without `..`: {named}:{_near(path)}",
         )
-    return Place(named, plain)
+    return CheckpointLocation(named, plain)
 
 
-def uri(text: str, field: str = "checkpoint", more: tuple[str, ...] = ()) -> Place:
+def parse_uri(text: str, field: str = "checkpoint", more: tuple[str, ...] = ()) -> CheckpointLocation:
     """SCHEME://BUCKET/PREFIX of the schemes that are listed, or of `more`. Raises SpecError.
 
     The bucket is a name, no address; credentials come from the environment of whoever reaches the store.
@@ -115,10 +115,10 @@ def uri(text: str, field: str = "checkpoint", more: tuple[str, ...] = ()) -> Pla
         raise SpecError(
             field, f"{_shown(text)} is no plain place in a store: {refusal}", f"write {scheme}://BUCKET/PREFIX"
         )
-    return Place("", plain, scheme)
+    return CheckpointLocation("", plain, scheme)
 
 
-def path_refusal(path: str) -> str:
+def path_error(path: str) -> str:
     """Why `path` is not relative, with `/`, below some folder; "" when it is. Lengths are those that Linux takes."""
     parts = path.split("/")
     if not path:
@@ -141,7 +141,7 @@ def _store_refusal(path: str, named: bool) -> str:
         return f"it holds `::`, `://` or one of {WILDCARDS}"
     if named and (not BUCKET.fullmatch(bucket) or ADDRESS.fullmatch(bucket)):
         return "BUCKET must be a name of letters, digits, `-`, `_` and `.`"
-    return path_refusal(path)
+    return path_error(path)
 
 
 def _near(path: str) -> str:
@@ -149,7 +149,7 @@ def _near(path: str) -> str:
     parts = [part for part in path.replace("\\", "/").split("/") if part not in ("", ".", "..")]
     kept = ("".join(c for c in part if unicodedata.category(c) not in UNPRINTABLE) for part in parts)
     near = "/".join(part for part in kept if part)
-    return near if near and not path_refusal(near) else "digits-3f9a2c"
+    return near if near and not path_error(near) else "digits-3f9a2c"
 
 
 def _shown(text: str) -> str:

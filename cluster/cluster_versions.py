@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from cluster.errors import SpecError
-from cluster.ray_node import SETTINGS, inherited, token_environment
+from cluster.ray_node import SETTINGS, inherited_environment, token_environment
 
 ANSWER_S = 30.0
 
@@ -48,7 +48,11 @@ def ours() -> Versions:
 
 def read(address: str, token: Path) -> Versions | None:
     """None where the cluster does not tell: joining it says why."""
-    environment = inherited() | {k: v for k, v in SETTINGS.items() if k != "RAY_START_HOOK"} | token_environment(token)
+    environment = (
+        inherited_environment()
+        | {k: v for k, v in SETTINGS.items() if k != "RAY_START_HOOK"}
+        | token_environment(token)
+    )
     command = [sys.executable, "-P", "-c", _ASK, address]
     try:
         asked = subprocess.run(

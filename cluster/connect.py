@@ -50,7 +50,7 @@ def connect(record: FleetRecord) -> ProcessId | None:
     another user listens where the head of an embedded fleet should.
     """
     if record.embedded:
-        ports.refuse_foreign(record.address)
+        ports.check_listener(record.address)
     import ray
 
     from cluster.ray_start_hook import stay_on_loopback

@@ -26,7 +26,7 @@ from pathlib import Path
 from cluster.content_hash import Content, close, content_of, delete, stamp_of
 from cluster.errors import FleetError, NotFound, UserError
 from cluster.file_lock import hold
-from cluster.paths import private_dir, synced, write_private
+from cluster.paths import private_dir, write_durably, write_private
 
 SHA = re.compile(r"[0-9a-f]{64}", re.ASCII)
 SOURCE = re.compile(r"([0-9a-f]{16})-[0-9a-f]{16}", re.ASCII)
@@ -156,11 +156,11 @@ class Contents:
     def _add(self, aside: Path, found: Content, stamp: str) -> None:
         (aside / "lock").touch(0o600)
         self._write_facts(aside, found, stamp)
-        synced(aside)
+        write_durably(aside)
         if self.find(found.sha256) is None:
             with suppress(OSError):  # somebody else has just added the same
                 aside.rename(self._entry(found.sha256))
-            synced(self.root)
+            write_durably(self.root)
         if self._known(found.sha256) is None:
             raise FleetError(f"data {found.sha256[:12]}… could not be kept below {self.root}", "look at that folder")
 

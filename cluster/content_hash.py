@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cluster.errors import UserError
 from cluster.folder_access import Tree
-from cluster.paths import synced
+from cluster.paths import write_durably
 
 MOST_FILES = 1_000_000
 
@@ -80,14 +80,14 @@ def close(path: Path) -> None:
     """Nobody may write, all is on disk. Whether a file may be run stays."""
     if not path.is_dir():
         path.chmod(0o555 if path.stat().st_mode & stat.S_IXUSR else 0o444)
-        synced(path)
+        write_durably(path)
         return
     for folder, _, names in os.walk(path, topdown=False):
         for name in names:
             if stat.S_ISREG((file := Path(folder, name)).lstat().st_mode):  # others are refused where all is read
                 close(file)
         Path(folder).chmod(0o555)
-        synced(Path(folder))
+        write_durably(Path(folder))
 
 
 def stamp_of(path: Path) -> str:

@@ -18,7 +18,7 @@ PYTORCH = "https://download.pytorch.org/whl/cpu"
 ANSWER_S, LIMIT_S = 3, 10
 
 
-def chosen(recipe: Recipe) -> Recipe:
+def resolve_cpu_build(recipe: Recipe) -> Recipe:
     """The recipe with its CPU build where one can be had, else the recipe itself. Takes seconds at most."""
     variant = recipe.for_cpu
     if variant is None or not has_pip():

@@ -21,14 +21,14 @@ from cluster.fleet_spec import FleetSpec, parse_fleet
 from cluster.hosts.spec import HeadSpec, SSHSpec
 from cluster.paths import home, open_private, umask
 from cluster.raylets import (
-    await_started,
-    forget_tokens,
-    keep_logs,
     make_storage,
     new_token,
+    preserve_logs,
+    remove_tokens,
     start_worker,
     stop_all,
-    stop_unrecorded,
+    stop_unrecorded_processes,
+    wait_until_started,
 )
 from cluster.version import VERSION
 
@@ -53,7 +53,7 @@ def up(
     Raises Conflict when another fleet is up here, FleetError when a node does not start (its log's end is in the
     message).
     """
-    with one_at_a_time(progress=progress):
+    with fleet_lock(progress=progress):
         current = _current(progress)
         if current is not None and current.headless and _differs(current, spec):
             _clean_up(current, progress)
@@ -68,14 +68,14 @@ def up(
         if current is not None:
             policy = spec.policy.model_dump(mode="json")
             again = replace(current, found=dict(found), pools=plain_pools(spec), policy_spec=policy)
-            return with_head(again, here, interpreters, progress)
+            return start_with_head(again, here, interpreters, progress)
         try:
             new = _new_record(spec, left_out, found)
             progress("starting the head")
-            return start_missing(ray_head.start(new), here, interpreters, progress)
+            return start_missing_nodes(ray_head.start(new), here, interpreters, progress)
         except BaseException:
             if (begun := fleet_record.read()) is not None:
-                keep_logs(begun)
+                preserve_logs(begun)
                 stop_all(begun)
             raise
 
@@ -98,12 +98,12 @@ class _Interpreters(dict[str, Path]):
 
 def down(progress: Progress) -> list[str]:
     """Stop every process of the recorded fleet and remove its temporary files. Returns the nodes stopped."""
-    with one_at_a_time(progress=progress):
+    with fleet_lock(progress=progress):
         try:
             record = fleet_record.read()
         except fleet_record.DamagedRecord as e:
             progress(e.message)
-            return [f"{stop_unrecorded()} processes of this home"]
+            return [f"{stop_unrecorded_processes()} processes of this home"]
         if record is None:
             return []
         stopped = [p.node for p in record.living()]
@@ -118,14 +118,14 @@ def _stopping(nodes: list[str]) -> str:
     return f"stopping {count} node{'s' * (count != 1)}{head}"
 
 
-def attach(address: str, progress: Progress, spec: FleetSpec | None = None) -> FleetRecord:
+def join_cluster(address: str, progress: Progress, spec: FleetSpec | None = None) -> FleetRecord:
     """Use a Ray cluster that somebody else runs, with its token: RAY_AUTH_TOKEN_PATH, or ~/.ray/auth_token. `spec` says
     what its pools cost and which of them grow; without, what was said before holds.
 
     Raises FleetError when there is none: without a token anybody who reaches Ray's port runs code as its user. Raises
     SpecError where it has another Ray or Python.
     """
-    with one_at_a_time(progress=progress):
+    with fleet_lock(progress=progress):
         if (current := _current(progress)) is not None and current.address != address:
             raise Conflict(f"fleet {current.name!r} is up at {current.address}", "run `polyfleet down` first")
         _answers(address)
@@ -156,16 +156,16 @@ def _answers(address: str) -> None:
         raise FleetError(f"nothing answers at {address}: {e}", remedy) from None
 
 
-def mark(state: str) -> None:
+def set_fleet_state(state: str) -> None:
     """Write down what is to become of the fleet: the server reads it in its next turn. Raises Conflict."""
-    with one_at_a_time():
+    with fleet_lock():
         if (current := fleet_record.read()) is not None:
             fleet_record.write(replace(current, state=state))
 
 
 def keep_hosts(joining: Mapping[str, HostRecord]) -> FleetRecord:
     """Write these hosts down, in place of what is known of them. Raises FleetError when the fleet was taken down."""
-    with one_at_a_time():
+    with fleet_lock():
         if (current := fleet_record.read()) is None:
             raise FleetError("the fleet was taken down meanwhile", "`polyfleet up` again")
         others = [host for host in current.hosts if host.name not in joining]
@@ -175,7 +175,7 @@ def keep_hosts(joining: Mapping[str, HostRecord]) -> FleetRecord:
 
 
 def forget_hosts(names: Collection[str]) -> None:
-    with one_at_a_time():
+    with fleet_lock():
         if (current := fleet_record.read()) is not None:
             fleet_record.write(replace(current, hosts=tuple(h for h in current.hosts if h.name not in names)))
 
@@ -186,11 +186,11 @@ def record() -> FleetRecord | None:
 
 
 @contextmanager
-def one_at_a_time(what: bytes = b"", progress: Progress | None = None) -> Iterator[None]:
+def fleet_lock(what: bytes = b"", progress: Progress | None = None) -> Iterator[None]:
     """Hold this home's fleet. Raises Conflict where somebody else does for WAIT_S; a repair does not wait."""
     began_s = time.monotonic()
     with open_private(home() / "fleet.lock") as lock:
-        while not file_lock.take(lock):
+        while not file_lock.acquire(lock):
             others = os.pread(lock.fileno(), len(REPAIR), 0) != REPAIR
             if what == REPAIR or time.monotonic() - began_s > WAIT_S:
                 raise Conflict("another `polyfleet up` or `down` is at work here", "wait for it to end")
@@ -270,7 +270,7 @@ def _make_storages(spec: FleetSpec) -> None:
 
 def _new_record(spec: FleetSpec, left_out: Sequence[tuple[str, str]], found: Mapping[str, int]) -> FleetRecord:
     """With a token of its own: whoever learnt that of an earlier fleet has nothing."""
-    forget_tokens()
+    remove_tokens()
     token = new_token()
     new = FleetRecord(
         name=spec.name,
@@ -292,7 +292,7 @@ def _new_record(spec: FleetSpec, left_out: Sequence[tuple[str, str]], found: Map
         projects=plain_projects(spec),
     )
     try:
-        return ray_head.successor(new)
+        return ray_head.new_cluster_record(new)
     except OSError:
         token.unlink()
         raise
@@ -307,7 +307,7 @@ def _certificates(spec: FleetSpec) -> str:
     return str(home() / "tls")
 
 
-def declared(spec: FleetSpec, host: str = "") -> dict[str, tuple[str, str]]:
+def declared_nodes(spec: FleetSpec, host: str = "") -> dict[str, tuple[str, str]]:
     """Pool and number of each node of this machine, by the node's name; of a machine called `host`, pool and host."""
     if host:
         return {f"{name}-{host}": (name, host) for name in spec.pools}
@@ -330,7 +330,7 @@ def pools_here(name: str, pools: Mapping[str, Any]) -> FleetSpec:
     return parse_fleet({"name": name, "pools": pools})
 
 
-def with_head(
+def start_with_head(
     record: FleetRecord, spec: FleetSpec, interpreters: Mapping[str, Path], progress: Progress
 ) -> FleetRecord:
     """A fleet that was up, with a head again if it has none, and with every node that has ended. Raises FleetError for
@@ -338,28 +338,28 @@ def with_head(
     """
     record = ray_head.restart(record, progress) if record.headless else record
     try:
-        return start_missing(record, spec, interpreters, progress)
+        return start_missing_nodes(record, spec, interpreters, progress)
     except BaseException:
         if (begun := fleet_record.read()) is not None:
             begun = replace(begun, state="up")
             fleet_record.write(begun)
-            ray_head.abandon(begun)
+            ray_head.kill_previous_nodes(begun)
         raise
 
 
-def start_missing(
+def start_missing_nodes(
     record: FleetRecord, spec: FleetSpec, interpreters: Mapping[str, Path], progress: Progress
 ) -> FleetRecord:
     """Start the declared nodes that do not live, all at once, and wait for them."""
     living = {p.node for p in record.living()}
-    missing = {node: place for node, place in declared(spec, record.host).items() if node not in living}
+    missing = {node: place for node, place in declared_nodes(spec, record.host).items() if node not in living}
     if missing:
         progress(f"starting {', '.join(missing)}")
     for place in missing.values():
         record = start_worker(record, spec, place, interpreters[place[0]])
     for process in record.processes:
         if process.node in missing:
-            await_started(process)
+            wait_until_started(process)
     record = replace(record, state="up")
     fleet_record.write(record)
-    return ray_head.abandon(record)
+    return ray_head.kill_previous_nodes(record)

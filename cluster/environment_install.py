@@ -10,7 +10,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from cluster.errors import UserError
-from cluster.pip_progress import Narrator, Progress
+from cluster.pip_progress import PipProgress, Progress
 from cluster.recipes import TORCH_INDEX, Recipe
 
 TAIL_LINES = 8
@@ -29,7 +29,7 @@ PIP_OPTIONS = ("--no-input", "--progress-bar=off", "--disable-pip-version-check"
 
 
 @dataclass(frozen=True, slots=True)
-class Workplace:
+class InstallFolder:
     """Where one environment is made. `lock` is a descriptor that each process started here keeps open until it ends."""
 
     folder: Path
@@ -47,7 +47,7 @@ def has_pip() -> bool:
     return PathFinder.find_spec("pip") is not None
 
 
-def install(recipe: Recipe, at: Workplace, progress: Progress) -> None:
+def install(recipe: Recipe, at: InstallFolder, progress: Progress) -> None:
     """Make the environment. Raises UserError with the end of the log; the caller removes what is left of the folder."""
     at.log.write_text("")
     at.temporary.mkdir()
@@ -61,7 +61,7 @@ def install(recipe: Recipe, at: Workplace, progress: Progress) -> None:
         wanted = at.folder / "requirements.txt"
         wanted.write_text(recipe.requirements)
         pip = [sys.executable, "-m", "pip", "--python", python] if own_pip else [python, "-m", "pip"]
-        narrate = Narrator(len(recipe.packages), progress)
+        narrate = PipProgress(len(recipe.packages), progress)
         # Not on the command line: the log keeps that, and an index may be named with a password.
         first = [(["--no-deps", one], {"PIP_INDEX_URL": index}) for one, index in recipe.elsewhere]
         for what, settings in (*first, (["-r", str(wanted)], {})):
@@ -74,7 +74,7 @@ def install(recipe: Recipe, at: Workplace, progress: Progress) -> None:
 
 
 def _run(
-    command: Sequence[str], at: Workplace, hear: Callable[[str], None], settings: Mapping[str, str] | None = None
+    command: Sequence[str], at: InstallFolder, hear: Callable[[str], None], settings: Mapping[str, str] | None = None
 ) -> int:
     """The exit code; `settings` are variables to set. When this is interrupted, nothing of it runs on."""
     process = subprocess.Popen(
@@ -111,7 +111,7 @@ def _logged(process: "subprocess.Popen[str]", command: Sequence[str], path: Path
             yield line
 
 
-def _failed(recipe: Recipe, at: Workplace, what: str, remedy: str = "") -> UserError:
+def _failed(recipe: Recipe, at: InstallFolder, what: str, remedy: str = "") -> UserError:
     output = at.log.read_text(errors="replace").rpartition(COMMAND)[2]
     lines = [line.rstrip()[:300] for line in output.splitlines()[1:] if line.strip()]
     tail = "".join(f"\n  {line}" for line in lines[-TAIL_LINES:])

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster import cpu_builds, interpreters, paths, recipes
-from cluster.environment_install import Workplace, install, interpreter_of
+from cluster.environment_install import InstallFolder, install, interpreter_of
 from cluster.errors import Conflict, FleetError, NotFound, UserError, nearest
-from cluster.file_lock import exclusive, if_free, is_held
+from cluster.file_lock import exclusive, is_locked, try_exclusive
 from cluster.recipes import GB, Recipe
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def create(wanted: "str | Recipe | EnvironmentSpec", progress: Progress = lambda
         return interpreter_of(made)
     if reason := recipe.unsupported():
         raise FleetError(f"environment {recipe.name!r} cannot exist here: {reason}", "leave its pool out of the fleet")
-    recipe = cpu_builds.chosen(recipe)
+    recipe = cpu_builds.resolve_cpu_build(recipe)
     folder = _folder(recipe)
     try:
         paths.cache_dir(folder.parent.name)
@@ -86,7 +86,7 @@ def path(wanted: "str | Recipe | EnvironmentSpec") -> Path:
     return interpreter_of(made)
 
 
-def refusal(wanted: "str | Recipe | EnvironmentSpec") -> str:
+def unsupported_reason(wanted: "str | Recipe | EnvironmentSpec") -> str:
     """Why it cannot be had on this machine, "" when it is there or can be made."""
     try:
         recipe = recipe_of(wanted)
@@ -97,7 +97,7 @@ def refusal(wanted: "str | Recipe | EnvironmentSpec") -> str:
     if not (recipe.unsupported() or _disk_refusal(recipe)):
         return ""
     # Another index may have packages that need less disk; it is asked only where that decides.
-    return recipe.unsupported() or _disk_refusal(cpu_builds.chosen(recipe))
+    return recipe.unsupported() or _disk_refusal(cpu_builds.resolve_cpu_build(recipe))
 
 
 def list_environments() -> list[Environment]:
@@ -116,7 +116,7 @@ def remove(name: str) -> list[Path]:
     if not found:
         raise NotFound(f"no environment {name!r} here", nearest(name, [e.name for e in list_environments()]))
     for environment in found:
-        with if_free(_lock_file(environment.path)) as lock:
+        with try_exclusive(_lock_file(environment.path)) as lock:
             if lock is None:
                 raise Conflict(
                     f"environment {environment.key} is being built", "wait, or stop the process that builds it"
@@ -140,7 +140,7 @@ def recipe_of(wanted: "str | Recipe | EnvironmentSpec") -> Recipe | Path:
         return recipe_of(wanted.lock)
     if wanted.interpreter:
         return named_interpreter(wanted.interpreter)
-    return recipes.of_requirements(wanted.requirements)
+    return recipes.from_requirements(wanted.requirements)
 
 
 def named_interpreter(name: str) -> Path:
@@ -178,7 +178,7 @@ def _complete(folder: Path) -> bool:
 def _described(folder: Path, today: set[str]) -> Environment:
     name = folder.name.rpartition("-")[0]
     if not _complete(folder):
-        state = "building" if is_held(_lock_file(folder)) else "broken"
+        state = "building" if is_locked(_lock_file(folder)) else "broken"
         return Environment(name, folder.name, folder, state, folder.name in today)
     mark = json.loads((folder / MARK).read_text())
     return Environment(name, folder.name, folder, "ready", folder.name in today, mark["size_bytes"], mark["created_s"])
@@ -197,7 +197,7 @@ def _build(recipe: Recipe, folder: Path, lock: int, progress: Progress) -> None:
     started_s = time.monotonic()
     temporary = folder.with_name(f"{folder.name}.tmp")
     try:
-        install(recipe, Workplace(folder, temporary, folder.with_name(f"{folder.name}.log"), lock), progress)
+        install(recipe, InstallFolder(folder, temporary, folder.with_name(f"{folder.name}.log"), lock), progress)
         size_bytes = sum(file.lstat().st_size for file in folder.rglob("*"))
         _write_mark(folder, {"name": recipe.name, "size_bytes": size_bytes, "created_s": time.time()})
     except BaseException:
@@ -225,7 +225,7 @@ def _erase(folder: Path) -> None:
 def _sweep(root: Path) -> None:
     """Remove what builders left that were killed: no mark, and nobody holds the lock."""
     for folder in _folders(root):
-        with if_free(_lock_file(folder)) as lock:
+        with try_exclusive(_lock_file(folder)) as lock:
             if lock is not None and not _complete(folder):
                 _erase(folder)
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from cluster.errors import UserError
 from cluster.paths import home, private_dir
-from cluster.untrusted_files import Unreadable, opened_in
+from cluster.untrusted_files import UnreadableFile, open_untrusted_in
 
 JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 TEXT = re.compile(rb"(0|[1-9][0-9]{0,17})\n")
 LONGEST_BYTES = 19
 
 
-def folder_here() -> Path:
+def local_folder() -> Path:
     """That of this home, open to its owner only."""
     return private_dir(home() / "fences")
 
@@ -26,7 +26,7 @@ def raise_to(folder: Path, job: str, epoch: int) -> None:
     """Let the job's fence be `epoch`, unless it is higher already. See `write`."""
     try:
         known = read(folder, job)
-    except Unreadable:
+    except UnreadableFile:
         known = None
     if known is None or known < epoch:
         write(folder, job, epoch)
@@ -47,21 +47,23 @@ def write(folder: Path, job: str, epoch: int) -> None:
 
 
 def read(folder: Path, job: str) -> int | None:
-    """The job's fence; None where none was written. Raises Unreadable for anything but a plain file of that form."""
+    """The job's fence; None where none was written. Raises UnreadableFile for anything but a plain file of that
+    form.
+    """
     _checked(job)
     try:
-        with opened_in(folder, job) as file:
+        with open_untrusted_in(folder, job) as file:
             text = os.read(file, LONGEST_BYTES + 1)
     except FileNotFoundError:
         return None
     except OSError as e:
-        raise Unreadable(str(folder / job), f"cannot be read: {e.strerror}", passing=True) from None
+        raise UnreadableFile(str(folder / job), f"cannot be read: {e.strerror}", passing=True) from None
     if not TEXT.fullmatch(text):
-        raise Unreadable(str(folder / job), "does not hold an epoch")
+        raise UnreadableFile(str(folder / job), "does not hold an epoch")
     return int(text)
 
 
-def forget(folder: Path, job: str) -> None:
+def remove(folder: Path, job: str) -> None:
     """Of a job of which nothing can run any more."""
     _checked(job)
     (folder / job).unlink(missing_ok=True)

@@ -23,25 +23,25 @@ def wait_for(descriptor: int, when_taken: Callable[[], None]) -> None:
     """Lock the open file until its descriptor is closed. Where another process holds the lock, call `when_taken` first
     and wait.
     """
-    if not take(descriptor):
+    if not acquire(descriptor):
         when_taken()
         fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 @contextmanager
-def if_free(path: Path) -> Iterator[int | None]:
+def try_exclusive(path: Path) -> Iterator[int | None]:
     """Hold `path` and yield its descriptor, or yield None at once where somebody else holds it."""
     with path.open("w") as file:
-        yield file.fileno() if take(file) else None
+        yield file.fileno() if acquire(file) else None
 
 
-def is_held(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Whether a process holds `path` now."""
-    with if_free(path) as descriptor:
+    with try_exclusive(path) as descriptor:
         return descriptor is None
 
 
-def take(file: IO[Any] | int) -> bool:
+def acquire(file: IO[Any] | int) -> bool:
     """Hold the open `file`, or descriptor, until it is closed; False where somebody else holds it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,7 +9,7 @@ from typing import Any
 
 from cluster.errors import UserError
 from cluster.hosts.host_names import name_of
-from cluster.paths import home, private_dir, refuse_foreign_folder, write_private
+from cluster.paths import check_owner, home, private_dir, write_private
 from cluster.processes import ProcessId, alive
 from cluster.serialization import from_plain, to_plain
 
@@ -147,7 +147,7 @@ def path() -> Path:
 
 def read() -> FleetRecord | None:
     """The record of this home, or None when no fleet was brought up. Raises UserError for another user's home."""
-    refuse_foreign_folder(home())
+    check_owner(home())
     try:
         return from_plain(FleetRecord, json.loads(path().read_text()))
     except FileNotFoundError:
@@ -161,5 +161,5 @@ def write(record: FleetRecord) -> None:
     write_private(path(), json.dumps(to_plain(record), indent=1))
 
 
-def forget() -> None:
+def remove() -> None:
     path().unlink(missing_ok=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from cluster import environments, recipes
-from cluster.catalogue import backend_name, own_vendors
+from cluster.catalogue import backend_name, builtin_vendors
 from cluster.errors import SpecError, UserError
 from cluster.fleet_spec_fields import Count, EnvironmentSpec, Name, Text, folder_field, labels_field, variables_field
 from cluster.hosts.spec import HeadSpec, Hosts, HostSpec, SSHSpec
@@ -16,7 +16,7 @@ from cluster.policies import PolicySpec
 from cluster.projects import Projects
 from cluster.render import spec as engines
 from cluster.strict_yaml import MAX_BYTES, load
-from cluster.validation_errors import WrongValueError, checked, in_field
+from cluster.validation_errors import WrongValueError, prefix_field, validate_model
 
 FLEETS = Path(__file__).parent / "fleets"
 
@@ -27,8 +27,8 @@ ENGINES_ALONE = ("accelerators", "cpus", "memory", "min_nodes", "max_nodes", "st
 class PoolSpec(BaseModel, extra="forbid", frozen=True):
     """Nodes that are alike: one backend, one environment, one price."""
 
-    backend: Annotated[str, AfterValidator(lambda word: in_field(backend_name, word))] = Field(
-        description=f"Vendor's software path: {', '.join(own_vendors())}, an alias, or one that is installed"
+    backend: Annotated[str, AfterValidator(lambda word: prefix_field(backend_name, word))] = Field(
+        description=f"Vendor's software path: {', '.join(builtin_vendors())}, an alias, or one that is installed"
     )
     environment: EnvironmentSpec = Field(
         default=EnvironmentSpec(interpreter=environments.CURRENT), description="Python of its nodes"
@@ -244,7 +244,7 @@ class Placement:
 
 def parse_fleet(data: Any, source: str = "") -> FleetSpec:
     """Raises SpecError naming the field."""
-    return checked(FleetSpec, data, source)
+    return validate_model(FleetSpec, data, source)
 
 
 def load_fleet(path: Path) -> FleetSpec:
@@ -276,16 +276,16 @@ def demo_fleet(found: Iterable[str] = ()) -> tuple[FleetSpec, list[tuple[str, st
     """The demo's pools and those of the accelerators in `found`, as far as they are `possible` here."""
     fleet = load_fleet(FLEETS / "demo.yaml")
     accelerators = {b: PoolSpec(backend=b) for b in map(backend_name, found) if b != "cpu"}
-    return possible(fleet.model_copy(update={"pools": accelerators | fleet.pools}))
+    return drop_unavailable_pools(fleet.model_copy(update={"pools": accelerators | fleet.pools}))
 
 
-def possible(fleet: FleetSpec) -> tuple[FleetSpec, list[tuple[str, str]]]:
+def drop_unavailable_pools(fleet: FleetSpec) -> tuple[FleetSpec, list[tuple[str, str]]]:
     """The fleet without its optional pools whose environment cannot exist here; and which those are, and why.
 
     Asked are system, Python and disk (`environments.refusal`). Whether packages can be fetched shows when they are.
     """
     asked = {name: pool for name, pool in fleet.pools.items() if pool.optional and not pool.hosts}
-    reasons = {name: environments.refusal(pool.environment) for name, pool in asked.items()}
+    reasons = {name: environments.unsupported_reason(pool.environment) for name, pool in asked.items()}
     left_out = [(name, why) for name, why in reasons.items() if why]
     kept = {name: pool for name, pool in fleet.pools.items() if not reasons.get(name)}
     return fleet.model_copy(update={"pools": kept}), left_out

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from cluster.checkpoint_location import path_refusal
+from cluster.checkpoint_location import path_error
 from cluster.errors import Conflict, FleetError, NotFound, UserError
 from cluster.folder_entries import Entry, Parts, below, cursor, entry, from_cursor, link_refusal
 from cluster.safe_path_walk import descend
@@ -49,7 +49,7 @@ def digest_of(hashes: list[str]) -> str:
 def plain(path: str, field: str = "path") -> str:
     """`path` without `.` and doubled slashes; "" is the root itself. Raises UserError for one that leads out of it."""
     kept = "/".join(part for part in path.split("/") if part not in ("", "."))
-    refusal = "it is absolute" if path.startswith("/") else path_refusal(kept) if kept else ""
+    refusal = "it is absolute" if path.startswith("/") else path_error(kept) if kept else ""
     if refusal:
         raise UserError(
             f"{field} {path[:200]!r} is not inside the job's folder: {refusal}", "use names and `/`, no `..`"
@@ -240,7 +240,7 @@ def version_of(found: os.stat_result) -> str:
 
 def _parts(path: str) -> Parts:
     """Raises UserError for a path that is absolute or climbs."""
-    if path and (refusal := path_refusal(path)):
+    if path and (refusal := path_error(path)):
         raise UserError(f"{path[:200]!r} is not a path in this folder: {refusal}", "use names and `/`, no `..`")
     return tuple(path.split("/")) if path else ()
 

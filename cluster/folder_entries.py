@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TypedDict
 from urllib.parse import quote, unquote_to_bytes
 
-from cluster.checkpoint_location import path_refusal
+from cluster.checkpoint_location import path_error
 from cluster.safe_path_walk import FOLDER
 
 Parts = tuple[str, ...]
@@ -37,7 +37,7 @@ def link_refusal(path: str, target: str) -> str:
     up = next((i for i, part in enumerate(parts) if part != ".."), len(parts))
     if up > path.count("/"):
         return "it leads out of the folder"
-    return path_refusal("/".join(parts[up:])) if parts[up:] else ""
+    return path_error("/".join(parts[up:])) if parts[up:] else ""
 
 
 def cursor(parts: Parts) -> str:
@@ -83,7 +83,7 @@ def entry(folder: int, name: str, parts: Parts, follow: bool = False) -> Entry:
         kind = "folder"
     else:
         kind = "file" if stat.S_ISREG(found.st_mode) else "other"
-    refused = path_refusal(path) or (link_refusal(path, target) if kind == "link" else "")
+    refused = path_error(path) or (link_refusal(path, target) if kind == "link" else "")
     return {
         "path": _text(path),
         "type": kind,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cluster import tokens
 from cluster.errors import UserError
-from cluster.untrusted_files import Unreadable, read_bytes
+from cluster.untrusted_files import UnreadableFile, read_bytes
 
 FILE = "fleet-identity"
 FORM = re.compile(r"[0-9a-f]{16}")
@@ -24,7 +24,7 @@ def fleet_identity(home: Path) -> str:
     path = tokens.ensure(home / FILE, size_bytes=8)
     try:
         found = read_bytes(path, _LONGEST_BYTES).decode("ascii", "replace").strip()
-    except Unreadable as e:
+    except UnreadableFile as e:
         raise UserError(f"{path} {e.why}", _REMEDY) from None
     if not FORM.fullmatch(found):
         raise UserError(f"{path} does not hold the fleet's identity", _REMEDY)
@@ -43,7 +43,7 @@ def storage_identity(folder: Path) -> str:
         if not path.exists():
             _make(path)
         found = read_bytes(path, _LONGEST_BYTES).decode("ascii", "replace").strip()
-    except (OSError, Unreadable):
+    except (OSError, UnreadableFile):
         return ""
     return found if FORM.fullmatch(found) else ""
 

@@ -19,17 +19,17 @@ from cluster import code_export, embedded, fleet_record, identity, ray_head, tok
 from cluster.errors import Conflict, PolyfleetError
 from cluster.fleet_record import FleetRecord, NodeProcess
 from cluster.fleet_spec import FleetSpec
-from cluster.node_repair import Repairs
+from cluster.node_repair import NodeRepair
 from cluster.paths import home, private_dir, umask, write_private
 from cluster.processes import alive, free_port, start_detached
 from cluster.raylets import (
     AUTHENTICATION,
-    forget_tokens,
     log_of,
     new_temporary,
-    remove_temporary,
+    remove_temp_dir,
+    remove_tokens,
     stop_all,
-    stop_strays,
+    stop_leftover_processes,
 )
 from cluster.version import VERSION
 
@@ -63,7 +63,7 @@ def lead(request: Request, progress: Progress) -> dict[str, Any]:
     "cluster"}, which nodes join afterwards. A keeper starts it again when it ends. Raises FleetError: nothing new runs
     here then.
     """
-    with embedded.one_at_a_time():
+    with embedded.fleet_lock():
         found = fleet_record.read()
         if found is not None and not _leads(found, request):
             stop_all(found)
@@ -127,11 +127,11 @@ def join(request: Request, found: dict[str, int], progress: Progress) -> dict[st
     head where this machine has it.
     """
     spec = _spec(request)
-    with embedded.one_at_a_time():
+    with embedded.fleet_lock():
         record = _current(request, spec, progress)
         interpreters = {pool: Path(python) for pool, python in request.interpreters.items()}
         try:
-            record = _kept(embedded.start_missing(replace(record, found=found), spec, interpreters, progress))
+            record = _kept(embedded.start_missing_nodes(replace(record, found=found), spec, interpreters, progress))
         except BaseException:
             if (begun := fleet_record.read()) is not None and not begun.head_spec:  # others need the head
                 stop_all(begun)
@@ -187,9 +187,9 @@ def _parted(record: FleetRecord, pools: dict[str, Any]) -> tuple[NodeProcess, ..
     if record.pools != pools:
         stop_all(record)
         return ()
-    stop_strays(Path(record.temp_dir))
-    remove_temporary(Path(record.temp_dir))
-    forget_tokens()
+    stop_leftover_processes(Path(record.temp_dir))
+    remove_temp_dir(Path(record.temp_dir))
+    remove_tokens()
     return tuple(p for p in record.processes if p.role == KEEPER)
 
 
@@ -239,7 +239,7 @@ def keep() -> None:
         raise SystemExit(0)
 
     signal.signal(signal.SIGTERM, ended)
-    repairs = Repairs(_say)
+    repairs = NodeRepair(_say)
     told: dict[str, str] = {}
     while (record := fleet_record.read()) is not None and record.state != "stopping":
         waiting = dict(repairs.restart_lost().waiting)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 IDLE_S = 3600.0
 
 
-class Uses:
+class LastUsed:
     """By name, in memory: what was there before counts as used when this began. No change of the clock ages anything.
 
     Safe to use from several threads.
@@ -38,4 +38,4 @@ class Uses:
             yield idle
 
 
-__all__ = ["IDLE_S", "Uses"]
+__all__ = ["IDLE_S", "LastUsed"]

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from cluster.untrusted_files import opened
+from cluster.untrusted_files import open_untrusted
 
 PARTS = 16
 BLOCK_BYTES = 256 << 10
@@ -81,7 +81,9 @@ class Read(NamedTuple):
 
 
 def read(path: Path, offset: int, limit_bytes: int) -> Read:
-    """Lines from byte `offset` on, about `limit_bytes`. Raises FileNotFoundError before there is a log, Unreadable."""
+    """Lines from byte `offset` on, about `limit_bytes`. Raises FileNotFoundError before there is a log,
+    UnreadableFile.
+    """
     offset = max(offset, 0)
     while True:
         parts = _parts(path)
@@ -106,7 +108,7 @@ def read(path: Path, offset: int, limit_bytes: int) -> Read:
 
 
 def last(path: Path, count: int) -> tuple[int, int]:
-    """The bytes between which the last `count` lines lie. Raises FileNotFoundError, Unreadable."""
+    """The bytes between which the last `count` lines lie. Raises FileNotFoundError, UnreadableFile."""
     end, begin = None, 0
     for block_start, block in _backwards(path):
         at = len(block)
@@ -149,7 +151,7 @@ def _create(path: Path) -> int:
 
 def _lines(part: _Part, begin: int, limit_bytes: int) -> bytes:
     """Whole lines, at least one where there is one; a line without end is taken once it is longer than any of ours."""
-    with opened(part.path) as file:
+    with open_untrusted(part.path) as file:
         data = os.pread(file, limit_bytes, begin - part.start)
         if len(data) == limit_bytes and b"\n" not in data:
             data = os.pread(file, LONGEST_READ_BYTES, begin - part.start)
@@ -166,7 +168,7 @@ def _marker(missing: int, following: bytes) -> bytes:
 def _backwards(path: Path) -> Iterator[tuple[int, bytes]]:
     """The log in blocks, the newest first, each with the offset of its first byte."""
     for part in reversed(_parts(path)):
-        with suppress(FileNotFoundError), opened(part.path) as file:
+        with suppress(FileNotFoundError), open_untrusted(part.path) as file:
             end = part.end
             while end > part.start:
                 begin = max(part.start, end - BLOCK_BYTES)

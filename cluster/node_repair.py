@@ -12,7 +12,7 @@ from cluster.errors import Conflict, PolyfleetError
 from cluster.fleet_record import FleetRecord
 from cluster.processes import stop
 from cluster.ray_head import HEAD
-from cluster.raylets import last_words, log_of, start_worker
+from cluster.raylets import log_of, log_tail, start_worker
 
 END_S = 5.0
 """A node without attempts ends within a second of being told to."""
@@ -25,7 +25,7 @@ than that.
 
 
 @dataclass(frozen=True, slots=True)
-class Repaired:
+class RepairResult:
     """`started` names the nodes started just now, which join some 3 s later. `waiting` says by node why a lost one is
     not started.
     """
@@ -34,7 +34,7 @@ class Repaired:
     waiting: Mapping[str, str] = field(default_factory=dict)
 
 
-class Repairs:
+class NodeRepair:
     """Remembers what was started again and when. For one thread that does nothing else: a call takes milliseconds while
     nothing is lost, a tenth of a second per lost node, 2 s and up to two minutes for a lost head.
     """
@@ -43,25 +43,25 @@ class Repairs:
         self._progress, self._now_s = progress, now_s
         self._starts: dict[str, list[float]] = {}
 
-    def restart_lost(self) -> Repaired:
+    def restart_lost(self) -> RepairResult:
         """Start again what has ended of a fleet whose state is `up`. What goes wrong is in the answer, not raised.
 
         Nothing is done while `polyfleet up` or `down` is at work; one that comes meanwhile waits for this to end.
         """
         try:
-            if not lost(fleet_record.read()):
-                return Repaired()
-            with embedded.one_at_a_time(embedded.REPAIR):
+            if not lost_nodes(fleet_record.read()):
+                return RepairResult()
+            with embedded.fleet_lock(embedded.REPAIR):
                 record = fleet_record.read()
-                return self._repair(record, lost(record)) if record is not None else Repaired()
+                return self._repair(record, lost_nodes(record)) if record is not None else RepairResult()
         except Conflict:
-            return Repaired()
+            return RepairResult()
         except (PolyfleetError, OSError) as e:
-            return Repaired(waiting={HEAD: str(e)})
+            return RepairResult(waiting={HEAD: str(e)})
 
     def is_held(self, node: str) -> bool:
         """Whether it was started so often lately that it would have to wait for its next start."""
-        return pause_left_s(self._recent(node), self._now_s()) > 0.0
+        return backoff_left_s(self._recent(node), self._now_s()) > 0.0
 
     def _recent(self, node: str) -> list[float]:
         return [t for t in self._starts.get(node, ()) if self._now_s() - t < WINDOW_S]
@@ -76,11 +76,11 @@ class Repairs:
         if record is not None and record.embedded and record.state == "up":
             stop([p.process for p in record.processes if p.node == node and p.role == "worker"], END_S)
 
-    def _repair(self, record: FleetRecord, nodes: Sequence[str]) -> Repaired:
+    def _repair(self, record: FleetRecord, nodes: Sequence[str]) -> RepairResult:
         started, waiting = [], {}
         for node in nodes:
             recent = self._recent(node)
-            if pause_s := pause_left_s(recent, self._now_s()):
+            if pause_s := backoff_left_s(recent, self._now_s()):
                 waiting[node] = _sentence(node, len(recent), pause_s)
                 continue
             self._starts[node] = [*recent, self._now_s()]
@@ -90,10 +90,10 @@ class Repairs:
                 started.append(node)
             except (PolyfleetError, OSError) as e:
                 waiting[node] = f"node {node} ended and could not be started again: {e}"
-        return Repaired(tuple(started), waiting)
+        return RepairResult(tuple(started), waiting)
 
 
-def lost(record: FleetRecord | None) -> tuple[str, ...]:
+def lost_nodes(record: FleetRecord | None) -> tuple[str, ...]:
     """Nodes that a fleet whose state is `up` should have and has not; without its head all others are useless. A new
     head is lost until it has its nodes: whoever began to start them may have been killed.
     """
@@ -102,10 +102,10 @@ def lost(record: FleetRecord | None) -> tuple[str, ...]:
     if record.headless or record.before:
         return (HEAD,)
     living = {p.node for p in record.living()}
-    return tuple(node for node in embedded.declared(embedded.spec_of(record), record.host) if node not in living)
+    return tuple(node for node in embedded.declared_nodes(embedded.spec_of(record), record.host) if node not in living)
 
 
-def pause_left_s(starts: Sequence[float], now_s: float) -> float:
+def backoff_left_s(starts: Sequence[float], now_s: float) -> float:
     """Seconds until the next start, given the times of those within WINDOW_S, oldest first."""
     if len(starts) < len(PAUSES_S):
         return max(0.0, starts[-1] + PAUSES_S[len(starts)] - now_s) if starts else 0.0
@@ -114,12 +114,12 @@ def pause_left_s(starts: Sequence[float], now_s: float) -> float:
 
 def _sentence(node: str, starts: int, pause_s: float) -> str:
     often = f"node {node} ended again after {starts} restarts within {WINDOW_S / 60:.0f} minutes"
-    return f"{often}; the next start is in {pause_s:.0f} s, or at once by `polyfleet up`; {last_words(log_of(node))}"
+    return f"{often}; the next start is in {pause_s:.0f} s, or at once by `polyfleet up`; {log_tail(log_of(node))}"
 
 
 def _again(record: FleetRecord, node: str) -> FleetRecord:
     spec = embedded.spec_of(record)
-    name, number = embedded.declared(spec, record.host)[node]
+    name, number = embedded.declared_nodes(spec, record.host)[node]
     return start_worker(record, spec, (name, number), environments.path(spec.pools[name].environment))
 
 
@@ -127,4 +127,4 @@ def _with_head(record: FleetRecord, progress: embedded.Progress) -> FleetRecord:
     """And with every node that has ended. When it fails, the next look finds no head again."""
     spec = embedded.spec_of(record).here()
     interpreters = {name: environments.path(pool.environment) for name, pool in spec.pools.items()}
-    return embedded.with_head(record, spec, interpreters, progress)
+    return embedded.start_with_head(record, spec, interpreters, progress)

@@ -49,7 +49,7 @@ def private_dir(path: Path) -> Path:
     """
     if _make(path):
         return path
-    refuse_foreign_folder(path)
+    check_owner(path)
     found = path.stat()
     if found.st_mode & 0o077:
         if home() in path.parents:
@@ -63,7 +63,7 @@ def private_dir(path: Path) -> Path:
     return path
 
 
-def refuse_foreign_folder(path: Path) -> None:
+def check_owner(path: Path) -> None:
     """Raises UserError where another user owns `path`: what it says of processes, ports and tokens may be a trap."""
     try:
         owner = path.stat().st_uid
@@ -159,7 +159,7 @@ def umask() -> int:
     return found
 
 
-def synced(path: Path) -> None:
+def write_durably(path: Path) -> None:
     """The file's bytes, or the names in the folder, are on disk when this returns."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

@@ -17,7 +17,7 @@ LARGE_MB = 20.0
 DOWNLOADING = re.compile(r"\s*Downloading (?:\S*/)?([A-Za-z0-9_.]+-[^-\s]+)\S* \(([0-9.]+) (MB|GB)\)")
 
 
-class Narrator:
+class PipProgress:
     """Makes a few telling lines of pip's many."""
 
     def __init__(self, packages: int, progress: Progress):
@@ -39,7 +39,7 @@ class Narrator:
 
 def main() -> int:
     packages, *command = sys.argv[1:]
-    narrate, printed = Narrator(int(packages), _say), list[str]()
+    narrate, printed = PipProgress(int(packages), _say), list[str]()
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as pip:

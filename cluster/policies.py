@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from cluster.errors import UserError, nearest
-from cluster.validation_errors import in_field
+from cluster.validation_errors import prefix_field
 
 GROUP = "polyfleet.policies"
 """Of entry points: NAME = module:function, as docs/guides/policies.md tells."""
@@ -28,7 +28,7 @@ def _known(name: str) -> str:
 class PolicySpec(BaseModel, extra="forbid", frozen=True):
     """Who is served first among jobs of one priority."""
 
-    name: Annotated[str, AfterValidator(lambda word: in_field(_known, word))] = Field(
+    name: Annotated[str, AfterValidator(lambda word: prefix_field(_known, word))] = Field(
         default=OURS[0], description=f"{', '.join(OURS)}, or one that is installed"
     )
     every_s: Annotated[float, Field(ge=1, le=3600, allow_inf_nan=False)] = Field(

@@ -14,7 +14,7 @@ LOCAL, STATE, UID = 1, 3, 7
 """Columns of the tables (Linux, Documentation/networking/proc_net_tcp.rst)."""
 
 
-def owners(port: int) -> frozenset[int] | None:
+def listener_uids(port: int) -> frozenset[int] | None:
     """User ids of those who listen on `port` where a connection to loopback may end; None where the system does not
     tell.
     """
@@ -24,12 +24,12 @@ def owners(port: int) -> frozenset[int] | None:
     return frozenset(int(r[UID]) for r in rows if r[STATE] == LISTEN and _is_here(r[LOCAL], port))
 
 
-def refuse_foreign(address: str) -> None:
+def check_listener(address: str) -> None:
     """Raises FleetError when another user listens at `address` (HOST:PORT of this machine): what we send, a token
     first of all, is not for them.
     """
     port = port_of(address)
-    found = owners(port)
+    found = listener_uids(port)
     if found and found != {os.geteuid()}:
         others = ", ".join(str(uid) for uid in sorted(found - {os.geteuid()}))
         raise FleetError(

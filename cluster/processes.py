@@ -103,7 +103,7 @@ def start_detached(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, lo
     return identify(child.pid)
 
 
-def own() -> Iterator[psutil.Process]:
+def current_process() -> Iterator[psutil.Process]:
     """All living processes of our own user but this one. Root sees everybody's, and is nobody's owner but its own."""
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -112,9 +112,9 @@ def own() -> Iterator[psutil.Process]:
                 yield process
 
 
-def running(module: str) -> Iterator[tuple[ProcessId, list[str]]]:
+def processes_of_module(module: str) -> Iterator[tuple[ProcessId, list[str]]]:
     """Processes of our own user that are `python [flags] -m module ...`, with the arguments after the module."""
-    for process in own():
+    for process in current_process():
         with suppress(psutil.Error):
             found, words = identify(process.pid), process.cmdline()
             at = words.index("-m") if "-m" in words else 0
@@ -123,7 +123,7 @@ def running(module: str) -> Iterator[tuple[ProcessId, list[str]]]:
                 yield found, words[at + 2 :]
 
 
-def family(processes: Iterable[ProcessId]) -> list[psutil.Process]:
+def with_descendants(processes: Iterable[ProcessId]) -> list[psutil.Process]:
     """The living ones among `processes`, then all their descendants."""
     roots = [found for p in processes if (found := find(p))]
     members = {p.pid: p for p in roots}
@@ -139,7 +139,7 @@ def stop(processes: Iterable[ProcessId], grace_s: float = 10.0, spare: Iterable[
     `spare` and their descendants live on: what a server started for good is still its child.
     """
     roots = [p for p in processes if alive(p)]
-    everyone = _members(roots, {p.pid for p in family(spare)})
+    everyone = _members(roots, {p.pid for p in with_descendants(spare)})
     for process in roots:
         _send(process, signal.SIGTERM)
     left = _wait(everyone, grace_s)
@@ -152,14 +152,14 @@ def stop(processes: Iterable[ProcessId], grace_s: float = 10.0, spare: Iterable[
 def _members(roots: Iterable[ProcessId], spared: Container[int] = ()) -> list[ProcessId]:
     """The living ones of `family`, known by their start as well."""
     found = []
-    for member in family(roots):
+    for member in with_descendants(roots):
         with suppress(psutil.Error):
             if member.pid not in spared:
                 found.append(identify(member.pid))
     return found
 
 
-def kill_families(processes: Iterable[ProcessId]) -> None:
+def kill_trees(processes: Iterable[ProcessId]) -> None:
     """SIGKILL for them and all their descendants, none of which hears anything before; wait for their end."""
     everyone = _members(processes)
     kill(everyone)
@@ -195,7 +195,7 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-def reap(processes: Iterable[ProcessId]) -> None:
+def terminate(processes: Iterable[ProcessId]) -> None:
     """Collect those of them that are ended children of ours, so that a long-lived caller keeps no zombies."""
     for process in processes:
         with suppress(ChildProcessError):

@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
-from cluster.catalogue import known_kind
-from cluster.validation_errors import WrongValueError, in_field
+from cluster.catalogue import require_known_kind
+from cluster.validation_errors import WrongValueError, prefix_field
 
 MOST_DEVICES = 1_000_000
 
@@ -13,7 +13,7 @@ MOST_DEVICES = 1_000_000
 def _quota(value: Any) -> Any:
     if not isinstance(value, dict):
         raise WrongValueError("must be a mapping of kinds to numbers", 'e.g. {"nvidia:H100": 8, cpu: 4}')
-    found = {in_field(known_kind, str(word)): _number(str(word), number) for word, number in value.items()}
+    found = {prefix_field(require_known_kind, str(word)): _number(str(word), number) for word, number in value.items()}
     if len(found) < len(value):
         raise WrongValueError("names one kind twice", f"it means {', '.join(found)}; write each once")
     return found

@@ -15,16 +15,16 @@ from cluster import fleet_record
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord, NodeProcess
 from cluster.paths import home
-from cluster.processes import free_port, reap
+from cluster.processes import free_port, terminate
 from cluster.ray_node import head_command
 from cluster.raylets import (
-    await_started,
-    forget_tokens,
-    launch,
     new_temporary,
     new_token,
-    remove_temporary,
-    stop_strays,
+    remove_temp_dir,
+    remove_tokens,
+    start_node,
+    stop_leftover_processes,
+    wait_until_started,
 )
 
 Progress = Callable[[str], None]
@@ -45,7 +45,7 @@ def storage(record: FleetRecord) -> Path:
     return (home() if record.host else Path(record.temp_dir)) / STORAGE
 
 
-def successor(record: FleetRecord) -> FleetRecord:
+def new_cluster_record(record: FleetRecord) -> FleetRecord:
     """The same fleet without a process yet, at an address and in a folder of its own; written down."""
     temp_dir = new_temporary()
     address = f"{record.node_address}:{record.head_spec.get('port') or free_port()}"
@@ -63,8 +63,8 @@ def start(record: FleetRecord) -> FleetRecord:
     port = int(record.address.rpartition(":")[2])
     command = head_command(Path(sys.executable), port, record.ray_dir)
     state = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(storage(record))}
-    record = launch(record, NodeProcess(HEAD, HEAD, "", 0, 0.0), command, state)
-    await_started(next(p for p in record.processes if p.role == HEAD))
+    record = start_node(record, NodeProcess(HEAD, HEAD, "", 0, 0.0), command, state)
+    wait_until_started(next(p for p in record.processes if p.role == HEAD))
     return record
 
 
@@ -72,11 +72,11 @@ def restart(record: FleetRecord, progress: Progress) -> FleetRecord:
     """Give a fleet whose head has ended its head again: in the same Ray cluster where that can be, else in a new one,
     for which nodes are to be started before `abandon`. No attempt ends by this. Raises FleetError.
     """
-    record = abandon(record)
+    record = kill_previous_nodes(record)
     if record.host and not (storage(record) / STORED).is_file():
         told = f"the head's storage on host {record.host} is lost"
         raise StorageLost(told, "`polyfleet up` starts a new head, and the hosts join it")
-    reap(p.process for p in record.processes if p.role == HEAD)
+    terminate(p.process for p in record.processes if p.role == HEAD)
     if (storage(record) / STORED).is_file():
         try:
             return _same_cluster(record, progress)
@@ -89,7 +89,7 @@ def restart(record: FleetRecord, progress: Progress) -> FleetRecord:
 
 def _same_cluster(record: FleetRecord, progress: Progress) -> FleetRecord:
     progress("starting the head again")
-    stop_strays(record.cwd(HEAD))
+    stop_leftover_processes(record.cwd(HEAD))
     (record.ray_dir / LAST_ADDRESS).unlink(missing_ok=True)
     return start(record)
 
@@ -103,7 +103,7 @@ def _new_cluster(record: FleetRecord, progress: Progress) -> FleetRecord:
     progress("starting a new head")
     token = new_token()
     try:
-        return start(successor(replace(record, before=record.temp_dir, token_path=str(token))))
+        return start(new_cluster_record(replace(record, before=record.temp_dir, token_path=str(token))))
     except BaseException:
         if (begun := fleet_record.read()) is not None and begun.temp_dir != record.temp_dir:
             _remove(Path(begun.temp_dir))
@@ -112,20 +112,20 @@ def _new_cluster(record: FleetRecord, progress: Progress) -> FleetRecord:
         raise
 
 
-def abandon(record: FleetRecord) -> FleetRecord:
+def kill_previous_nodes(record: FleetRecord) -> FleetRecord:
     """Kill the nodes of the cluster before, which no head looks after, without a word that would make their attempts
     end. Until then they live beside the new ones: their agents renew the leases of the attempts.
     """
     if not record.before:
         return record
     _remove(Path(record.before))
-    forget_tokens(but=record.token_path)
-    reap(p.process for p in record.processes)
+    remove_tokens(but=record.token_path)
+    terminate(p.process for p in record.processes)
     record = replace(record, before="")
     fleet_record.write(record)
     return record
 
 
 def _remove(folder: Path) -> None:
-    stop_strays(folder)
-    remove_temporary(folder)
+    stop_leftover_processes(folder)
+    remove_temp_dir(folder)

@@ -57,7 +57,7 @@ def tls_environment(tls_dir: str) -> dict[str, str]:
     }
 
 
-def inherited(base: Mapping[str, str] | None = None) -> dict[str, str]:
+def inherited_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     """The caller's environment without what would steer another Ray, another fleet or another interpreter."""
     found = os.environ if base is None else base
     return {k: v for k, v in found.items() if not k.startswith(NOT_INHERITED) or k in OUR_OWN}
@@ -69,7 +69,7 @@ def node_environment(
     """`code` is the folder with our packages; `ports` are free ports for Ray's fixed-port listeners."""
     metrics = {"AUTOSCALER_METRIC_PORT": str(ports["autoscaler"]), "DASHBOARD_METRIC_PORT": str(ports["dashboard"])}
     return (
-        inherited()
+        inherited_environment()
         | SETTINGS
         | unmasked()
         | metrics

@@ -41,7 +41,7 @@ def prepare_node(params: Any, head: bool) -> None:
         params.raylet_socket_name = _fresh(f"{sockets}.raylet")
         params.plasma_store_socket_name = _fresh(f"{sockets}.store")
     if (folder := os.environ.get(NODE_DIR)) and not head:
-        save_first(Path(folder))
+        install_shutdown_hook(Path(folder))
 
 
 def prepare_node_of_an_engine(params: Any, head: bool) -> None:
@@ -50,10 +50,10 @@ def prepare_node_of_an_engine(params: Any, head: bool) -> None:
     """
     params.ray_client_server_port = None
     if (folder := os.environ.get(NODE_DIR)) and not head:
-        save_first(Path(folder))
+        install_shutdown_hook(Path(folder))
 
 
-def save_first(folder: Path) -> None:
+def install_shutdown_hook(folder: Path) -> None:
     """From now on, SIGTERM to this process writes the node's notice and waits for its attempts before Ray ends.
 
     In place of Ray's own draining, which waits 30 s for a node that is never idle: its agent always runs.
@@ -61,7 +61,7 @@ def save_first(folder: Path) -> None:
     from ray._private.node import Node
 
     def wait(node: Any) -> None:
-        termination_notice.save_first(folder, TOLD_TO_END, lambda grace_s: _drain(node, grace_s))
+        termination_notice.notify_and_wait(folder, TOLD_TO_END, lambda grace_s: _drain(node, grace_s))
 
     Node._drain_node_before_shutdown = wait  # type: ignore[method-assign]
 

@@ -20,7 +20,17 @@ from cluster.fleet_record import FleetRecord, NodeProcess
 from cluster.fleet_spec import FleetSpec, PoolSpec
 from cluster.identity import fleet_identity
 from cluster.paths import home, make_short_folder, private_dir, storage_dir
-from cluster.processes import ProcessId, alive, free_port, identify, kill_families, own, reap, start_detached, stop
+from cluster.processes import (
+    ProcessId,
+    alive,
+    current_process,
+    free_port,
+    identify,
+    kill_trees,
+    start_detached,
+    stop,
+    terminate,
+)
 from cluster.ray_node import node_environment, resource_counts, tls_environment, worker_command
 from cluster.ray_start_hook import ADDRESS, SOCKETS
 
@@ -59,11 +69,11 @@ def start_worker(record: FleetRecord, spec: FleetSpec, place: tuple[str, str], i
     ranks = {"POLYFLEET_INTERPRETER": str(interpreter)} if from_ != interpreter else {}
     variables = _variables(name, spec.pools, node) | umask | ranks
     if not record.host:  # elsewhere, fences are read from Ray's own store alone
-        variables["POLYFLEET_FENCES"] = str(fences.folder_here())
-    stop_strays(record.cwd(node))
-    reap(p.process for p in record.processes if p.node == node)
-    termination_notice.clear(node_dir(node))
-    return launch(record, NodeProcess("worker", node, name, 0, 0.0), command, variables)
+        variables["POLYFLEET_FENCES"] = str(fences.local_folder())
+    stop_leftover_processes(record.cwd(node))
+    terminate(p.process for p in record.processes if p.node == node)
+    termination_notice.clear_notice(node_dir(node))
+    return start_node(record, NodeProcess("worker", node, name, 0, 0.0), command, variables)
 
 
 def cpu_count() -> int:
@@ -106,7 +116,7 @@ def make_storage(name: str, pool: PoolSpec) -> Path:
     return storage_dir(storage_of(name, pool)) if pool.storage else private_dir(storage_of(name, pool))
 
 
-def launch(record: FleetRecord, node: NodeProcess, command: list[str], variables: Mapping[str, str]) -> FleetRecord:
+def start_node(record: FleetRecord, node: NodeProcess, command: list[str], variables: Mapping[str, str]) -> FleetRecord:
     """Start a node of an embedded fleet and write it down in place of the one before."""
     ports = {"autoscaler": free_port(), "dashboard": free_port()}
     own = {SOCKETS: f"{record.ray_dir}/{node.node}", ADDRESS: record.node_address} | tls_environment(record.tls_dir)
@@ -131,23 +141,21 @@ def log_of(node: str) -> Path:
     return home() / "logs" / f"ray-{node}.log"
 
 
-def await_started(node: NodeProcess) -> None:
+def wait_until_started(node: NodeProcess) -> None:
     """Raises FleetError with the log's last lines when it dies or is not up within START_TIMEOUT_S."""
     log = log_of(node.node)
     deadline = time.monotonic() + START_TIMEOUT_S
     while STARTED_MARK not in log.read_bytes():
         if not alive(node.process):
             raise FleetError(
-                f"node {node.node} did not start: {last_words(log)}", f"see {log} and ray-session/ beside it"
+                f"node {node.node} did not start: {log_tail(log)}", f"see {log} and ray-session/ beside it"
             )
         if time.monotonic() > deadline:
-            raise FleetError(
-                f"node {node.node} is not up after {START_TIMEOUT_S:.0f} s: {last_words(log)}", f"see {log}"
-            )
+            raise FleetError(f"node {node.node} is not up after {START_TIMEOUT_S:.0f} s: {log_tail(log)}", f"see {log}")
         time.sleep(0.05)
 
 
-def last_words(log: Path, lines: int = 5) -> str:
+def log_tail(log: Path, lines: int = 5) -> str:
     """Of what a node's processes wrote, without what Ray prints around it and dumps of its state."""
     try:
         written = log.read_text(errors="replace").splitlines()
@@ -157,7 +165,7 @@ def last_words(log: Path, lines: int = 5) -> str:
     return " | ".join(told[-lines:]) or "it printed nothing"
 
 
-def keep_logs(record: FleetRecord) -> None:
+def preserve_logs(record: FleetRecord) -> None:
     """Of a fleet that did not start: Ray's own logs, before its temporary folder goes."""
     found = record.ray_dir / "session_latest" / "logs"
     kept = home() / "logs" / "ray-session"
@@ -172,8 +180,8 @@ def stop_all(record: FleetRecord) -> None:
         fleet_record.write(replace(record, state="stopping"))
     stop_processes(record)
     if record.ours:
-        forget_tokens()
-    fleet_record.forget()
+        remove_tokens()
+    fleet_record.remove()
 
 
 def stop_processes(record: FleetRecord) -> None:
@@ -185,9 +193,9 @@ def stop_processes(record: FleetRecord) -> None:
     stop([p.process for p in record.processes if p.role != "head"], 0.0 if record.headless else GRACE_S)
     stop([p.process for p in record.processes if p.role == "head"], GRACE_S)
     for folder in filter(None, (record.temp_dir, record.before, record.joined_dir)):
-        stop_strays(Path(folder))
-        remove_temporary(Path(folder))
-    reap(p.process for p in record.processes)
+        stop_leftover_processes(Path(folder))
+        remove_temp_dir(Path(folder))
+    terminate(p.process for p in record.processes)
 
 
 def new_token() -> Path:
@@ -195,39 +203,39 @@ def new_token() -> Path:
     return tokens.ensure(home() / f"{AUTHENTICATION}-{secrets.token_hex(4)}")
 
 
-def forget_tokens(but: str = "") -> None:
+def remove_tokens(but: str = "") -> None:
     """Of fleets that ended; `but` is that of the one which lives."""
     for path in home().glob(f"{AUTHENTICATION}*"):
         if str(path) != but:
             path.unlink(missing_ok=True)
 
 
-def stop_unrecorded() -> int:
+def stop_unrecorded_processes() -> int:
     """Without a record: what was started with this home's Ray token, and its folders. Returns how many processes."""
     stop(_supervisors(), GRACE_S)
     found = {process: cwd for process, cwd in _rays_own() if _has_our_token(process)}
     stop(list(found), GRACE_S)
     for folder in {temporary for cwd in found.values() if (temporary := _temporary_of(cwd))}:
-        stop_strays(folder)
-        remove_temporary(folder)
-    forget_tokens()
-    fleet_record.forget()
+        stop_leftover_processes(folder)
+        remove_temp_dir(folder)
+    remove_tokens()
+    fleet_record.remove()
     return len(found)
 
 
-def stop_strays(folder: Path) -> None:
+def stop_leftover_processes(folder: Path) -> None:
     """Kill Ray processes that work in `folder` or below: their parent died before it could stop them.
 
     None hears anything before: a node that is told to end would have its attempts save and end.
     """
-    kill_families([process for process, cwd in _rays_own() if cwd.is_relative_to(folder)])
+    kill_trees([process for process, cwd in _rays_own() if cwd.is_relative_to(folder)])
 
 
 def new_temporary() -> str:
     return str(make_short_folder(TEMPORARY))
 
 
-def remove_temporary(folder: Path) -> None:
+def remove_temp_dir(folder: Path) -> None:
     """Remove a fleet's folder, unless it is a link or somebody else's by now."""
     with suppress(OSError):
         found = folder.lstat()
@@ -242,7 +250,7 @@ def _temporary_of(cwd: Path) -> Path | None:
 
 def _rays_own() -> Iterator[tuple[ProcessId, Path]]:
     """Ray's processes of our own user, with the folder each works in."""
-    for process in own():
+    for process in current_process():
         with suppress(psutil.Error):
             found = identify(process.pid)
             if _is_rays(process.cmdline()):
@@ -268,4 +276,4 @@ def _has_our_token(process: ProcessId) -> bool:
 
 def _supervisors() -> list[ProcessId]:
     """Of attempts on this home's nodes. A SIGTERM lets their ranks save."""
-    return termination_notice.attempts_in(home() / "nodes")
+    return termination_notice.supervisors_in(home() / "nodes")

@@ -161,7 +161,7 @@ NODE_PACKAGES = (
 )
 
 
-def of_requirements(requirements: tuple[str, ...]) -> Recipe:
+def from_requirements(requirements: tuple[str, ...]) -> Recipe:
     """An environment for a pool that lists its own; what a node needs is added, Ray in exactly our version.
 
     The pool's come first: pip stops at the first it cannot find, and that should be the user's mistake.
@@ -174,7 +174,7 @@ def of_requirements(requirements: tuple[str, ...]) -> Recipe:
 
 def of_nodes() -> Recipe:
     """What nodes run from whose pool's Python has no Ray: as little as that."""
-    return replace(of_requirements(()), name="node")
+    return replace(from_requirements(()), name="node")
 
 
 def _lock(name: str) -> str:

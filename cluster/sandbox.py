@@ -64,7 +64,7 @@ def without_privileges() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def bound() -> None:
+def apply_limits() -> None:
     """Limits for what is read from here on, beyond what the process has and has used; all libraries are loaded."""
     global _spent
     _limit(resource.RLIMIT_NOFILE, DESCRIPTORS)
@@ -73,7 +73,7 @@ def bound() -> None:
     _apply(_spent)
 
 
-def expect(*, metadata_bytes: int = 0, data_bytes: int = 0, mapped_bytes: int = 0, file_bytes: int = 0) -> None:
+def raise_limits(*, metadata_bytes: int = 0, data_bytes: int = 0, mapped_bytes: int = 0, file_bytes: int = 0) -> None:
     """So much is read, and a file so large written, from here on: limits grow by what that may honestly cost."""
     if _spent is None:
         return
@@ -85,7 +85,7 @@ def expect(*, metadata_bytes: int = 0, data_bytes: int = 0, mapped_bytes: int = 
     _apply(_spent)
 
 
-def limit_reached(code: int) -> str:
+def limit_message(code: int) -> str:
     """What ended a process with exit code `code`, where that was one of these limits; else ""."""
     if code in (-signal.SIGXCPU, -signal.SIGALRM):
         return "it took much longer than files of its size do"

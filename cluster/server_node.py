@@ -16,7 +16,7 @@ from cluster.paths import home, make_short_folder, private_dir
 from cluster.processes import alive, free_port
 from cluster.ray_local import FLEET_LABEL, ROLE_LABEL, SERVER, LocalNode
 from cluster.ray_node import node_environment, tls_environment, worker_command
-from cluster.raylets import TEMPORARY, await_started, begin, remove_temporary, stop_strays
+from cluster.raylets import TEMPORARY, begin, remove_temp_dir, stop_leftover_processes, wait_until_started
 
 NAME = "server-node"
 
@@ -28,7 +28,7 @@ def ensure(record: FleetRecord) -> LocalNode:
     identity = fleet_identity(home())
     if (found := ray_local.find(record.address, identity)) is not None:
         return found
-    await_started(start(record))
+    wait_until_started(start(record))
     if (found := ray_local.find(record.address, identity)) is not None:
         return found
     remedy = "see whether its user may open sockets in /tmp; `polyfleet doctor` tells whether the next try works"
@@ -37,7 +37,7 @@ def ensure(record: FleetRecord) -> LocalNode:
 
 def start(record: FleetRecord) -> NodeProcess:
     """Written down before it can be lost. Raises Conflict while `polyfleet up` or `down` is at work."""
-    with embedded.one_at_a_time(embedded.REPAIR):
+    with embedded.fleet_lock(embedded.REPAIR):
         now = fleet_record.read()
         if now is None or now.state != "up" or now.address != record.address:
             raise FleetError(f"{record.address} was left meanwhile", "`polyfleet up --address` joins it again")
@@ -49,8 +49,8 @@ def start(record: FleetRecord) -> NodeProcess:
 def _with_folder(record: FleetRecord) -> FleetRecord:
     """A new one: what is left of the node before is removed."""
     if record.joined_dir:
-        stop_strays(Path(record.joined_dir))
-        remove_temporary(Path(record.joined_dir))
+        stop_leftover_processes(Path(record.joined_dir))
+        remove_temp_dir(Path(record.joined_dir))
     record = replace(record, joined_dir=str(make_short_folder(TEMPORARY)))
     fleet_record.write(record)
     return record

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cluster.paths import write_private
-from cluster.processes import ProcessId, running
+from cluster.processes import ProcessId, processes_of_module
 
 FILE = "notice"
 GRACE_S = 30.0
@@ -19,30 +19,34 @@ GRACE_S = 30.0
 LOOK_EVERY_S = 0.25
 
 
-def write(folder: Path, reason: str, grace_s: float) -> None:
+def write_notice(folder: Path, reason: str, grace_s: float) -> None:
     write_private(folder / FILE, json.dumps({"reason": reason, "grace_s": grace_s}))
 
 
-def clear(folder: Path) -> None:
+def clear_notice(folder: Path) -> None:
     """Of a node that is started: what was told to the one before does not concern it."""
     (folder / FILE).unlink(missing_ok=True)
 
 
-def attempts_in(folder: Path) -> list[ProcessId]:
+def supervisors_in(folder: Path) -> list[ProcessId]:
     """The supervisors of attempts whose folders lie below `folder`. They take their ranks along when they end."""
-    return [process for process, words in running("workers.attempt") if words and Path(words[0]).is_relative_to(folder)]
+    return [
+        process
+        for process, words in processes_of_module("workers.attempt")
+        if words and Path(words[0]).is_relative_to(folder)
+    ]
 
 
-def save_first(folder: Path, reason: str, tell: Callable[[float], None], grace_s: float = GRACE_S) -> bool:
+def notify_and_wait(folder: Path, reason: str, tell: Callable[[float], None], grace_s: float = GRACE_S) -> bool:
     """Write the notice, `tell` others how many seconds are left, and wait for the attempts of the node at `folder` to
     end. Whether they did within `grace_s`; at once where there are none, and then nobody is told.
     """
-    if not attempts_in(folder):
+    if not supervisors_in(folder):
         return True
     deadline = time.monotonic() + grace_s
-    write(folder, reason, grace_s)
+    write_notice(folder, reason, grace_s)
     tell(grace_s)
-    while attempts_in(folder):
+    while supervisors_in(folder):
         if time.monotonic() > deadline:
             return False
         time.sleep(LOOK_EVERY_S)
@@ -50,4 +54,4 @@ def save_first(folder: Path, reason: str, tell: Callable[[float], None], grace_s
 
 
 if __name__ == "__main__":  # a pod's preStop: Kubernetes waits for it before it ends the pod's processes
-    save_first(Path(os.environ["POLYFLEET_NODE_DIR"]), "the pod was told to end", lambda _: None)
+    notify_and_wait(Path(os.environ["POLYFLEET_NODE_DIR"]), "the pod was told to end", lambda _: None)

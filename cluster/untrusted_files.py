@@ -30,7 +30,7 @@ _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
 _OF_THE_READER = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EINTR})
 
 
-class Unreadable(UserError):
+class UnreadableFile(UserError):
     """`what` names the file or text, `why` says what is wrong with it.
 
     `passing`: the reader had no descriptor or memory left, or the disk failed; who wrote the file is not to blame.
@@ -43,10 +43,10 @@ class Unreadable(UserError):
 
 
 @contextmanager
-def opened(path: Path, *, dir_fd: int | None = None) -> Iterator[int]:
+def open_untrusted(path: Path, *, dir_fd: int | None = None) -> Iterator[int]:
     """A descriptor to read `path`, which is a regular file and no link; opening a pipe or a device never blocks.
 
-    Folders above it may be links: pass `dir_fd` to read below a folder that is open already. Raises Unreadable, or
+    Folders above it may be links: pass `dir_fd` to read below a folder that is open already. Raises UnreadableFile, or
     FileNotFoundError.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -55,42 +55,42 @@ def opened(path: Path, *, dir_fd: int | None = None) -> Iterator[int]:
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as e:
-        raise Unreadable(str(path), f"cannot be opened: {getattr(e, 'strerror', None) or e}", _passing(e)) from None
+        raise UnreadableFile(str(path), f"cannot be opened: {getattr(e, 'strerror', None) or e}", _passing(e)) from None
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise Unreadable(str(path), "is not a regular file")
+            raise UnreadableFile(str(path), "is not a regular file")
         yield descriptor
     finally:
         os.close(descriptor)
 
 
 @contextmanager
-def opened_in(folder: Path, name: str) -> Iterator[int]:
+def open_untrusted_in(folder: Path, name: str) -> Iterator[int]:
     """As `opened` for the file `name` of `folder`, which is no link either; what lies above is trusted."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         raise
     except OSError as e:
-        raise Unreadable(str(folder), f"is not a folder that can be read: {e.strerror}", _passing(e)) from None
+        raise UnreadableFile(str(folder), f"is not a folder that can be read: {e.strerror}", _passing(e)) from None
     try:
-        with opened(Path(name), dir_fd=descriptor) as file:
+        with open_untrusted(Path(name), dir_fd=descriptor) as file:
             yield file
     finally:
         os.close(descriptor)
 
 
 def read_bytes(path: Path, limit_bytes: int, *, dir_fd: int | None = None) -> bytes:
-    """All of a regular file. Raises Unreadable, also when it holds more than `limit_bytes`; FileNotFoundError."""
+    """All of a regular file. Raises UnreadableFile, also when it holds more than `limit_bytes`; FileNotFoundError."""
     data = bytearray()
-    with opened(path, dir_fd=dir_fd) as descriptor:
+    with open_untrusted(path, dir_fd=dir_fd) as descriptor:
         try:
             if os.fstat(descriptor).st_size > limit_bytes:
                 raise _too_long(path, limit_bytes)
             while piece := os.read(descriptor, min(_PIECE_BYTES, limit_bytes + 1 - len(data))):
                 data += piece
         except OSError as e:
-            raise Unreadable(str(path), f"cannot be read: {e.strerror}", _passing(e)) from None
+            raise UnreadableFile(str(path), f"cannot be read: {e.strerror}", _passing(e)) from None
     if len(data) > limit_bytes:  # it grew, or is of /proc, where sizes are 0
         raise _too_long(path, limit_bytes)
     return bytes(data)
@@ -104,17 +104,17 @@ def read_json(path: Path, limit_bytes: int, *, deepest: int = DEEPEST) -> Any:
 def parse_json(data: bytes, what: str, *, deepest: int = DEEPEST) -> Any:
     """JSON of finite numbers, integers within 64 bits, nested at most `deepest` times, in text that UTF-8 can hold.
 
-    Raises Unreadable.
+    Raises UnreadableFile.
     """
     if data.count(b"[") + data.count(b"{") > deepest and depth(data) > deepest:
-        raise Unreadable(what, f"is nested more than {deepest} times")
+        raise UnreadableFile(what, f"is nested more than {deepest} times")
     try:
         value = json.loads(data.decode(), parse_constant=_not_finite, parse_float=_finite, parse_int=_within_64_bits)
         if _HALF_CHARACTER.search(data):
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except (ValueError, RecursionError) as e:
-        raise Unreadable(what, f"is not JSON that can be read: {str(e)[:200]}") from None
+        raise UnreadableFile(what, f"is not JSON that can be read: {str(e)[:200]}") from None
 
 
 def depth(data: bytes) -> int:
@@ -124,8 +124,8 @@ def depth(data: bytes) -> int:
     return max(0, max(accumulate(map(_STEP.__getitem__, _STRING.sub(b"", telling))), default=0))
 
 
-def _too_long(path: Path, limit_bytes: int) -> Unreadable:
-    return Unreadable(str(path), f"is longer than the limit of {limit_bytes} bytes")
+def _too_long(path: Path, limit_bytes: int) -> UnreadableFile:
+    return UnreadableFile(str(path), f"is longer than the limit of {limit_bytes} bytes")
 
 
 def _passing(error: Exception) -> bool:

@@ -40,7 +40,7 @@ class WrongValueError(ValueError):
         return self.message
 
 
-def in_field(function: Callable[..., R], *arguments: Any) -> R:
+def prefix_field(function: Callable[..., R], *arguments: Any) -> R:
     """Call `function` inside a validator: its UserError becomes an error of the field being validated."""
     try:
         return function(*arguments)
@@ -48,7 +48,7 @@ def in_field(function: Callable[..., R], *arguments: Any) -> R:
         raise WrongValueError(e.message, e.remedy) from None
 
 
-def checked(model_class: type[M], data: Any, source: str = "") -> M:
+def validate_model(model_class: type[M], data: Any, source: str = "") -> M:
     """`data` as an instance of `model_class`. `source` names the file it came from.
 
     Raises SpecError with the dotted field as the user wrote it (no names of ours for unions), what was given, and for

@@ -20,9 +20,9 @@ import workers.config
 from orchestrator.cli.errors import EXIT_CODES
 from orchestrator.cli.main import NAME, app
 from orchestrator.core.states import EVENTS, MEANING, MOVES, State
-from orchestrator.schemas import schema_of
+from orchestrator.schemas import get_schema
 from orchestrator.server.app import make_app
-from orchestrator.server.service_protocol import Facade
+from orchestrator.server.service_protocol import ServiceProtocol
 from workers.config import PolyfleetConfig
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -75,7 +75,7 @@ def parameter(p: Any) -> tuple[str, str, str] | None:
 
 
 def rest() -> Iterator[str]:
-    document = make_app(cast(Facade, None), "").openapi()
+    document = make_app(cast(ServiceProtocol, None), "").openapi()
     yield from ("# REST", "", MADE, "")
     yield from (
         "On the Unix socket `server.sock` in the home (`http://localhost/…` there), and on a loopback port if the "
@@ -139,7 +139,7 @@ def spec() -> Iterator[str]:
     yield from ("# Job and fleet files", "", MADE, "")
     yield from ("`polyfleet schema job` and `polyfleet schema fleet` print these as JSON Schema.", "")
     for kind in ("job", "fleet"):
-        schema = schema_of(kind)
+        schema = get_schema(kind)
         yield from (f"## {kind.capitalize()} file", "", schema.get("description", ""), "", *properties(schema))
         for name, part in schema.get("$defs", {}).items():
             described = (

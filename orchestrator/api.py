@@ -18,12 +18,12 @@ from orchestrator.checkpoint_api import Checkpoints
 from orchestrator.inventory import backend_rows
 from orchestrator.job_spec import JobSpec
 from orchestrator.jobs import JobHandle
-from orchestrator.schemas import schema_of
+from orchestrator.schemas import get_schema
 from orchestrator.show import benchmark as show_benchmark
 from orchestrator.show import fleet as show_fleet
 from orchestrator.show import jobs as show_jobs
-from orchestrator.show.notebook_views import Facts, Rows
-from orchestrator.show.table import Stack
+from orchestrator.show.notebook_views import KeyValueView, TableView
+from orchestrator.show.table import TableStack
 
 Data = dict[str, Any]
 Progress = Callable[[str], None]
@@ -75,21 +75,21 @@ class Orchestrator:
     def close(self) -> None:
         self._client.close()
 
-    def fleet(self) -> Facts:
+    def fleet(self) -> KeyValueView:
         """Pools with their kinds, nodes and devices."""
-        return Facts(self._client.fleet(), show_fleet.fleet)
+        return KeyValueView(self._client.fleet(), show_fleet.fleet)
 
-    def inventory(self) -> Rows:
+    def inventory(self) -> TableView:
         """Every node with its devices."""
-        return Rows(self._client.nodes(), show_fleet.devices)
+        return TableView(self._client.nodes(), show_fleet.devices)
 
-    def backends(self) -> Rows:
+    def backends(self) -> TableView:
         """Every back end: what the fleet has of it, or why it has none."""
-        return Rows(backend_rows(self._client.nodes()), show_fleet.backends)
+        return TableView(backend_rows(self._client.nodes()), show_fleet.backends)
 
-    def doctor(self) -> Rows:
+    def doctor(self) -> TableView:
         """What is wrong with the fleet, and what to do."""
-        return Rows(self._client.doctor(), show_fleet.findings)
+        return TableView(self._client.doctor(), show_fleet.findings)
 
     def submit(self, job: JobSpec | Data, *, key: str = "") -> JobHandle:
         """Durable when it returns. The same `key` gives the same job; working_dir counts from the current folder."""
@@ -99,23 +99,25 @@ class Orchestrator:
         """All of them or none, at most 1,000; a folder that several name is sent once."""
         return [JobHandle(self._client, job_id) for job_id in submission.submit_many(self._client, jobs, key)]
 
-    def plan(self, job: JobSpec | Data) -> Facts:
+    def plan(self, job: JobSpec | Data) -> KeyValueView:
         """What would happen to `job` now; nothing is submitted."""
-        return Facts(submission.plan(self._client, job), show_jobs.plan)
+        return KeyValueView(submission.plan(self._client, job), show_jobs.plan)
 
-    def offer(self, job: JobSpec | Data) -> Facts:
+    def offer(self, job: JobSpec | Data) -> KeyValueView:
         """Where `job` could run now, with wait, speed and price, the best first; nothing is submitted."""
-        return Facts(submission.offers(self._client, job), show_jobs.offers)
+        return KeyValueView(submission.offers(self._client, job), show_jobs.offers)
 
-    def jobs(self, states: list[str] | None = None, limit: int = 100, *, name: str = "", since_s: float = 0.0) -> Rows:
+    def jobs(
+        self, states: list[str] | None = None, limit: int = 100, *, name: str = "", since_s: float = 0.0
+    ) -> TableView:
         """The newest `limit` jobs, the newest last. `since_s`: submitted then or later, seconds since 1970."""
-        return Rows(self._client.jobs(states, limit, name=name, since_s=since_s), show_jobs.jobs)
+        return TableView(self._client.jobs(states, limit, name=name, since_s=since_s), show_jobs.jobs)
 
     def job(self, ref: str) -> JobHandle:
         """By id, a unique prefix of one, or the name of the newest job so called."""
         return JobHandle(self._client, self._client.job(ref)["id"])
 
-    def explain(self, ref: str, *changes: str) -> Facts:
+    def explain(self, ref: str, *changes: str) -> KeyValueView:
         return self.job(ref).explain(*changes)
 
     def cancel(self, ref: str) -> JobHandle:
@@ -142,40 +144,40 @@ class Orchestrator:
         working_dir: str = "",
         progress: Progress = _quiet,
         **options: Any,
-    ) -> Facts:
+    ) -> KeyValueView:
         """Measure cases, or the model that `entry` makes, on one device of every kind, and wait for the results.
 
-        `options` are fields of orchestrator.benchmark.suite.Request: pools, kinds, precisions, levels, rounds, ….
-        A run that is interrupted here goes on; `o.cancel_benchmark(run)` ends it.
+        `options` are fields of orchestrator.benchmark.suite.BenchmarkRequest: pools, kinds, precisions, levels,
+        rounds, …. A run that is interrupted here goes on; `o.cancel_benchmark(run)` ends it.
         """
         from orchestrator.benchmark import run_client
 
         asked = options | ({"entry": entry} if entry else {"cases": list(cases) or ["all"]})
-        run = run_client.begin(self._client, asked, working_dir)["run"]
-        run_client.follow(self._client, run, progress)
+        run = run_client.start_run(self._client, asked, working_dir)["run"]
+        run_client.wait_for_run(self._client, run, progress)
         return self.benchmark_report(run)
 
-    def benchmark_report(self, run: str = "latest") -> Facts:
+    def benchmark_report(self, run: str = "latest") -> KeyValueView:
         """What a run measured, as a table; the numbers are in it as plain data."""
-        from orchestrator.benchmark.results import results
+        from orchestrator.benchmark.results import summarize
 
-        return Facts(results(self._client.benchmark_lines(run)), show_benchmark.report)
+        return KeyValueView(summarize(self._client.benchmark_lines(run)), show_benchmark.report)
 
-    def benchmark_runs(self) -> Rows:
-        return Rows(self._client.benchmarks(), show_benchmark.runs)
+    def benchmark_runs(self) -> TableView:
+        return TableView(self._client.benchmarks(), show_benchmark.runs)
 
-    def cancel_benchmark(self, run: str) -> Facts:
-        return Facts(self._client.benchmark_cancel(run), show_benchmark.view)
+    def cancel_benchmark(self, run: str) -> KeyValueView:
+        return KeyValueView(self._client.benchmark_cancel(run), show_benchmark.view)
 
     def schema(self, kind: str) -> Data:
         """JSON Schema of a `job` or a `fleet` file."""
-        return schema_of(kind)
+        return get_schema(kind)
 
     def __repr__(self) -> str:
         return f"<Orchestrator at {self._client.url}>"
 
-    def __rich__(self) -> Stack:
-        return Stack((show_fleet.fleet(self.fleet()), "", show_jobs.jobs(self.jobs(limit=10))))
+    def __rich__(self) -> TableStack:
+        return TableStack((show_fleet.fleet(self.fleet()), "", show_jobs.jobs(self.jobs(limit=10))))
 
     def _repr_html_(self) -> str:
         return self.__rich__().html()

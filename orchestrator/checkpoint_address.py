@@ -20,7 +20,7 @@ def is_local(place: str) -> bool:
     that is no object store's.
     """
     if checkpoint_location.is_uri(place):
-        checkpoint_location.uri(place, "place")
+        checkpoint_location.parse_uri(place, "place")
         return True
     return not _POOL.fullmatch(place)
 

@@ -14,7 +14,7 @@ from orchestrator.checkpoint_address import (
 )
 from orchestrator.server_connection import Bytes
 from orchestrator.show import checkpoints as show
-from orchestrator.show.notebook_views import Facts, Rows
+from orchestrator.show.notebook_views import KeyValueView, TableView
 from orchestrator.show.table import facts
 
 Data = dict[str, Any]
@@ -33,29 +33,29 @@ class Checkpoints:
     def __init__(self, client: http.Client):
         self._client = client
 
-    def list(self, pool: str = "", prefix: str = "") -> Rows:
+    def list(self, pool: str = "", prefix: str = "") -> TableView:
         """Raises FleetError where there may be some, and only on nodes that cannot be reached."""
         rows = self._client.checkpoints(pool, prefix)
         if not rows and (away := self._client.checkpoints_away(pool)):
             raise FleetError("; ".join(away), "`polyfleet up` brings back a node that is down")
-        return Rows(rows, show.checkpoints)
+        return TableView(rows, show.checkpoints)
 
-    def show(self, ref: str) -> Facts:
+    def show(self, ref: str) -> KeyValueView:
         ref = of_job(self._client, ref)
         told = _here("show", {"path": ref}) if is_local(ref) else self._client.checkpoint_show(ref)
-        return Facts(told, show.shown)
+        return KeyValueView(told, show.describe_table)
 
-    def verify(self, ref: str, progress: Bytes | None = None) -> Facts:
+    def verify(self, ref: str, progress: Bytes | None = None) -> KeyValueView:
         """Read every byte and compare with the manifest's hashes."""
-        return Facts(self._run("verify", {"place": ref}, progress), show.verified)
+        return KeyValueView(self._run("verify", {"place": ref}, progress), show.verified)
 
-    def plan(self, ref: str, to_kind: str, count: int = 1) -> Facts:
+    def plan(self, ref: str, to_kind: str, count: int = 1) -> KeyValueView:
         """What devices of another kind would keep, convert or refuse, and whether it fits."""
-        return Facts(self._client.checkpoint_plan(of_job(self._client, ref), to_kind, count), show.planned)
+        return KeyValueView(self._client.checkpoint_plan(of_job(self._client, ref), to_kind, count), show.planned)
 
     def copy(
         self, source: str, target: str, to_kind: str = "", on_lossy: str = "error", progress: Bytes | None = None
-    ) -> Facts:
+    ) -> KeyValueView:
         """Copy between pools, folders of this machine and object stores, and verify there. Only what is missing
         travels, so that a copy that was cut goes on. Between pools and stores it is converted first for `to_kind`.
         """
@@ -64,9 +64,9 @@ class Checkpoints:
         if between or all_local(source, target):
             if to_kind:
                 raise SpecError("to_kind", "a copy from or to this machine does not convert", "convert it afterwards")
-            return Facts(self._copied_here(source, target, between, progress), show.copied)
+            return KeyValueView(self._copied_here(source, target, between, progress), show.copied)
         order = {"source": source, "target": target, "to_kind": to_kind, "on_lossy": on_lossy}
-        return Facts(self._client.checkpoint_copy(order, progress), show.copied)
+        return KeyValueView(self._client.checkpoint_copy(order, progress), show.copied)
 
     def _copied_here(self, source: str, target: str, between: bool, progress: Bytes | None) -> Data:
         from orchestrator import checkpoint_transfer
@@ -76,16 +76,18 @@ class Checkpoints:
         carry = checkpoint_transfer.up if is_local(source) else checkpoint_transfer.down
         return carry(self._client, source, target, progress or _quiet)
 
-    def diff(self, a: str, b: str, progress: Bytes | None = None) -> Facts:
+    def diff(self, a: str, b: str, progress: Bytes | None = None) -> KeyValueView:
         """What differs, tensor by tensor."""
-        return Facts(self._run("diff", {"a": a, "b": b}, progress), show.differences)
+        return KeyValueView(self._run("diff", {"a": a, "b": b}, progress), show.differences)
 
     def convert(
         self, source: str, target: str, to_kind: str, on_lossy: str = "error", progress: Bytes | None = None
-    ) -> Facts:
+    ) -> KeyValueView:
         """Write a copy in the dtypes that a kind computes with, into a folder of the same pool or machine."""
         options = {"to_kind": to_kind, "on_lossy": on_lossy}
-        return Facts(self._run("convert", {"source": source, "root": target}, progress, options), show.conversion)
+        return KeyValueView(
+            self._run("convert", {"source": source, "root": target}, progress, options), show.conversion
+        )
 
     def import_(
         self,
@@ -96,7 +98,7 @@ class Checkpoints:
         step: int | None = None,
         drop: bool = False,
         progress: Bytes | None = None,
-    ) -> Facts:
+    ) -> KeyValueView:
         """Make a checkpoint of safetensors, a file of torch.save, a folder of DCP, Accelerate or the Trainer, in a
         pool or here. A file of this machine is sent to the pool of `target`. Nothing in it is run. `left_out` of the
         answer has name and reason of each part that was not taken.
@@ -105,9 +107,9 @@ class Checkpoints:
         if target and is_local(source) and between_here_and_a_pool(source, target):
             from orchestrator.checkpoint_transfer import bring_in
 
-            return Facts(bring_in(self._client, source, target, options, progress or _quiet), show.imported)
+            return KeyValueView(bring_in(self._client, source, target, options, progress or _quiet), show.imported)
         places = {"source": source} | ({"root": target} if target else {})
-        return Facts(self._run("import", places, progress, options), show.imported)
+        return KeyValueView(self._run("import", places, progress, options), show.imported)
 
     def export(
         self,
@@ -117,18 +119,18 @@ class Checkpoints:
         format: str = "safetensors",  # noqa: A002 - as on the command line
         entry: str = "",
         progress: Bytes | None = None,
-    ) -> Facts:
+    ) -> KeyValueView:
         """Write a checkpoint as other tools have them: safetensors, torch, dcp, accelerate or trainer."""
         options = _given(format=format, entry=entry or None)
-        return Facts(self._run("export", {"source": source, "target": target}, progress, options), show.exported)
+        return KeyValueView(self._run("export", {"source": source, "target": target}, progress, options), show.exported)
 
-    def prune(self, root: str, keep: int, dry_run: bool = False) -> Facts:
+    def prune(self, root: str, keep: int, dry_run: bool = False) -> KeyValueView:
         """Delete older checkpoints of a folder that newer, verified ones make superfluous."""
-        return Facts(self._run("prune", {"root": root}, None, {"keep": keep, "dry_run": dry_run}), show.pruned)
+        return KeyValueView(self._run("prune", {"root": root}, None, {"keep": keep, "dry_run": dry_run}), show.pruned)
 
-    def pin(self, ref: str, remove: bool = False) -> Facts:
+    def pin(self, ref: str, remove: bool = False) -> KeyValueView:
         """Keep a checkpoint for good: neither `keep` nor `prune` deletes it. `remove` takes the pin away."""
-        return Facts(self._run("pin", {"path": ref}, None, {"remove": remove}), facts)
+        return KeyValueView(self._run("pin", {"path": ref}, None, {"remove": remove}), facts)
 
     def _run(
         self, verb: str, named: dict[str, str], progress: Bytes | None = None, options: Data | None = None

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster import checkpoint_location
-from cluster.catalogue import known_kind
+from cluster.catalogue import require_known_kind
 from cluster.errors import PolyfleetError, SpecError, UserError, nearest
-from orchestrator.checkpoints import Checkpoints, Progress
+from orchestrator.checkpoints import CheckpointService, Progress
 
 Options = dict[str, type]
 OPTIONS: dict[str, Options] = {
@@ -22,7 +22,7 @@ OPTIONS: dict[str, Options] = {
 }
 
 
-def run(checkpoints: Checkpoints, verb: str, arguments: dict[str, Any], progress: Progress) -> Any:
+def run(checkpoints: CheckpointService, verb: str, arguments: dict[str, Any], progress: Progress) -> Any:
     """A tool by name, with places as POOL:PATH or URIs. Raises SpecError for an argument it does not take."""
     if verb not in OPTIONS:
         raise SpecError("verb", f"no tool {verb!r}", nearest(verb, tuple(OPTIONS)))
@@ -40,7 +40,7 @@ def run(checkpoints: Checkpoints, verb: str, arguments: dict[str, Any], progress
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class CopyRequest:
     """`source` and `target` are POOL:PATH or URIs. With `to_kind` what arrives is the copy `convert` would write."""
 
     source: str
@@ -50,33 +50,33 @@ class Move:
     on_lossy: str = "error"
 
 
-def copy(checkpoints: Checkpoints, move: Move, progress: Progress) -> dict[str, Any]:
+def copy(checkpoints: CheckpointService, move: CopyRequest, progress: Progress) -> dict[str, Any]:
     """Copy to another pool or an object store, converted on the way if asked. Bits stay as they are otherwise."""
     for field, place in (("source", move.source), ("target", move.target)):
-        checkpoint_location.parse(place, field)
+        checkpoint_location.parse_location(place, field)
     if not move.to_kind:
         return _copied(checkpoints, move.source, move.target, progress)
     require_kind(move.to_kind)
     side = _side(move)
-    pool = checkpoint_location.in_pool(move.source if side == "source" else move.target, side).pool
+    pool = checkpoint_location.parse_pool_path(move.source if side == "source" else move.target, side).pool
     aside = f"{pool}:.converting-{secrets.token_hex(4)}"
     steps = _convert_then_copy if side == "source" else _copy_then_convert
     try:
         return steps(checkpoints, move, aside, progress)
     finally:
         with suppress(PolyfleetError):  # a left-over aside is hidden, and the first error is the one to tell
-            checkpoints.discard(checkpoint_location.in_pool(aside))
+            checkpoints.discard(checkpoint_location.parse_pool_path(aside))
 
 
 def require_kind(word: str) -> None:
     """Before anything is copied. Raises SpecError for a kind that nobody lists, naming the nearest."""
     try:
-        known_kind(word)
+        require_known_kind(word)
     except UserError as e:
         raise SpecError("to_kind", e.message, e.remedy) from None
 
 
-def _side(move: Move) -> str:
+def _side(move: CopyRequest) -> str:
     """Where it can be converted: on a node of a pool."""
     stores = {"source": checkpoint_location.is_uri(move.source), "target": checkpoint_location.is_uri(move.target)}
     if all(stores.values()):
@@ -85,25 +85,31 @@ def _side(move: Move) -> str:
     return wanted if not stores[wanted] else next(side for side, store in stores.items() if not store)
 
 
-def _convert_then_copy(checkpoints: Checkpoints, move: Move, aside: str, progress: Progress) -> dict[str, Any]:
+def _convert_then_copy(
+    checkpoints: CheckpointService, move: CopyRequest, aside: str, progress: Progress
+) -> dict[str, Any]:
     told = _convert(checkpoints, move, move.source, aside, progress)
     moved = _copied(checkpoints, told["path"], move.target, progress)
     return moved | {"source": move.source, "conversion": told | {"path": moved["target"]}}
 
 
-def _copy_then_convert(checkpoints: Checkpoints, move: Move, aside: str, progress: Progress) -> dict[str, Any]:
+def _copy_then_convert(
+    checkpoints: CheckpointService, move: CopyRequest, aside: str, progress: Progress
+) -> dict[str, Any]:
     moved = _copied(checkpoints, move.source, aside, progress)
     told = _convert(checkpoints, move, moved["target"], move.target, progress)
     return moved | {"target": told["path"], "conversion": told}
 
 
-def _convert(checkpoints: Checkpoints, move: Move, source: str, root: str, progress: Progress) -> dict[str, Any]:
+def _convert(
+    checkpoints: CheckpointService, move: CopyRequest, source: str, root: str, progress: Progress
+) -> dict[str, Any]:
     options = {"to_kind": move.to_kind, "on_lossy": move.on_lossy}
     told: dict[str, Any] = checkpoints.tool("convert", {"source": source, "root": root}, options, progress)
     return told
 
 
-def _copied(checkpoints: Checkpoints, source: str, target: str, progress: Progress) -> dict[str, Any]:
+def _copied(checkpoints: CheckpointService, source: str, target: str, progress: Progress) -> dict[str, Any]:
     if not checkpoint_location.is_uri(source) and not checkpoint_location.is_uri(target):
         return checkpoints.copy(source, target, progress)
     told: dict[str, Any] = checkpoints.tool("copy", {"source": source, "target": target}, {}, progress)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from cluster.checkpoint_location import Place
+from cluster.checkpoint_location import CheckpointLocation
 from cluster.errors import FleetError, NotFound, PolyfleetError, SpecError, nearest
 from orchestrator.core.timing import NODE_SILENT_S
 
@@ -22,7 +22,7 @@ class Found:
     """A checkpoint, a node whose storage has it, and the newer ones of its folder that are passed over, wherever."""
 
     node: str
-    place: Place
+    place: CheckpointLocation
     passed_over: tuple[dict[str, str], ...] = ()
 
 
@@ -40,7 +40,7 @@ def newest(pool: str, answers: Mapping[str, Answer]) -> Found | None:
     node = max(having, key=lambda one: having[one])  # the first of equal ones
     passed_over = {row["path"]: row for answer in told.values() for row in answer["passed_over"]}
     newer = (row for path, row in passed_over.items() if PurePosixPath(path).name > having[node])
-    return Found(node, Place(pool, told[node]["path"]), tuple(newer))
+    return Found(node, CheckpointLocation(pool, told[node]["path"]), tuple(newer))
 
 
 class Storages:
@@ -58,14 +58,14 @@ class Storages:
         job = self._job_id(name) if name else ""
         return f"{job}{slash}{rest}" if job not in ("", name) else ""
 
-    def folder(self, place: Place) -> Place:
+    def folder(self, place: CheckpointLocation) -> CheckpointLocation:
         """The folder of checkpoints that `place` means: of a job that is so called, where no checkpoint lies there."""
         path = self.of_job(place.path)
         if not path or any(self._agents.call(node, "checkpoints", place.path) for node in self.nodes_of(place.pool)):
             return place
-        return Place(place.pool, path)
+        return CheckpointLocation(place.pool, path)
 
-    def find(self, reference: Place, field: str = "checkpoint") -> Found:
+    def find(self, reference: CheckpointLocation, field: str = "checkpoint") -> Found:
         """Raises NotFound naming the nearest one that is there."""
         answers: dict[str, Answer] = {}
         for node in self.nodes_of(reference.pool, field):
@@ -80,7 +80,7 @@ class Storages:
         if found := newest(reference.pool, answers):
             return found
         if path := self.of_job(reference.path):
-            return self.find(Place(reference.pool, path), field)
+            return self.find(CheckpointLocation(reference.pool, path), field)
         here = [row["path"] for node in answers for row in self._agents.call(node, "checkpoints", "")]
         raise NotFound(f"no checkpoint at {reference}", nearest(reference.path, here))
 

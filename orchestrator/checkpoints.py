@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from cluster import checkpoint_location
-from cluster.checkpoint_location import Place
+from cluster.checkpoint_location import CheckpointLocation
 from cluster.errors import FleetError, NotFound, PolyfleetError, SpecError, UserError
 from cluster.types import Finding
 from orchestrator.checkpoint_search import Found, Storages
@@ -38,7 +38,7 @@ REPAIR = "copy it again from its source, or delete it; `polyfleet checkpoint ver
 Progress = Callable[[int, int], None]
 
 
-class Checkpoints:
+class CheckpointService:
     """Reading and moving, from machine to machine at the `pace`, if any. Every method may raise FleetError (no agent
     sees it) or NotFound.
     """
@@ -108,7 +108,7 @@ class Checkpoints:
         planned: dict[str, Any] = self._agents.call(found.node, "plan_checkpoint", found.place.path, kind, count)
         return planned
 
-    def newest(self, reader: str, folder: Place) -> "dict[str, Any] | None":
+    def newest(self, reader: str, folder: CheckpointLocation) -> "dict[str, Any] | None":
         """Pool, path and step of the newest checkpoint in a folder that is not known to be damaged, and `passed_over`,
         [{"path", "reason"}], the newer ones: as node `reader` sees them. Who loads it proves its bytes."""
         found = self._agents.call(reader, "resolve_checkpoint", folder.path, folder.pool)
@@ -117,7 +117,7 @@ class Checkpoints:
         told = self._agents.call(reader, "describe_checkpoint", found["path"], folder.pool)
         return {"pool": folder.pool, "step": told["step"], **found}
 
-    def hold(self, reader: str, found: Place) -> None:
+    def hold(self, reader: str, found: CheckpointLocation) -> None:
         """Nothing that `keep` makes superfluous removes it for some minutes."""
         self._agents.call(reader, "hold_checkpoint", found.path, found.pool)
 
@@ -132,7 +132,7 @@ class Checkpoints:
             root = {"pool": facts.pool if facts else "", "path": folder}
             self.watched(node, "prune", {"root": root, "keep": keep}, lambda done, total: None)
 
-    def is_sound(self, reader: str, found: Place) -> bool:
+    def is_sound(self, reader: str, found: CheckpointLocation) -> bool:
         """Whether every byte is what was saved; a checkpoint of which one is not is marked, and passed over from then
         on. For whoever could not move one. Raises FleetError where nobody can tell."""
         try:
@@ -145,14 +145,14 @@ class Checkpoints:
         """Copy one checkpoint into a folder of another pool. Only chunks that are missing there travel."""
         started = time.monotonic()
         at = self._find(source, "source")
-        found, wanted = at.place, checkpoint_location.in_pool(target, "target")
+        found, wanted = at.place, checkpoint_location.parse_pool_path(target, "target")
         writer, name = self.node_of(wanted.pool, "target"), PurePosixPath(found.path).name
         moved = self.move((at.node, found), writer, f"{wanted.path}/{name}", progress)
         path = f"{wanted.pool}:{wanted.path}/{name}"
         return {"source": str(found), "target": path, **moved, "seconds": time.monotonic() - started}
 
     def move(
-        self, source: tuple[str, Place], writer: str, final: str, progress: Progress | None = None
+        self, source: tuple[str, CheckpointLocation], writer: str, final: str, progress: Progress | None = None
     ) -> "dict[str, Any]":
         """From agent to agent, a few chunks at a time; the server holds none. What arrived stays when this is cut."""
         reader, found = source
@@ -171,7 +171,7 @@ class Checkpoints:
             raise
         return told | {"travelled_bytes": travelled, "already_there": False}
 
-    def _text(self, reader: str, found: Place) -> bytes:
+    def _text(self, reader: str, found: CheckpointLocation) -> bytes:
         """The manifest, in pieces of what one call carries."""
         pieces: list[bytes] = []
         path = f"{found.path}/{MANIFEST}"
@@ -186,7 +186,7 @@ class Checkpoints:
 
     def _send(
         self,
-        source: tuple[str, Place],
+        source: tuple[str, CheckpointLocation],
         writer: str,
         to: tuple[str, str],
         begun: "dict[str, Any]",
@@ -228,7 +228,7 @@ class Checkpoints:
         return {"checkpoint": str(found.place), "manifest": self._text(found.node, found.place)}
 
     def chunk(self, ref: str, file: str, index: int) -> bytes:
-        found = checkpoint_location.in_pool(ref, "source")
+        found = checkpoint_location.parse_pool_path(ref, "source")
         reader, path = self._reader_of(ref), f"{found.path}/{file}"
         try:
             data: bytes = self._agents.call(
@@ -250,7 +250,7 @@ class Checkpoints:
 
     def place(self, target: str) -> "dict[str, Any]":
         """The node that writes there, and the folder in its pool's storage."""
-        wanted = checkpoint_location.in_pool(target, "target")
+        wanted = checkpoint_location.parse_pool_path(target, "target")
         return {"node": self.node_of(wanted.pool, "target"), "pool": wanted.pool, "folder": wanted.path}
 
     def begin(self, node: str, folder: str, name: str, text: bytes) -> "dict[str, Any]":
@@ -280,7 +280,11 @@ class Checkpoints:
         reached: list[tuple[str, str]] = []
         for name, text in named.items():
             use = checkpoint_location.TOOLS[verb][name]
-            place = checkpoint_location.parse(text, name) if use.stores else checkpoint_location.in_pool(text, name)
+            place = (
+                checkpoint_location.parse_location(text, name)
+                if use.stores
+                else checkpoint_location.parse_pool_path(text, name)
+            )
             if place.scheme:
                 arguments[name] = {"uri": str(place)}
                 continue
@@ -295,7 +299,7 @@ class Checkpoints:
         having = next((node for of, node in reached if of == pool and node), "")
         return self.watched(having or self.node_of(pool), verb, arguments, progress)
 
-    def discard(self, place: Place) -> None:
+    def discard(self, place: CheckpointLocation) -> None:
         """Remove a checkpoint from every storage of its pool."""
         for node in self._storages.nodes_of(place.pool):
             self.watched(node, "discard", {"path": {"pool": place.pool, "path": place.path}}, lambda done, total: None)
@@ -320,4 +324,4 @@ class Checkpoints:
         return self._storages.node_of(pool, field)
 
     def _find(self, ref: str, field: str = "checkpoint") -> Found:
-        return self._storages.find(checkpoint_location.in_pool(ref, field), field)
+        return self._storages.find(checkpoint_location.parse_pool_path(ref, field), field)

@@ -11,8 +11,8 @@ from cluster.errors import FleetError, NotFound
 from orchestrator.core.states import TERMINAL
 from orchestrator.file_client import FileClient
 from orchestrator.server import daemon, token
-from orchestrator.server_connection import TRIES, Bytes, Data, Progress, refuse_other_version
-from orchestrator.transport import PATIENT, Unreachable, given, segment
+from orchestrator.server_connection import TRIES, Bytes, Data, Progress, check_version
+from orchestrator.transport import PATIENT, ServerUnreachable, non_empty, segment
 
 POLL_S = (0.05, 1.0)
 
@@ -23,12 +23,12 @@ def connect(home: Path | None = None, *, start: bool = True, progress: Progress 
     Raises UserError when the server that runs is of another version.
     """
     home = home or paths.home()
-    token.refuse_open(home)
-    server = daemon.find(home)
+    token.check_token_private(home)
+    server = daemon.find_server(home)
     if server is None and not start:
         raise FleetError("no server is running", "start it with `polyfleet server start`")
-    server = server or daemon.start(home, progress=progress)
-    refuse_other_version(server)
+    server = server or daemon.start_server(home, progress=progress)
+    check_version(server)
     return Client(server.address, token.read(home), home, progress)
 
 
@@ -57,7 +57,7 @@ class Client(FileClient):
         return self.post("/v1/shutdown", {})
 
     def submit(self, spec: Data, package: str = "", key: str = "") -> Data:
-        """The job as it was accepted. Raises AnswerLost where no answer comes; with the key it counts once."""
+        """The job as it was accepted. Raises ResponseLost where no answer comes; with the key it counts once."""
         return self.once("/v1/jobs", {"spec": spec, "package": package}, key)
 
     def submit_many(self, jobs: list[Data], key: str = "") -> Data:
@@ -111,7 +111,7 @@ class Client(FileClient):
         while True:
             try:
                 view = self.job(ref)
-            except Unreachable as e:
+            except ServerUnreachable as e:
                 self.reconnect(e)
                 continue
             ref = view["id"]
@@ -191,7 +191,7 @@ class Client(FileClient):
         """The same as {"job", "lines", "cursor"}: whoever was interrupted goes on from the cursor."""
         while True:
             at = json.dumps(cursor) if cursor else None
-            where = given(rank=rank, epoch=epoch, tail=tail, cursor=at)
+            where = non_empty(rank=rank, epoch=epoch, tail=tail, cursor=at)
             try:
                 for name, data in self.events("GET", f"/v1/jobs/{segment(ref)}/logs/stream", params=where):
                     if name == "end":
@@ -199,7 +199,7 @@ class Client(FileClient):
                     ref, cursor, tail = data["job"], data["cursor"], None
                     yield data
                 gone = FleetError("the server has ended", f"`polyfleet logs -f {ref}` starts one and follows on")
-            except Unreachable as e:
+            except ServerUnreachable as e:
                 gone = e
             self.reconnect(gone)
 
@@ -221,7 +221,7 @@ class Client(FileClient):
         self.post(f"/v1/execs/{segment(known)}/end", {})
 
     def benchmark_begin(self, request: Data, package: str = "", key: str = "") -> Data:
-        """Raises AnswerLost as `submit`."""
+        """Raises ResponseLost as `submit`."""
         return self.once("/v1/benchmarks", {"request": request, "package": package}, key)
 
     def benchmarks(self) -> list[Data]:
@@ -253,7 +253,7 @@ class Client(FileClient):
             try:
                 self._upload(f"/v1/packages/{sha}", archive)
                 return
-            except Unreachable as e:
+            except ServerUnreachable as e:
                 if not tries_left:
                     raise
                 if self._home is not None:
@@ -281,7 +281,7 @@ class Client(FileClient):
         return self.get("/v1/checkpoints/plan", ref=ref, to_kind=to_kind, count=count)
 
     def checkpoint_copy(self, order: Data, progress: Bytes | None = None, key: str = "") -> Data:
-        """The report of a copy; `order` is a CopyOrder. `progress` gets bytes done and bytes in all."""
+        """The report of a copy; `order` is a CopyBody. `progress` gets bytes done and bytes in all."""
         return self.told("/v1/checkpoints/copy", order, progress, key)
 
     def checkpoint_tool(self, verb: str, arguments: Data, progress: Bytes | None = None, key: str = "") -> Data:

@@ -34,7 +34,7 @@ PIECE_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Package:
+class CodeArchive:
     """`sha` is the archive's SHA-256, hexadecimal. `content_sha` covers its entries without their times. `bytes` is the
     size of the files before compression.
     """
@@ -67,13 +67,13 @@ def _lives(pid: int) -> bool:
     return True
 
 
-def pack(folder: Path, task: str, archive: Path) -> Package:
+def pack(folder: Path, task: str, archive: Path) -> CodeArchive:
     """Write `folder` to the file `archive`. Raises SpecError or UserError, with nothing left behind."""
     _refuse_unless_folder(folder)
     rules = ignore_file.ignored(folder)
     walk = Walk(folder.resolve(), copied=OUR_NAMES)  # so that it is seen whether what they hold hides ours
     entries = sorted(_within_limits(folder, walk.entries(folder, rules)), key=attrgetter("name"))
-    refuse_our_names((entry.name for entry in entries), task)
+    check_module_names((entry.name for entry in entries), task)
     try:
         size, content_sha = _write(entries, archive)
     except OSError as e:
@@ -89,7 +89,7 @@ def pack(folder: Path, task: str, archive: Path) -> Package:
     with archive.open("rb") as f:
         sha = hashlib.file_digest(f, "sha256").hexdigest()
     count = sum(entry.has_content for entry in entries)
-    return Package(sha, content_sha, archive, count, size, walk.left_out())
+    return CodeArchive(sha, content_sha, archive, count, size, walk.left_out())
 
 
 def _refuse_unless_folder(folder: Path) -> None:
@@ -103,7 +103,7 @@ def _refuse_unless_folder(folder: Path) -> None:
         raise SpecError("working_dir", f"{folder} {what}", "name a folder; a path in a file is relative to that file")
 
 
-def refuse_our_names(names: Iterable[str], task: str) -> None:
+def check_module_names(names: Iterable[str], task: str) -> None:
     """Raises SpecError when one of a package's file names would hide a package of ours from the code that needs it.
 
     Only for tasks that load our library beside the user's code; a `run` command has its own folder first on its path.

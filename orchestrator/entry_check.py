@@ -16,20 +16,20 @@ DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 LIMIT_BYTES = 4 << 20
 
 
-def of_transformers(entry: str) -> str:
+def is_transformers(entry: str) -> str:
     """`bert` of `transformers:bert`: a model type, or the configuration's file; "" of any other entry."""
     where, _, named = entry.partition(":")
     return named if where == "transformers" else ""
 
 
-def in_folder(entry: str) -> bool:
+def is_in_folder(entry: str) -> bool:
     """Whether the entry is a file, which must come along."""
-    return entry.partition(":")[0].endswith(".py") or of_transformers(entry).endswith(".json")
+    return entry.partition(":")[0].endswith(".py") or is_transformers(entry).endswith(".json")
 
 
 def needs_no_folder(entry: str) -> bool:
     """Whether it is a model type of transformers."""
-    return bool(of_transformers(entry)) and not in_folder(entry)
+    return bool(is_transformers(entry)) and not is_in_folder(entry)
 
 
 def check(
@@ -38,7 +38,7 @@ def check(
     """Raises SpecError: the file of `entry` is not in `folder`, is not Python, has no such function, or one that cannot
     be called with the arguments in `call` (None: any will do).
     """
-    if named := of_transformers(entry):
+    if named := is_transformers(entry):
         _check_configuration(named, folder, field)
         return
     where, _, function = entry.partition(":")

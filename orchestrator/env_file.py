@@ -33,7 +33,7 @@ def read(path: Path) -> dict[str, str]:
         raise NotFound(f"{path}: no such file", "name a file of KEY=VALUE lines") from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is not UTF-8 text", "save it as UTF-8") from None
-    except (RuntimeError, untrusted_files.Unreadable) as e:
+    except (RuntimeError, untrusted_files.UnreadableFile) as e:
         raise UserError(f"{path} cannot be read: {e}", "name a file of KEY=VALUE lines") from None
     return parse(text, str(path))
 

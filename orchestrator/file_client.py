@@ -4,14 +4,14 @@ from urllib.parse import unquote
 
 from cluster.errors import FleetError, NotFound
 from cluster.folder_access import Piece, digest
-from orchestrator.server_connection import Connection, Data
-from orchestrator.transport import PATIENT, given, segment
+from orchestrator.server_connection import Data, ServerConnection
+from orchestrator.transport import PATIENT, non_empty, segment
 
 RAW = {"Content-Type": "application/octet-stream"}
 JSON = {"Content-Type": "application/json"}
 
 
-class FileClient(Connection):
+class FileClient(ServerConnection):
     def files(self, ref: str, path: str = "", after: str = "") -> Data:
         """One page: {"job", "running", "folders", "entries", "after", "notes"}; go on with its job and `after`."""
         return self._told(f"/v1/jobs/{segment(ref)}/files", path=path, after=after)
@@ -79,7 +79,7 @@ class FileClient(Connection):
         return unquote(response.headers["Polyfleet-Checkpoint"]), response.content
 
     def checkpoint_chunk(self, ref: str, file: str, index: int) -> bytes:
-        asked = given(ref=ref, file=file, index=index)
+        asked = non_empty(ref=ref, file=file, index=index)
         return self.answer("GET", "/v1/checkpoints/chunk", params=asked, timeout=PATIENT).content
 
     def checkpoint_place(self, target: str) -> Data:

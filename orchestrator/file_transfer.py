@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cluster.errors import FleetError
 from cluster.folder_access import PIECE_BYTES
 from cluster.folder_entries import Entry
-from orchestrator.transport import Unreachable
+from orchestrator.transport import ServerUnreachable
 
 if TYPE_CHECKING:
     from orchestrator.client import Client
@@ -72,7 +72,7 @@ def until_reached(client: "Client", run: Callable[[], T]) -> T:
     for tries_left in reversed(range(TRIES)):
         try:
             return run()
-        except Unreachable as e:
+        except ServerUnreachable as e:
             if not tries_left:
                 raise
             client.reconnect(e)

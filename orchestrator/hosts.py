@@ -48,7 +48,7 @@ def _row(host: HostRecord, nodes: dict[str, str]) -> Data:
 
 
 def _states() -> dict[str, str]:
-    if daemon.find(paths.home()) is None:
+    if daemon.find_server(paths.home()) is None:
         return {}
     with connect(start=False) as client:
         return {node["node"]: node["state"] for node in client.nodes()}

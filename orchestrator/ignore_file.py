@@ -114,7 +114,7 @@ def _lines(path: Path, most: int) -> bytes:
     """Raises SpecError, FileNotFoundError."""
     try:
         data = untrusted_files.read_bytes(path, most * LONGEST_LINE_BYTES)
-    except untrusted_files.Unreadable as e:
+    except untrusted_files.UnreadableFile as e:
         raise SpecError("working_dir", e.message, e.remedy) from None
     if data.count(b"\n") > most:
         raise SpecError("working_dir", f"{path} has more than {most:,} lines", "name folders, not files")

@@ -13,7 +13,7 @@ from pydantic import Field, StrictInt, field_validator, model_validator
 
 from cluster import strict_yaml
 from cluster.errors import SpecError, UserError
-from cluster.validation_errors import checked
+from cluster.validation_errors import validate_model
 from orchestrator import deadlines, entry_check
 from orchestrator import job_spec_fields as f
 from orchestrator.checkpoint_address import of_this_machine
@@ -25,11 +25,11 @@ from orchestrator.job_spec_parts import (
     CheckpointSpec,
     DataSpec,
     RecoverySpec,
-    Resources,
+    ResourceSpec,
     WorkSpec,
     check_mounts,
 )
-from orchestrator.resource_syntax import Wanted, size_bytes
+from orchestrator.resource_syntax import DeviceRequest, size_bytes
 from workers.messages import ScriptCheckpoint
 
 TASKS_OF: dict[str, tuple[str, ...]] = {
@@ -74,7 +74,7 @@ class JobSpec(Model):
     secrets: f.Secrets = Field(default_factory=dict)
     """NAME: env:NAME (a variable of the server) or file:/absolute/path."""
 
-    resources: Resources = Field(default_factory=cache(Resources))
+    resources: ResourceSpec = Field(default_factory=cache(ResourceSpec))
     data: Annotated[tuple[DataSpec, ...], Field(max_length=DATA_AT_MOST)] = ()
     """What the job reads: fetched before it starts, cached on its nodes, seen read-only in its folder."""
 
@@ -166,7 +166,7 @@ class JobSpec(Model):
             work=self.work.parsed if self.work else Declared(),
         )
 
-    def _candidate(self, own: CandidateSpec, wanted: Wanted) -> Candidate:
+    def _candidate(self, own: CandidateSpec, wanted: DeviceRequest) -> Candidate:
         whole, nodes = self._whole_batch(own, wanted), own.nodes or self.resources.nodes or 1
         batch_size = own.batch_size or self.batch_size
         fewest, most = (whole.counts[0], whole.counts[-1]) if whole else (wanted.min_count, wanted.count)
@@ -204,7 +204,7 @@ class JobSpec(Model):
             return memory.estimated(self.task, batch_size, own.precision or self.precision).total_bytes
         return size_bytes(memory) if memory is not None else 0
 
-    def _whole_batch(self, own: CandidateSpec, wanted: Wanted) -> Candidate | None:
+    def _whole_batch(self, own: CandidateSpec, wanted: DeviceRequest) -> Candidate | None:
         """The range and the batch that is divided among it; None where a batch is of one rank. Raises SpecError where
         no number of the range divides it.
         """
@@ -227,7 +227,7 @@ class JobSpec(Model):
 
 def parse_job(data: dict[str, Any], source: str = "") -> JobSpec:
     """Raises SpecError with the dotted field, what is wrong and what to write, such as the nearest valid key."""
-    return checked(JobSpec, data, source)
+    return validate_model(JobSpec, data, source)
 
 
 def load_job(path: Path) -> JobSpec:
@@ -249,7 +249,7 @@ def _placed(spec: JobSpec, path: Path) -> JobSpec:
     if any(of_this_machine(one.uri) for one in spec.data):
         spec = spec.model_copy(update={"data": tuple(_placed_data(one, path) for one in spec.data)})
     if not spec.working_dir:
-        if entry_check.in_folder(spec.entry):
+        if entry_check.is_in_folder(spec.entry):
             raise SpecError("working_dir", f"is required: {spec.entry} is a file in it", "write working_dir: .")
         return spec
     return spec.model_copy(update={"working_dir": str(_folder(spec.working_dir, path))})
@@ -289,7 +289,7 @@ def _words(command: Any) -> tuple[str, ...]:
 
 
 PARTS: tuple[tuple[str, type[Model]], ...] = (
-    *(("resources", Resources), ("recovery", RecoverySpec), ("checkpoint", CheckpointSpec), ("work", WorkSpec)),
+    *(("resources", ResourceSpec), ("recovery", RecoverySpec), ("checkpoint", CheckpointSpec), ("work", WorkSpec)),
 )
 
 

@@ -7,18 +7,18 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, WithJsonSchema
 
 from cluster import checkpoint_location
-from cluster.catalogue import FEATURES, feature_words, known_kind, model, vendors
+from cluster.catalogue import FEATURES, feature_words, model, require_known_kind, vendors
 from cluster.catalogue.precision import FLOATS, PRECISIONS, SHORT, long_name
-from cluster.checkpoint_location import path_refusal
+from cluster.checkpoint_location import path_error
 from cluster.content_cache import SHA
 from cluster.errors import SpecError, UserError, nearest
 from cluster.folder_access import plain
 from cluster.projects import plain_name
 from cluster.text_fields import WrittenAs
-from cluster.validation_errors import WrongValueError, in_field
+from cluster.validation_errors import WrongValueError, prefix_field
 from orchestrator import deadlines
 from orchestrator.checkpoint_address import of_this_machine
-from orchestrator.resource_syntax import Wanted, accelerators, counted, duration_s, hang_after_s, size_bytes
+from orchestrator.resource_syntax import DeviceRequest, accelerators, counted, duration_s, hang_after_s, size_bytes
 from workers.messages import CHECKPOINT_FORMATS, LAUNCHES, OWN_FOLDER
 from workers.rank_events import LARGEST_STEP
 
@@ -37,18 +37,18 @@ LONGEST_S = 7 * 86400.0
 
 def _accelerators(value: Any) -> Any:
     if value is not None:
-        in_field(accelerators, value)
+        prefix_field(accelerators, value)
     return value
 
 
 def _memory(value: Any) -> Any:
     if value is not None:
-        in_field(size_bytes, value)
+        prefix_field(size_bytes, value)
     return value
 
 
 def _duration(value: Any) -> Any:
-    if in_field(duration_s, value) > LONGEST_S:
+    if prefix_field(duration_s, value) > LONGEST_S:
         raise WrongValueError(f"{value} is longer than 7 days", "write a shorter time")
     return value
 
@@ -60,7 +60,7 @@ def _deadline(value: Any) -> Any:
 
 
 def _hang_after(value: Any) -> Any:
-    return _duration(value) if in_field(hang_after_s, value) > 0 else value
+    return _duration(value) if prefix_field(hang_after_s, value) > 0 else value
 
 
 def _name(value: str) -> str:
@@ -185,7 +185,7 @@ def _script_format(value: str) -> str:
 def _resume_from(value: str) -> str:
     if value:
         try:
-            checkpoint_location.in_pool(value, "", pool="any")
+            checkpoint_location.parse_pool_path(value, "", pool="any")
         except UserError as e:
             remedy = "write POOL:PATH, or PATH in the pool the job runs in"
             raise WrongValueError(f"is no checkpoint: {e.message}", remedy) from None
@@ -199,13 +199,15 @@ def _data_uri(value: str) -> str:
     if value.startswith("file://"):
         raise WrongValueError(f"{value[:200]!r} is a file of this machine", "write its path, without file://")
     if checkpoint_location.is_uri(value):
-        _parsed(checkpoint_location.uri, value)
-    elif not of_this_machine(value) and _parsed(checkpoint_location.in_pool, value).path.startswith("."):
+        _parsed(checkpoint_location.parse_uri, value)
+    elif not of_this_machine(value) and _parsed(checkpoint_location.parse_pool_path, value).path.startswith("."):
         raise WrongValueError(f"{value!r} is hidden in the pool's storage", "name a folder of a job, JOB/output/…")
     return value
 
 
-def _parsed(parse: Callable[[str], checkpoint_location.Place], value: str) -> checkpoint_location.Place:
+def _parsed(
+    parse: Callable[[str], checkpoint_location.CheckpointLocation], value: str
+) -> checkpoint_location.CheckpointLocation:
     try:
         return parse(value)
     except SpecError as e:
@@ -214,8 +216,8 @@ def _parsed(parse: Callable[[str], checkpoint_location.Place], value: str) -> ch
 
 def _mount(value: str) -> str:
     plain = "/".join(part for part in value.split("/") if part not in ("", "."))
-    if value.startswith("/") or path_refusal(plain):
-        why = "it is absolute" if value.startswith("/") else path_refusal(plain)
+    if value.startswith("/") or path_error(plain):
+        why = "it is absolute" if value.startswith("/") else path_error(plain)
         raise WrongValueError(f"{value[:200]!r} is not in the job's folder: {why}", "write e.g. data/")
     return value
 
@@ -228,7 +230,7 @@ def _sha256(value: str) -> str:
 
 def _device_kind(value: str) -> str:
     """In the catalogue's spelling. A speed is that of a model: of a back end with many, one has to be named."""
-    kind = in_field(known_kind, value)
+    kind = prefix_field(require_known_kind, value)
     if ":" not in kind and model(kind) is None:
         raise WrongValueError(f"{value!r} is a back end with many models", "name one of them, e.g. nvidia:H100")
     return kind
@@ -236,7 +238,7 @@ def _device_kind(value: str) -> str:
 
 def _number(value: Any) -> Any:
     if value is not None:
-        in_field(counted, Wanted(()), value)
+        prefix_field(counted, DeviceRequest(()), value)
     return value
 
 

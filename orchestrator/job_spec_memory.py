@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictInt, Tag, model_validator
 
 from cluster.errors import SpecError, UserError
-from cluster.validation_errors import checked, in_field
+from cluster.validation_errors import prefix_field, validate_model
 from orchestrator import job_spec_fields as f
 from workers.memory.estimate import MemoryEstimate, estimate_memory
 
@@ -43,7 +43,7 @@ class MemorySpec(Model):
     @model_validator(mode="after")
     def _can_be_estimated(self) -> "MemorySpec":
         if not isinstance(self.model, str):
-            in_field(lambda _: self.estimated("train", 1, ""), None)
+            prefix_field(lambda _: self.estimated("train", 1, ""), None)
         return self
 
     def estimated(self, task: str, batch_size: int, precision: str) -> MemoryEstimate:
@@ -72,7 +72,7 @@ class MemorySpec(Model):
             raise SpecError("resources.memory.model", f"cannot be read: {e}", remedy) from e
         if not isinstance(model, dict):
             raise SpecError("resources.memory.model", f"{path} holds no mapping", "name a model's config.json")
-        return checked(MemorySpec, self.model_dump() | {"model": model}, f"resources.memory of {beside}")
+        return validate_model(MemorySpec, self.model_dump() | {"model": model}, f"resources.memory of {beside}")
 
 
 def _which(value: Any) -> str:

@@ -14,16 +14,16 @@ from pydantic import (
     model_validator,
 )
 
-from cluster.validation_errors import WrongValueError, in_field
+from cluster.validation_errors import WrongValueError, prefix_field
 from orchestrator import job_spec_fields as f
 from orchestrator import resource_syntax as written
 from orchestrator.core.model import Declared, Recovery
 from orchestrator.core.timing import MIN_LEASE_S
 from orchestrator.job_spec_memory import Memory, MemorySpec, Model
-from orchestrator.resource_syntax import Wanted, counted, duration_s, hang_after_s
+from orchestrator.resource_syntax import DeviceRequest, counted, duration_s, hang_after_s
 
 
-class Shape(Model):
+class ResourceShape(Model):
     """Which devices, and how many."""
 
     accelerators: f.Accelerators = None
@@ -74,7 +74,7 @@ class Shape(Model):
         return {("accelerators" if key == "gpus" else key): value for key, value in data.items()}
 
     @model_validator(mode="after")
-    def _pool_once(self) -> "Shape":
+    def _pool_once(self) -> "ResourceShape":
         if self.pool and self.pools:
             raise WrongValueError("has both pool and pools", "keep one of them")
         return self
@@ -85,11 +85,11 @@ class Shape(Model):
         asked = info.data.get("accelerators")
         if count is not None and asked is not None:
             for wanted in written.accelerators(asked):
-                in_field(counted, wanted, count)
+                prefix_field(counted, wanted, count)
         return count
 
 
-class CandidateSpec(Shape):
+class CandidateSpec(ResourceShape):
     """One acceptable way to run the job; what it leaves out is as the job says."""
 
     precision: f.Precision = ""
@@ -100,11 +100,11 @@ class CandidateSpec(Shape):
     arguments: dict[str, Any] = Field(default_factory=dict)
 
 
-def _read(shape: Shape, beside: Path) -> dict[str, Any]:
+def _read(shape: ResourceShape, beside: Path) -> dict[str, Any]:
     return {"memory": shape.memory.read(beside)} if isinstance(shape.memory, MemorySpec) else {}
 
 
-class Resources(Shape):
+class ResourceSpec(ResourceShape):
     """One shape, or candidates that take from it what they leave out."""
 
     any_of: Annotated[tuple[CandidateSpec, ...], Field(max_length=32)] = ()
@@ -114,13 +114,13 @@ class Resources(Shape):
     """The first of these that is free."""
 
     @model_validator(mode="after")
-    def _one_list(self) -> "Resources":
+    def _one_list(self) -> "ResourceSpec":
         if self.any_of and self.ordered:
             raise WrongValueError("has both any_of and ordered", "keep one of them")
         return self
 
     @model_validator(mode="after")
-    def _whole_or_counted(self) -> "Resources":
+    def _whole_or_counted(self) -> "ResourceSpec":
         if not any(one.exclusive for one in (self, *self.any_of, *self.ordered)):
             return self
         for own, wanted in self.alternatives():
@@ -132,7 +132,7 @@ class Resources(Shape):
     def is_exclusive(self, own: CandidateSpec) -> bool:
         return bool(self.exclusive if own.exclusive is None else own.exclusive)
 
-    def read(self, beside: Path) -> "Resources":
+    def read(self, beside: Path) -> "ResourceSpec":
         """With the numbers of models that are named by the files they are in."""
         return self.model_copy(
             update={
@@ -146,7 +146,7 @@ class Resources(Shape):
     def in_order(self) -> bool:
         return bool(self.ordered) or (not self.any_of and isinstance(self.accelerators, list | tuple))
 
-    def alternatives(self) -> Iterator[tuple[CandidateSpec, Wanted]]:
+    def alternatives(self) -> Iterator[tuple[CandidateSpec, DeviceRequest]]:
         """Every candidate with the devices it wants: a list or mapping of accelerators makes several of one."""
         for candidate in self.ordered or self.any_of or (_PLAIN,):
             for wanted in _wanted(candidate, self):
@@ -312,7 +312,7 @@ def check_mounts(data: "tuple[DataSpec, ...]") -> None:
 _PLAIN = CandidateSpec()
 
 
-def _wanted(own: CandidateSpec, base: Resources) -> tuple[Wanted, ...]:
+def _wanted(own: CandidateSpec, base: ResourceSpec) -> tuple[DeviceRequest, ...]:
     """A candidate's devices; a number of its own replaces the one inherited with the devices."""
     if own.accelerators is not None:
         wanted = written.accelerators(own.accelerators)
@@ -320,5 +320,5 @@ def _wanted(own: CandidateSpec, base: Resources) -> tuple[Wanted, ...]:
         return tuple(w if number is None or w.counted else counted(w, number) for w in wanted)
     wanted = written.accelerators("any" if base.accelerators is None else base.accelerators)
     if own.count is not None:
-        return tuple(counted(Wanted(w.kinds), own.count) for w in wanted)
+        return tuple(counted(DeviceRequest(w.kinds), own.count) for w in wanted)
     return tuple(w if base.count is None else counted(w, base.count) for w in wanted)

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cluster.errors import FleetError, PolyfleetError
-from cluster.validation_errors import checked
+from cluster.validation_errors import validate_model
 from orchestrator import file_download, file_upload, job_spec, job_spec_parts
 from orchestrator.file_transfer import listed
 from orchestrator.log_lines import joined
 from orchestrator.server_connection import Bytes
 from orchestrator.show import files as show_files
 from orchestrator.show import jobs as show
-from orchestrator.show.notebook_views import Facts, Rows
-from orchestrator.show.table import Stack
-from orchestrator.show.terminal_text import visible
+from orchestrator.show.notebook_views import KeyValueView, TableView
+from orchestrator.show.table import TableStack
+from orchestrator.show.terminal_text import escape_control
 
 if TYPE_CHECKING:
     from orchestrator.client import Client
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 Data = dict[str, Any]
 
 
-class Resources(job_spec_parts.Resources):
+class Resources(job_spec_parts.ResourceSpec):
     """Which devices: `Resources(accelerators="nvidia:H100:8")`. Fields: `polyfleet schema job`. Raises SpecError."""
 
     def __init__(self, **fields: Any):
-        checked(job_spec_parts.Resources, fields)
+        validate_model(job_spec_parts.ResourceSpec, fields)
         super().__init__(**fields)
 
 
@@ -34,7 +34,7 @@ class Candidate(job_spec_parts.CandidateSpec):
     """One entry of `any_of` or `ordered`. Raises SpecError."""
 
     def __init__(self, **fields: Any):
-        checked(job_spec_parts.CandidateSpec, fields)
+        validate_model(job_spec_parts.CandidateSpec, fields)
         super().__init__(**fields)
 
 
@@ -45,7 +45,7 @@ class _Job(job_spec.JobSpec):
 
     def __init__(self, **fields: Any):
         given = {"task": self.TASK, **fields}
-        checked(job_spec.JobSpec, given)
+        validate_model(job_spec.JobSpec, given)
         super().__init__(**given)
 
 
@@ -104,7 +104,7 @@ class Log(list[LogLine]):
     away: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join([*(visible(line.text) for line in self), *(f"… not shown: {why}" for why in self.away)])
+        return "\n".join([*(escape_control(line.text) for line in self), *(f"… not shown: {why}" for why in self.away)])
 
     __repr__ = __str__
 
@@ -117,9 +117,9 @@ class JobHandle:
         self.id = job_id
 
     @property
-    def view(self) -> Facts:
+    def view(self) -> KeyValueView:
         """All that is known of it: see `GET /v1/jobs/{ref}`."""
-        return Facts(self._client.job(self.id), show.job)
+        return KeyValueView(self._client.job(self.id), show.job)
 
     @property
     def state(self) -> str:
@@ -136,14 +136,14 @@ class JobHandle:
         self._client.wait(self.id, timeout_s, seen)
         return self
 
-    def result(self, timeout_s: float | None = None) -> Facts:
+    def result(self, timeout_s: float | None = None) -> KeyValueView:
         """What its task returned, waited for. Raises JobFailed when it did not succeed."""
         view = self._client.wait(self.id, timeout_s)
         if view["state"] != "SUCCEEDED":
             failure = view["failure"] or {}
             said = [failure.get("message") or view["reason"], failure.get("traceback", "")]
             raise JobFailed(self.id, view["state"], "\n".join(filter(None, said)))
-        return Facts(view["result"] or {}, lambda result: show.result(view["task"], result))
+        return KeyValueView(view["result"] or {}, lambda result: show.result(view["task"], result))
 
     def logs(self, *, rank: int | None = None, epoch: int | None = None, tail: int | None = None) -> Log:
         """Its lines so far. Raises FleetError where they are on a node that does not answer, and nothing is here."""
@@ -163,34 +163,36 @@ class JobHandle:
         for line in self._client.follow_logs(self.id, rank=rank, tail=tail):
             yield LogLine(**line)
 
-    def reports(self) -> Rows:
+    def reports(self) -> TableView:
         """Everything its code gave to `ctx.report`, oldest first."""
-        return Rows(self._client.reports(self.id), show.reports)
+        return TableView(self._client.reports(self.id), show.reports)
 
-    def history(self) -> Rows:
+    def history(self) -> TableView:
         """Every event of it, oldest first."""
-        return Rows(self._client.history(self.id), show.history)
+        return TableView(self._client.history(self.id), show.history)
 
-    def explain(self, *changes: str) -> Facts:
+    def explain(self, *changes: str) -> KeyValueView:
         """Per candidate and devices: fits, or the sentence that refused it.
 
         With `changes` of the fleet, such as "+4 amd:MI300X" or "pool tpu down": as it would be then, and for whom else.
         """
-        return Facts(self._client.explain(self.id, changes), show.plan)
+        return KeyValueView(self._client.explain(self.id, changes), show.plan)
 
-    def files(self, path: str = "") -> Facts:
+    def files(self, path: str = "") -> KeyValueView:
         """What it wrote into $POLYFLEET_OUTPUT_DIR: `entries`, each with path, type, bytes and modified_s."""
-        return Facts(listed(self._client, self.id, path), show_files.files)
+        return KeyValueView(listed(self._client, self.id, path), show_files.files)
 
-    def get(self, path: str = "", dest: str = "", *, force: bool = False, progress: Bytes | None = None) -> Facts:
+    def get(
+        self, path: str = "", dest: str = "", *, force: bool = False, progress: Bytes | None = None
+    ) -> KeyValueView:
         """Fetch a file or folder of it, to `dest` or the current folder. Raises Conflict where a local file differs."""
         told = file_download.get(self._client, self.id, path, str(dest), force, progress)
-        return Facts(told.to_plain(), show_files.transferred)
+        return KeyValueView(told.to_plain(), show_files.transferred)
 
-    def put(self, source: str, path: str = "", *, force: bool = False, progress: Bytes | None = None) -> Facts:
+    def put(self, source: str, path: str = "", *, force: bool = False, progress: Bytes | None = None) -> KeyValueView:
         """Add a local file or folder to it. Raises Conflict for a file of a running job, or one that differs."""
         told = file_upload.put(self._client, str(source), self.id, path, force, progress)
-        return Facts(told.to_plain(), show_files.transferred)
+        return KeyValueView(told.to_plain(), show_files.transferred)
 
     def cancel(self) -> "JobHandle":
         self._client.cancel(self.id)
@@ -199,7 +201,7 @@ class JobHandle:
     def __repr__(self) -> str:
         return f"<job {self.id}>"
 
-    def __rich__(self) -> Stack:
+    def __rich__(self) -> TableStack:
         return show.job(self.view)
 
     def _repr_html_(self) -> str:

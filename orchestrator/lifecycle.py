@@ -8,13 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from cluster import embedded, paths
 from cluster.fleet_record import DamagedRecord
-from cluster.fleet_spec import FleetSpec, attachable, default_fleet, demo_fleet, load_fleet, possible, startable
+from cluster.fleet_spec import (
+    FleetSpec,
+    attachable,
+    default_fleet,
+    demo_fleet,
+    drop_unavailable_pools,
+    load_fleet,
+    startable,
+)
 from cluster.hosts import fleet as hosts
 from cluster.hosts import head, pending_stops, survey
 from orchestrator import node_groups
 from orchestrator.client import connect
 from orchestrator.server import daemon
-from orchestrator.server_connection import refuse_other_version
+from orchestrator.server_connection import check_version
 
 if TYPE_CHECKING:
     from orchestrator.client import Client
@@ -30,8 +38,8 @@ def up(progress: Progress, file: Path | None = None, *, demo: bool = False, addr
 
     Returns the fleet as the server sees it, once every node has an agent, or after 90 s with those that have one.
     """
-    if (server := daemon.find(paths.home())) is not None:
-        refuse_other_version(server)
+    if (server := daemon.find_server(paths.home())) is not None:
+        check_version(server)
     before = embedded.record()
     try:
         return _up(progress, file, demo, address)
@@ -45,7 +53,7 @@ def _up(progress: Progress, file: Path | None, demo: bool, address: str) -> dict
     if address:
         spec = attachable(load_fleet(file)) if file else None
         node_groups.of_fleet(spec)  # what cannot be asked for is told before anything starts
-        record = embedded.attach(address, progress, spec)
+        record = embedded.join_cluster(address, progress, spec)
     else:
         from workers.discovery import accelerators
 
@@ -120,9 +128,9 @@ def _leave_hosts(progress: Progress) -> list[str]:
 
 def _leave(progress: Progress) -> None:
     record = embedded.record()
-    if record is None or record.ours or daemon.find(paths.home()) is None:
+    if record is None or record.ours or daemon.find_server(paths.home()) is None:
         return
-    embedded.mark("leaving")
+    embedded.set_fleet_state("leaving")
     deadline = time.monotonic() + LEAVE_S
     while (now := embedded.record()) and now.state == "leaving":
         if time.monotonic() > deadline:
@@ -134,7 +142,7 @@ def _leave(progress: Progress) -> None:
 def _wanted(file: Path | None, demo: bool, found: list[str]) -> tuple[FleetSpec, list[tuple[str, str]]]:
     """The fleet to bring up, and the pools left out of it with the reason."""
     if file is not None:
-        return possible(startable(load_fleet(file)))
+        return drop_unavailable_pools(startable(load_fleet(file)))
     return demo_fleet(found) if demo else (default_fleet(found), [])
 
 

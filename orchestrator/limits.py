@@ -12,14 +12,14 @@ MOST_IN_FLIGHT = 512
 MOST_BULK = 1000
 
 
-class TooMany(PolyfleetError):
+class LimitExceeded(PolyfleetError):
     """HTTP 429: the caller asks for more than it may have now. `retry_after_s` becomes the header Retry-After."""
 
     exit_code = FleetError.exit_code
     retry_after_s = 1
 
 
-class TooManyJobs(TooMany):
+class TooManyJobs(LimitExceeded):
     retry_after_s = 30
 
     def __init__(self, waiting: int, most: int):
@@ -30,13 +30,13 @@ class TooManyJobs(TooMany):
         self.args = (waiting, most)
 
 
-class TooManyRequests(TooMany):
+class TooManyRequests(LimitExceeded):
     def __init__(self, most: int):
         super().__init__(f"{most} requests are being answered, the most at a time", "ask again in a second")
         self.args = (most,)
 
 
-def most_waiting(environment: Mapping[str, str] = os.environ) -> int:
+def max_waiting_jobs(environment: Mapping[str, str] = os.environ) -> int:
     """How many jobs may wait. Raises UserError for a setting that is not a number."""
     text = environment.get(SWITCH, "") or str(MOST_WAITING)
     if not text.isascii() or not text.isdigit():

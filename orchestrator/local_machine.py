@@ -21,7 +21,7 @@ def backends() -> list[Data]:
     return _asked("workers.selection")
 
 
-def node() -> Data:
+def local_node() -> Data:
     """This machine as the inventory tells of a node; it is in no pool, and nobody leases its devices."""
     from workers.discovery import discover
     from workers.discovery.versions import versions
@@ -72,10 +72,10 @@ def tuned(asked: Data, interpreter: str = sys.executable) -> Iterator[Data]:
 def findings() -> list[Data]:
     """What `doctor` tells: of hardware, drivers and limits, and of vendors' libraries that do not load here."""
     from workers.discovery import discover
-    from workers.discovery.import_checks import failing
+    from workers.discovery.import_checks import import_failures
 
     _, found = discover()
-    return [{"node": "", **to_plain(finding)} for finding in (*found, *failing())]
+    return [{"node": "", **to_plain(finding)} for finding in (*found, *import_failures())]
 
 
 def _asked(module: str) -> list[Data]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 
-from cluster.catalogue import MODEL_NAME, aliases, backend_name, is_backend, spelled, vendors, words
+from cluster.catalogue import MODEL_NAME, aliases, backend_name, is_backend, kind_spellings, resolve_name, vendors
 from cluster.errors import UserError
 from orchestrator.core.fit import ANY
 
@@ -28,7 +28,7 @@ FORMS = "write BACKEND, BACKEND:MODEL or BACKEND:MODEL:COUNT, e.g. nvidia:H100:8
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DeviceRequest:
     """One alternative: any of `kinds` (patterns), `min_count` to `count` devices per node; was a number written?"""
 
     kinds: tuple[str, ...]
@@ -37,7 +37,7 @@ class Wanted:
     counted: bool = False
 
 
-def accelerators(value: object) -> tuple[Wanted, ...]:
+def accelerators(value: object) -> tuple[DeviceRequest, ...]:
     """Alternatives in the order written. Raises UserError with what to write instead."""
     if isinstance(value, str):
         return (_one(value),)
@@ -48,12 +48,12 @@ def accelerators(value: object) -> tuple[Wanted, ...]:
     raise UserError(f"names no device: {str(value)[:60]!r}", FORMS)
 
 
-def counted(wanted: Wanted, count: object) -> Wanted:
+def counted(wanted: DeviceRequest, count: object) -> DeviceRequest:
     """`wanted` with a number written elsewhere: 8, "8", "2..8" or "8+". Raises UserError when it has one already."""
     if wanted.counted:
         raise UserError(f"the number of {','.join(wanted.kinds)} is given twice", "keep one of them")
     low, high = _count(str(count) if isinstance(count, int) and not isinstance(count, bool) else count)
-    return Wanted(wanted.kinds, high, low, counted=True)
+    return DeviceRequest(wanted.kinds, high, low, counted=True)
 
 
 def size_bytes(text: object) -> int:
@@ -94,13 +94,13 @@ def hang_after_s(value: object) -> float:
 
 
 @lru_cache(1024)
-def _one(text: str) -> Wanted:
+def _one(text: str) -> DeviceRequest:
     parts = [part.strip() for part in text.split(":")]
     number = parts.pop() if len(parts) > 1 and COUNT.fullmatch(parts[-1]) else ""
     if len(parts) > 2 or not all(parts):
         raise UserError(f"{text!r} is not an accelerator", FORMS)
     kinds = _kinds(parts[0], parts[1] if len(parts) > 1 else "", text)
-    return counted(Wanted(kinds), number) if number else Wanted(kinds)
+    return counted(DeviceRequest(kinds), number) if number else DeviceRequest(kinds)
 
 
 def _kinds(first: str, models: str, text: str) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ def _each(names: str, read: Callable[[str], tuple[str, ...]]) -> tuple[str, ...]
 
 def _of_backend(backend: str, name: str, text: str) -> tuple[str, ...]:
     """A model after its back end need not be listed: discovery may find cards that nobody wrote down."""
-    if found := spelled(name, backend):
+    if found := resolve_name(name, backend):
         return found
     if not MODEL_NAME.fullmatch(name):
         raise UserError(f"{text!r}: {name!r} is not a model", FORMS)
@@ -131,9 +131,9 @@ def _backend_or_model(name: str) -> tuple[str, ...]:
     """The patterns for a word that stands alone. A model may carry its variant: `A100-80GB`."""
     if is_backend(name):
         return (backend_name(name),)
-    if found := spelled(name):
+    if found := resolve_name(name):
         return found
-    known = {word.lower(): word for word in (*vendors(), *aliases(), ANY, *words())}
+    known = {word.lower(): word for word in (*vendors(), *aliases(), ANY, *kind_spellings())}
     close = get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
     meant = f"did you mean {known[close[0]]!r}? " if close else ""
     raise UserError(f"unknown accelerator {name!r}", f"{meant}{FORMS}")

@@ -7,7 +7,7 @@ from cluster.errors import UserError, nearest
 KINDS = ("job", "fleet")
 
 
-def schema_of(kind: str) -> dict[str, Any]:
+def get_schema(kind: str) -> dict[str, Any]:
     """The schema of a job spec or of a fleet file. Raises UserError for another kind."""
     if kind == "job":
         from orchestrator.job_spec import job_schema

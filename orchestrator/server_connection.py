@@ -12,7 +12,7 @@ from cluster.errors import FleetError, PolyfleetError, UserError
 from cluster.version import VERSION
 from orchestrator.server import daemon, token
 from orchestrator.server.server_record import ServerRecord
-from orchestrator.transport import REMEDY, BrokenConnection, Transport, Unreachable
+from orchestrator.transport import REMEDY, BrokenConnection, ServerUnreachable, Transport
 
 Data = dict[str, Any]
 Progress = Callable[[str], None]
@@ -24,7 +24,7 @@ TRIES = 4
 """How often a request with a key is sent while no answer comes."""
 
 
-class AnswerLost(Unreachable):
+class ResponseLost(ServerUnreachable):
     """No answer came to a request with a key: it counts once, and may be asked again with the same key."""
 
     def __init__(self, said: str, key: str):
@@ -36,7 +36,7 @@ class AnswerLost(Unreachable):
         self.key = key
 
 
-def refuse_other_version(server: ServerRecord) -> None:
+def check_version(server: ServerRecord) -> None:
     if server.version != VERSION:
         raise UserError(
             f"the server is of version {server.version}, this is {VERSION}",
@@ -44,7 +44,7 @@ def refuse_other_version(server: ServerRecord) -> None:
         )
 
 
-class Connection(Transport):
+class ServerConnection(Transport):
     """Closes its connections at the end of a `with`.
 
     With a `home`, waiting and following outlive a restart of its server: the next one is looked for, not started.
@@ -81,19 +81,19 @@ class Connection(Transport):
         for tries_left in reversed(range(TRIES)):
             try:
                 return self.post(path, body, headers={"Idempotency-Key": key})
-            except Unreachable as e:
+            except ServerUnreachable as e:
                 self._again(e, key, tries_left)
         raise AssertionError("the last try returns or raises")
 
-    def _again(self, error: Unreachable, key: str, tries_left: int) -> None:
-        """Returns when it makes sense to ask again. Raises AnswerLost."""
+    def _again(self, error: ServerUnreachable, key: str, tries_left: int) -> None:
+        """Returns when it makes sense to ask again. Raises ResponseLost."""
         if not tries_left:
-            raise AnswerLost(error.message, key) from error
+            raise ResponseLost(error.message, key) from error
         if self._home is not None:
             try:
                 self.reconnect(error)
-            except Unreachable:
-                raise AnswerLost(error.message, key) from error
+            except ServerUnreachable:
+                raise ResponseLost(error.message, key) from error
 
     def reconnect(self, error: FleetError) -> None:
         """Returns once a server of this home answers again; raises `error` when none does within RECONNECT_S."""
@@ -104,24 +104,24 @@ class Connection(Transport):
         deadline = time.monotonic() + RECONNECT_S
         while time.monotonic() < deadline:
             time.sleep(RECONNECT_EVERY_S)
-            if (server := daemon.find(self._home)) is None:
+            if (server := daemon.find_server(self._home)) is None:
                 continue
-            refuse_other_version(server)
+            check_version(server)
             try:
                 self.join(server.address, token.read(self._home))
                 self.get("/v1/version")
-            except Unreachable:
+            except ServerUnreachable:
                 continue
             return
         raise error
 
     def _renewed(self) -> bool:
         """A server that was started anew has a new token, at the same place."""
-        if self._home is None or (server := daemon.find(self._home)) is None:
+        if self._home is None or (server := daemon.find_server(self._home)) is None:
             return False
         if (fresh := token.read(self._home)) == self._token:
             return False
-        refuse_other_version(server)
+        check_version(server)
         self.join(server.address, fresh)
         return True
 
@@ -136,8 +136,8 @@ class Connection(Transport):
                         return report
                     if progress and name == "progress":
                         progress(data["done_bytes"], data["total_bytes"])
-                gone: Unreachable = BrokenConnection("the server stopped before the work was finished", REMEDY)
-            except Unreachable as e:
+                gone: ServerUnreachable = BrokenConnection("the server stopped before the work was finished", REMEDY)
+            except ServerUnreachable as e:
                 gone = e
             self._again(gone, key, tries_left)
         raise AssertionError("the last try returns or raises")

@@ -11,7 +11,7 @@ from typing import Any
 from cluster.errors import SpecError, UserError
 from cluster.serialization import to_plain
 from orchestrator.benchmark import throughput
-from orchestrator.checkpoints import Checkpoints
+from orchestrator.checkpoints import CheckpointService
 from orchestrator.core.explain import Explanation, explain
 from orchestrator.core.fold import Record
 from orchestrator.core.messages import CancelAsked, MigrateAsked, Submitted
@@ -57,7 +57,7 @@ from orchestrator.service_files import FileVerbs
 from orchestrator.service_fleet import FleetVerbs
 from orchestrator.service_logs import LogVerbs
 from orchestrator.store.database_setting import open_store
-from orchestrator.store.idempotency import Answer
+from orchestrator.store.idempotency import StoredResponse
 
 CHANGES_AT_ONCE = 1000
 
@@ -83,13 +83,13 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         inbox = Inbox()
         pulse = Pulse()
         self.agents = Agents(inbox.put, pulse.repaired)
-        self._checkpoints = Checkpoints(self.agents, Pace(copy_bytes_per_s()), self.jobs_table.id_of)
+        self._checkpoints = CheckpointService(self.agents, Pace(copy_bytes_per_s()), self.jobs_table.id_of)
         self._files = JobFiles(self.agents)
         self.data = DataStore(home / "data")
         moves = DataMoves(self.agents, self._checkpoints, self.data)
         launcher = Launcher(self.agents, self.packages, self._checkpoints, moves)
         kept = KeptLogs(home / "kept-logs", self.agents)
-        self._rates = throughput.Rates(self.store.benchmarks)
+        self._rates = throughput.RateTable(self.store.benchmarks)
         self._repair = RepairThread(pulse.repaired) if repair.wanted() else None
         keeping = Keeping(kept, self.agents, self.jobs_table)
         served = (self.jobs_table, self.store, self.agents, launcher, inbox, keeping)
@@ -248,7 +248,7 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         something else.
         """
 
-        def absent() -> Answer:
+        def absent() -> StoredResponse:
             raise _AbsentError
 
         try:
@@ -258,7 +258,7 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
 
     def answer(self, key: str, asked: Any, told: dict[str, Any]) -> dict[str, Any]:
         """Keep `told` as the answer to this key, durably. Without a key nothing is kept."""
-        return self.store.once(key, digest(asked), lambda: Answer(told))
+        return self.store.once(key, digest(asked), lambda: StoredResponse(told))
 
     # -- folders
 

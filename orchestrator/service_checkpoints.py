@@ -6,7 +6,7 @@ Piece by piece, so that none is whole in memory, and any may be asked for again.
 from typing import Any
 
 from orchestrator import checkpoint_copy
-from orchestrator.checkpoints import Checkpoints, Progress
+from orchestrator.checkpoints import CheckpointService, Progress
 from orchestrator.runtime.fleet_ready import FleetSeen
 
 
@@ -14,9 +14,9 @@ class CheckpointVerbs:
     """A part of Service."""
 
     _fleet: FleetSeen
-    _checkpoints: Checkpoints
+    _checkpoints: CheckpointService
 
-    def _stored_checkpoints(self) -> Checkpoints:
+    def _stored_checkpoints(self) -> CheckpointService:
         """Raises FleetError naming the nodes whose storages have them, where no fleet is up."""
         nodes = "; ".join(f"pool {pool}: {', '.join(names)}" for pool, names in self._fleet.pools().items())
         self._fleet.check_served(f"checkpoints are read through its nodes ({nodes})" if nodes else "")
@@ -36,7 +36,7 @@ class CheckpointVerbs:
 
     def checkpoint_copy(self, order: dict[str, Any], progress: Progress) -> dict[str, Any]:
         """`order` has source, target, to_kind, convert_at and on_lossy."""
-        return checkpoint_copy.copy(self._stored_checkpoints(), checkpoint_copy.Move(**order), progress)
+        return checkpoint_copy.copy(self._stored_checkpoints(), checkpoint_copy.CopyRequest(**order), progress)
 
     def checkpoint_tool(self, verb: str, arguments: dict[str, Any], progress: Progress) -> Any:
         return checkpoint_copy.run(self._stored_checkpoints(), verb, arguments, progress)

@@ -8,7 +8,7 @@ from cluster.errors import FleetError
 from cluster.hosts import shared_storage
 from cluster.serialization import to_plain
 from cluster.types import Finding
-from orchestrator.checkpoints import Checkpoints
+from orchestrator.checkpoints import CheckpointService
 from orchestrator.core.messages import DrainAsked, RemoveAsked, ResumeAsked
 from orchestrator.core.nodes import leased
 from orchestrator.core.quota import holdings
@@ -29,7 +29,7 @@ class FleetVerbs:
     store: EventStore
     _fleet: FleetSeen
     _watched: Watched
-    _checkpoints: Checkpoints
+    _checkpoints: CheckpointService
 
     def nodes(self) -> list[dict[str, Any]]:
         """Raises FleetError where no fleet is up."""

@@ -22,21 +22,21 @@ def _quiet(doing: str) -> None:
 
 def submit(client: "Client", job: JobSpec | Data, key: str = "", tell: Tell = _quiet) -> Data:
     """The job's view when it was accepted. Raises SpecError before anything is sent; one `key` makes one job."""
-    (spec,) = data_upload.named([checked(job)])
+    (spec,) = data_upload.named([validated(job)])
     package = _sent(client, [spec]).get(spec.working_dir, "")
     data_upload.send(client, [spec], tell)
-    return client.submit(plain(spec), package, key)
+    return client.submit(to_dict(spec), package, key)
 
 
 def submit_many(client: "Client", jobs: Sequence[JobSpec | Data], key: str = "", tell: Tell = _quiet) -> list[str]:
     """The ids of all of them, in this order; all are accepted or none. A folder that several name is sent once."""
     if len(jobs) > MOST_BULK:
         raise UserError(f"{len(jobs):,} jobs at once; one call takes at most {MOST_BULK:,}", "submit them in parts")
-    specs = data_upload.named([checked(job) for job in jobs])
+    specs = data_upload.named([validated(job) for job in jobs])
     packages = _sent(client, specs)
     data_upload.send(client, specs, tell)
     told = client.submit_many(
-        [{"spec": plain(spec), "package": packages.get(spec.working_dir, "")} for spec in specs], key
+        [{"spec": to_dict(spec), "package": packages.get(spec.working_dir, "")} for spec in specs], key
     )
     client.tell(told["note"])
     return [row["id"] for row in told["jobs"]]
@@ -61,30 +61,30 @@ def plan(client: "Client", job: JobSpec | Data) -> Data:
     its content.
     """
     spec, content_sha = _read(client, job)
-    return client.plan(plain(spec), content_sha)
+    return client.plan(to_dict(spec), content_sha)
 
 
 def offers(client: "Client", job: JobSpec | Data) -> Data:
     """Where it could run now. Folder and data are read as by `plan`."""
     spec, content_sha = _read(client, job)
-    return client.offers(plain(spec), content_sha)
+    return client.offers(to_dict(spec), content_sha)
 
 
 def _read(client: "Client", job: JobSpec | Data) -> tuple[JobSpec, str]:
     """The spec as it would be sent, and the SHA-256 of its folder's content."""
-    (spec,) = data_upload.named([checked(job)])
+    (spec,) = data_upload.named([validated(job)])
     if not spec.working_dir:
         return spec, ""
     with code_archive.scratch() as folder:
         return spec, _packed(client, spec, folder).content_sha
 
 
-def checked(job: JobSpec | Data) -> JobSpec:
+def validated(job: JobSpec | Data) -> JobSpec:
     """`job` as a spec whose working_dir is absolute; relative ones count from the current folder."""
     spec = job if isinstance(job, JobSpec) else parse_job(job)
     if spec.working_dir:
         return spec.model_copy(update={"working_dir": str(_expanded(spec.working_dir).absolute())})
-    if entry_check.in_folder(spec.entry):
+    if entry_check.is_in_folder(spec.entry):
         raise SpecError("working_dir", f"is required: {spec.entry} is a file in it", "name the folder that has it")
     return spec
 
@@ -96,7 +96,7 @@ def _expanded(written: str) -> Path:
         raise SpecError("working_dir", f"{written}: {e}", "write the path out") from None
 
 
-def _packed(client: "Client", spec: JobSpec, into: Path) -> code_archive.Package:
+def _packed(client: "Client", spec: JobSpec, into: Path) -> code_archive.CodeArchive:
     """The folder as an archive, once what the job names in it is there; the user is told what is left out."""
     folder = Path(spec.working_dir)
     package = code_archive.pack(folder, spec.task, into / "package.zip")
@@ -116,6 +116,6 @@ def _check_entries(spec: JobSpec, folder: Path) -> None:
         entry_check.check(sample, folder, "arguments.sample_input", call=("batch_size",))
 
 
-def plain(spec: JobSpec) -> Data:
+def to_dict(spec: JobSpec) -> Data:
     """What was written, as JSON-like data: defaults stay out, so that a stored spec reads as its author wrote it."""
     return spec.model_dump(mode="json", exclude_unset=True)

@@ -125,7 +125,7 @@ class Walk:
             path, name = Path(entry.path), prefix + entry.name
             if self._stays(name, entry, rules):
                 continue
-            if refusal := archive_checks.name_refusal(name):
+            if refusal := archive_checks.name_error(name):
                 raise SpecError("working_dir", f"{str(path)!r} is {refusal}", "rename it")
             if what := _special(path):  # that `!` in the user's file takes back
                 raise SpecError("working_dir", f"{path} is a {what}, which has no content to send", leave_out(name))

@@ -4,7 +4,7 @@ from collections import deque
 from typing import Any, TypedDict
 
 from orchestrator.core.states import State
-from orchestrator.show.units import moment
+from orchestrator.show.units import timestamp
 
 Data = dict[str, Any]
 ON_DEVICES, WAITING = ("STARTING", "RUNNING", "SAVING"), ("RECOVERING", "PENDING")
@@ -92,7 +92,7 @@ class Rates:
 
 def _average(job: Data, now_s: float) -> float | None:
     """Over the attempt that runs, its start included."""
-    step, started = step_of(job), moment(job["attempts"][-1]["started_at"]) if job["attempts"] else None
+    step, started = step_of(job), timestamp(job["attempts"][-1]["started_at"]) if job["attempts"] else None
     if step is None or started is None or now_s <= started.timestamp():
         return None
     return max(0.0, (step - (job["resumed_step"] or 0)) / (now_s - started.timestamp()))
@@ -105,7 +105,7 @@ def step_of(job: Data) -> int | None:
 
 def snapshot(nodes: list[Data], jobs: list[Data], rates: Rates, at: str) -> Now:
     """`nodes` and `jobs` as the server tells them, `at` the time of that; it is added to `rates`."""
-    then = moment(at)
+    then = timestamp(at)
     now_s = then.timestamp() if then else 0.0
     rates.add(jobs, now_s)
     return {
@@ -160,7 +160,7 @@ def _left_s(progress: Data | None) -> float | None:
 
 
 def _job(job: Data, rates: Rates, now_s: float) -> JobNow:
-    started, known = moment(job["started_at"]), moment(job.get("known_until"))
+    started, known = timestamp(job["started_at"]), timestamp(job.get("known_until"))
     until_s = known.timestamp() if known else now_s
     runs = job["state"] in (State.RUNNING, State.SAVING)
     return {

@@ -36,18 +36,18 @@ BY_NAME = {e.__name__: e for e in (NotFound, Conflict, UserError, FleetError)}
 BY_STATUS = {404: NotFound, 409: Conflict, 429: FleetError, 503: FleetError}
 
 
-class Unreachable(FleetError):
+class ServerUnreachable(FleetError):
     """No answer came. Where a server is started again, the same question may be asked once more."""
 
 
-class BrokenConnection(Unreachable):
+class BrokenConnection(ServerUnreachable):
     """The connection ended before an answer came: the server may or may not have acted."""
 
 
 class Transport:
     """One server, one token. Raises PolyfleetError subclasses and nothing of httpx.
 
-    `url` is `unix:` and the path of a socket, or the URL of a TCP port. Raises Unreachable, FleetError.
+    `url` is `unix:` and the path of a socket, or the URL of a TCP port. Raises ServerUnreachable, FleetError.
     """
 
     def __init__(self, url: str, token: str):
@@ -74,9 +74,9 @@ class Transport:
         try:
             folder = unix_socket.open_folder(path)
         except OSError as e:
-            raise Unreachable(f"the server at {self.url} cannot be reached: {e.strerror}", REMEDY) from None
+            raise ServerUnreachable(f"the server at {self.url} cannot be reached: {e.strerror}", REMEDY) from None
         self._leave = weakref.finalize(self, os.close, folder)
-        return unix_socket.through(folder, path)
+        return unix_socket.short_socket_path(folder, path)
 
     def _renewed(self) -> bool:
         """Whether there is another token by now, and we use it from now on."""
@@ -84,14 +84,14 @@ class Transport:
 
     def _look(self, event: str, info: Data) -> None:
         """Told by httpcore of each step of a request: who is at the other end of a new connection, before it is sent
-        anything. Raises Unreachable.
+        anything. Raises ServerUnreachable.
         """
         if event not in ("connection.connect_unix_socket.complete", "connection.connect_tcp.complete"):
             return
         stream = info["return_value"]
         try:
             if reason := self._foreign(stream):
-                raise Unreachable(f"what listens at {self.url} {reason}; nothing was sent", REMEDY)
+                raise ServerUnreachable(f"what listens at {self.url} {reason}; nothing was sent", REMEDY)
         except BaseException:
             stream.close()
             raise
@@ -103,18 +103,18 @@ class Transport:
             return "" if uid in (None, os.geteuid()) else "is of another user"
         url = urlsplit(self.url)
         port = url.port or HTTP_PORT
-        if url.hostname in LOOPBACK and (ports.owners(port) or OURS) != OURS:
+        if url.hostname in LOOPBACK and (ports.listener_uids(port) or OURS) != OURS:
             return "is of another user"
-        if not server_authentication.knows_token(stream, port, self._token):
+        if not server_authentication.verify_server(stream, port, self._token):
             return "is not this home's server: it did not prove that it knows the token"
         return ""
 
     def get(self, path: str, **params: Any) -> Data:
-        answer: Data = self.call("GET", path, params=given(**params))
+        answer: Data = self.call("GET", path, params=non_empty(**params))
         return answer
 
     def rows(self, path: str, **params: Any) -> list[Data]:
-        answer: list[Data] = self.call("GET", path, params=given(**params))
+        answer: list[Data] = self.call("GET", path, params=non_empty(**params))
         return answer
 
     def post(self, path: str, body: Data, **options: Any) -> Data:
@@ -235,11 +235,11 @@ def _not_text(error: UnicodeEncodeError) -> UserError:
     return UserError(f"not UTF-8 text: {around!r}", "write it as UTF-8; data that is no text belongs into a file")
 
 
-def _unreachable(url: str, error: httpx.HTTPError) -> Unreachable:
+def _unreachable(url: str, error: httpx.HTTPError) -> ServerUnreachable:
     if isinstance(error, httpx.TimeoutException):
-        return Unreachable(f"the server at {url} did not answer in time", REMEDY)
+        return ServerUnreachable(f"the server at {url} did not answer in time", REMEDY)
     if isinstance(error, httpx.ConnectError):
-        return Unreachable(f"the server at {url} cannot be reached: {error}", REMEDY)
+        return ServerUnreachable(f"the server at {url} cannot be reached: {error}", REMEDY)
     return BrokenConnection(f"the connection to the server at {url} broke: {error or type(error).__name__}", REMEDY)
 
 
@@ -275,7 +275,7 @@ def retry_after_s(response: httpx.Response) -> float | None:
     return min(float(text[:9]), LONGEST_PAUSE_S)
 
 
-def given(**params: Any) -> Data:
+def non_empty(**params: Any) -> Data:
     return {name: value for name, value in params.items() if value is not None}
 
 

@@ -2,7 +2,7 @@
 
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
-from orchestrator.store.idempotency import Answer
+from orchestrator.store.idempotency import StoredResponse
 
 RESTORE = "import sys; from pathlib import Path; from orchestrator.store.restore import restore;"
 RESTORE += "restore(sys.argv[1], Path(sys.argv[2]))"
@@ -20,7 +20,7 @@ def fill(store, first=0, count=5):
 def submit(store, key):
     job = Job(key, "j", "run", (Candidate(("cpu",)),))
     events = [submitted(job, {"command": "true"}, 1.0), Event(key, "cancelled", 0, 1.0)]
-    return store.once(key, "digest", lambda: Answer({"id": key}, events))
+    return store.once(key, "digest", lambda: StoredResponse({"id": key}, events))
 
 
 def content(store):

@@ -5,7 +5,7 @@ import threading
 from cluster.errors import FleetError
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
-from orchestrator.store.idempotency import Answer
+from orchestrator.store.idempotency import StoredResponse
 
 
 def life(key):
@@ -27,7 +27,7 @@ class Submitters:
         while not self._stop.is_set():
             key, number = f"{thread}-{number}", number + 1
             try:
-                store.once(key, "digest", lambda key=key: Answer({"id": key}, life(key)))
+                store.once(key, "digest", lambda key=key: StoredResponse({"id": key}, life(key)))
                 self.acked.append(key)
             except FleetError as e:
                 self.refused.append((key, str(e)))

@@ -6,7 +6,7 @@ from itertools import count
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
 from orchestrator.store.event_store import EventStore
-from orchestrator.store.idempotency import Answer
+from orchestrator.store.idempotency import StoredResponse
 
 store, round_, numbers = EventStore(sys.argv[1]), sys.argv[2], count()
 
@@ -16,7 +16,7 @@ def submit():
         os.write(1, f"asked {key}\\n".encode())
         job = Job(key, "j", "run", (Candidate(("cpu",)),))
         events = [submitted(job, {"command": "true"}, 1.0), Event(key, "cancelled", 0, 1.0)]
-        store.once(key, "digest", lambda: Answer({"id": key}, events))
+        store.once(key, "digest", lambda: StoredResponse({"id": key}, events))
         os.write(1, f"acked {key}\\n".encode())
 
 for _ in range(8):
@@ -30,7 +30,7 @@ from cluster.errors import FleetError
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
 from orchestrator.store.event_store import EventStore
-from orchestrator.store.idempotency import Answer
+from orchestrator.store.idempotency import StoredResponse
 
 url, limit, ballast, with_keys = sys.argv[1], int(sys.argv[2]), sys.argv[3], len(sys.argv) > 4
 store, acked, refused = EventStore(url), [], []
@@ -40,7 +40,7 @@ def append(number):
     events = [submitted(job, {"pad": "p" * 4000}, 1.0), Event(job.id, "cancelled", 0, 1.0)]
     try:
         if with_keys:
-            store.once(f"key-{number}", "digest", lambda: Answer({}, events))
+            store.once(f"key-{number}", "digest", lambda: StoredResponse({}, events))
         else:
             store.append(events)
         acked.append(number)

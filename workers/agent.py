@@ -21,23 +21,23 @@ from cluster.paths import private_dir
 from cluster.serialization import to_plain
 from workers import termination_notice
 from workers.attempt import fence, lease, network_interfaces, process_tree
-from workers.attempt.attempts import Attempts
-from workers.attempt.fence import Fences
+from workers.attempt.attempts import AttemptManager
+from workers.attempt.fence import FenceReader
 from workers.attempt.rank_environment import threads_per_rank
-from workers.attempt.supervisor_launcher import Starter
-from workers.benchmark.session_server import ask
-from workers.controller_generation import Generation
+from workers.attempt.supervisor_launcher import SupervisorLauncher
+from workers.benchmark.session_server import request
+from workers.controller_generation import ControllerGeneration
 from workers.discovery import discover
 from workers.discovery.device_use import LiveUse
 from workers.discovery.machine import Machine
-from workers.discovery.node_facts import node_facts, place
+from workers.discovery.node_facts import node_facts, node_identity
 from workers.discovery.resource_limits import cores
-from workers.errors import TakenOver
+from workers.errors import ControllerSuperseded
 from workers.execs import NodeExecs
-from workers.messages import Order, ScriptCheckpoint, Unusable
+from workers.messages import InvalidMessage, Order, ScriptCheckpoint
 from workers.node_files import NodeFiles
 from workers.script_checkpoints import ScriptCheckpoints
-from workers.termination_notice import Notices
+from workers.termination_notice import NoticeWatcher
 
 FACTS_EVERY_S = 10.0
 DISCOVER_EVERY_S = 60.0
@@ -63,10 +63,10 @@ class Agent(NodeFiles, NodeExecs):
         backend: str | None = None,
         fleet: str | None = None,
         fences: Path | None = None,
-        starter: Starter | None = None,
+        starter: SupervisorLauncher | None = None,
         cpus: float = 0.0,
     ):
-        NodeFiles.__init__(self, place(node, pool, backend, node_dir, storage, fleet))
+        NodeFiles.__init__(self, node_identity(node, pool, backend, node_dir, storage, fleet))
         NodeExecs.__init__(self)
         if mask := os.environ.get("POLYFLEET_UMASK"):  # Ray's own files are made under a stricter one
             os.umask(int(mask, 8))
@@ -76,17 +76,19 @@ class Agent(NodeFiles, NodeExecs):
         self._cpus = cpus
         self._use = LiveUse()
         self._discover()
-        self._generation = Generation(self._place.node_dir / "generation")
+        self._generation = ControllerGeneration(self._place.node_dir / "generation")
         own = self._place.fleet == os.environ.get("POLYFLEET_FLEET", "")
         given = os.environ.get("POLYFLEET_FENCES") if own else None  # fences of the node's own fleet
         shared = fences or (Path(given) if given else None)
-        self._fences = Fences(self._place.fleet, shared, _stored if _ray() is not None else None)
-        folder, ours, starter = self._place.node_dir / "attempts", self._place, starter or Starter.begun()
-        self._attempts = Attempts(folder, ours.storage, ours.node, self._packages, self._threads, self._fences, starter)
+        self._fences = FenceReader(self._place.fleet, shared, _stored if _ray() is not None else None)
+        folder, ours, starter = self._place.node_dir / "attempts", self._place, starter or SupervisorLauncher.begun()
+        self._attempts = AttemptManager(
+            folder, ours.storage, ours.node, self._packages, self._threads, self._fences, starter
+        )
         self._script_checkpoints = ScriptCheckpoints(self._attempts, self._storage)
         self._told_s = float("-inf")
         self._heard_s = time.monotonic()
-        self._notices = Notices(termination_notice.files(ours.node_dir), self._attempts, self._tell_facts)
+        self._notices = NoticeWatcher(termination_notice.files(ours.node_dir), self._attempts, self._tell_facts)
         self._notices.follow()
         if shared is not None or _ray() is not None:
             threading.Thread(target=self._watch_fences, name="fences", daemon=True).start()
@@ -108,7 +110,7 @@ class Agent(NodeFiles, NodeExecs):
 
         An older controller is answered too: it learns how high it has to count before it may act.
         """
-        with suppress(TakenOver):
+        with suppress(ControllerSuperseded):
             self._generation.admit(generation)
         self._discover()
         seen = {"generation": self._generation.seen, "epochs": self._attempts.epochs()}
@@ -131,13 +133,13 @@ class Agent(NodeFiles, NodeExecs):
 
     def start(self, generation: int, order: dict[str, Any], secrets: dict[str, str]) -> None:
         """Start the ranks of an Order here; where it names no meeting point, we do. Idempotent. Raises EpochPast for
-        one that is past or was stopped, and TakenOver for an older controller, as all calls that act; FleetError where
-        its fence cannot be read.
+        one that is past or was stopped, and ControllerSuperseded for an older controller, as all calls that act;
+        FleetError where its fence cannot be read.
         """
         self._generation.admit(generation)
         try:
             asked = Order.parse(order)
-        except Unusable as e:
+        except InvalidMessage as e:
             raise UserError(f"the order {e}", "install the same Polyfleet version on server and node") from None
         if not asked.master_address:
             address, port = self.meeting_place()
@@ -162,7 +164,7 @@ class Agent(NodeFiles, NodeExecs):
         clock_s: float | None = None,
         gather_s: float = 0.0,
     ) -> dict[str, Any]:
-        """{"facts": NodeFacts or None, "reports": [AttemptReport], "attempts": [key], "poison": {key: {"count",
+        """{"facts": NodeFacts or None, "reports": [AttemptStatus], "attempts": [key], "poison": {key: {"count",
         "reason"}}, "clock_s"} at news, else after `timeout_s`. What ranks tell waits for `gather_s`; a phase does not.
 
         `cursors` and `known` (phase) are by key, `job.epoch.node_rank`; "attempts" has every one this node knows,
@@ -221,7 +223,7 @@ class Agent(NodeFiles, NodeExecs):
 
     def measure(self, job: str, epoch: int, message: dict[str, Any], timeout_s: float) -> Any:
         """Ask the benchmark session of an attempt here. Raises NotFound, FleetError when it does not answer."""
-        return ask(self._attempts.folder(job, epoch), message, timeout_s)
+        return request(self._attempts.folder(job, epoch), message, timeout_s)
 
     def meeting_place(self) -> tuple[str, int]:
         """Where the ranks of an attempt may meet: this node's address and a port of it."""
@@ -248,7 +250,7 @@ class Agent(NodeFiles, NodeExecs):
             silent_s = time.monotonic() - self._heard_s
             try:
                 due = [a for a in self._attempts.live() if silent_s > a.lease_s * SILENT_SHARE_OF_LEASE]
-                fence.check(due, self._fences)
+                fence.renew_or_stop(due, self._fences)
             except Exception:
                 LOG.exception("fences were not looked at")
 
@@ -260,7 +262,7 @@ def _ray() -> Any:
 
 
 def _stored(key: str, limit_s: float) -> bytes | None:
-    """What Ray's key-value store holds. Raises Unreadable when it does not answer in time."""
+    """What Ray's key-value store holds. Raises FenceUnreadable when it does not answer in time."""
     from ray.exceptions import RayError
     from ray.experimental import internal_kv
 
@@ -270,4 +272,4 @@ def _stored(key: str, limit_s: float) -> bytes | None:
         value: bytes | None = client.internal_kv_get(key.encode(), None, timeout=limit_s)
         return value
     except (RayError, RuntimeError, OSError, ValueError) as e:
-        raise fence.Unreadable(str(e)) from e
+        raise fence.FenceUnreadable(str(e)) from e

@@ -10,8 +10,8 @@ from cluster import checkpoint_location
 from cluster.checkpoint_location import TOOLS
 from cluster.errors import Conflict, NotFound, PolyfleetError, UserError, nearest
 from workers.interpreter import interpreter
-from workers.pool_paths import error_in_pools, in_pools
-from workers.pool_storage import Storage
+from workers.pool_paths import error_with_pool_paths, with_pool_paths
+from workers.pool_storage import PoolStorage
 
 FORGET_AFTER_S = 60.0
 """A tool nobody asks about is ended: its client is gone, or the server is. One that waits asks every 2 s."""
@@ -23,7 +23,7 @@ class CheckpointTools:
     the storage of a pool. They are parsed again here: a path of the node itself is nobody's to name from afar.
     """
 
-    def __init__(self, storage: Storage, pool: str, readable: Any, forget_after_s: float = FORGET_AFTER_S):
+    def __init__(self, storage: PoolStorage, pool: str, readable: Any, forget_after_s: float = FORGET_AFTER_S):
         self._storage, self._pool, self._readable = storage, pool, readable
         self._forget_after_s = forget_after_s
         self._running: dict[str, _Running] = {}
@@ -59,8 +59,8 @@ class CheckpointTools:
             with self._lock:
                 self._running.pop(number, None)
             if running.error is not None:
-                raise error_in_pools(running.error, running.roots)
-            told["result"] = in_pools(running.result, running.roots)
+                raise error_with_pool_paths(running.error, running.roots)
+            told["result"] = with_pool_paths(running.result, running.roots)
         return told
 
     def stop(self, number: str) -> None:
@@ -75,7 +75,7 @@ class CheckpointTools:
         use = TOOLS[verb][name]
         match value:
             case {"uri": str(text)} if use.stores and len(value) == 1:
-                return str(checkpoint_location.uri(text, name))
+                return str(checkpoint_location.parse_uri(text, name))
             case {"pool": str(pool), "path": str(path)} if len(value) == 2:
                 pass
             case _:
@@ -84,7 +84,7 @@ class CheckpointTools:
                 )
         if use.written and pool != self._pool:
             raise UserError(f"pool {pool!r} is not written from here", "ask a node of that pool")
-        storage: Storage = self._storage if use.written else self._readable(pool)
+        storage: PoolStorage = self._storage if use.written else self._readable(pool)
         roots[storage.root] = pool
         if (verb, name) == ("export", "target"):  # made by the tool itself
             return str(storage.new(path))

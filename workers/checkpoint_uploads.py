@@ -9,20 +9,20 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from cluster.errors import Conflict, FleetError, NotFound, UserError
-from workers.pool_paths import told_in_pools
-from workers.pool_storage import Storage
+from workers.pool_paths import errors_with_pool_paths
+from workers.pool_storage import PoolStorage
 
 IDLE_S = 60.0
 """After so long without a word from its sender a copy is taken for abandoned, unless whoever goes on with it says less.
 """
 
 
-class IncomingCheckpoints:
+class CheckpointUploads:
     """`folder` is relative to the pool's storage, `name` a checkpoint's own. Kept between calls, not across a restart:
     what has arrived lies on disk, and the next `begin` finds it there.
     """
 
-    def __init__(self, storage: Storage, pool: str = ""):
+    def __init__(self, storage: PoolStorage, pool: str = ""):
         self._storage = storage
         self._roots = {storage.root: pool} if pool else {}
         self._open: dict[tuple[str, str], _Open] = {}
@@ -35,15 +35,15 @@ class IncomingCheckpoints:
         Raises Conflict while another copy of it is under way, DamagedCheckpoint for what cannot be believed.
         """
         from workers.checkpoint.format.manifest import FOLDER
-        from workers.checkpoint.transfer.receiver import Incoming
+        from workers.checkpoint.transfer.receiver import CheckpointReceiver
 
         if not FOLDER.fullmatch(name):
             raise UserError(f"{name[:80]!r} is not a checkpoint's name", "a folder step-… is copied under its own name")
         self._close_idle((folder, name), idle_s)
         stack = ExitStack()
         checked = _expected(text)
-        with told_in_pools(self._roots), _kept(name):
-            incoming = stack.enter_context(Incoming(self._storage.make(folder), name, text, expected=checked))
+        with errors_with_pool_paths(self._roots), _kept(name):
+            incoming = stack.enter_context(CheckpointReceiver(self._storage.make(folder), name, text, expected=checked))
         manifest = incoming.manifest
         told: dict[str, Any] = {"arrived": incoming.arrived, "missing": [], "step": manifest.step}
         told |= {"files": len(manifest.files), "bytes": manifest.size_bytes()}
@@ -51,7 +51,7 @@ class IncomingCheckpoints:
             stack.close()
             return told
         try:
-            with told_in_pools(self._roots), _kept(name):
+            with errors_with_pool_paths(self._roots), _kept(name):
                 told["missing"] = [list(chunk) for chunk in incoming.missing()]
         except BaseException:
             stack.close()
@@ -66,13 +66,13 @@ class IncomingCheckpoints:
         digests = held.incoming.manifest.files[file].xxh3_128 if file in held.incoming.manifest.files else ()
         if not 0 <= index < len(digests):
             raise UserError(f"{name} has no chunk {index} of {file[:80]!r}", "send those that are missing")
-        with held.lock, told_in_pools(self._roots), _kept(name):
+        with held.lock, errors_with_pool_paths(self._roots), _kept(name):
             held.incoming.write((file, index), data)
         return len(data)
 
     def commit(self, folder: str, name: str) -> None:
         held = self._held(folder, name)
-        with held.lock, told_in_pools(self._roots), _kept(name):
+        with held.lock, errors_with_pool_paths(self._roots), _kept(name):
             held.incoming.commit()
         self.leave(folder, name)
 

@@ -14,19 +14,19 @@ from pathlib import Path
 from cluster import archive_unpack
 from cluster.archive_checks import LARGEST_ARCHIVE_BYTES
 from cluster.errors import Conflict, NotFound, UserError
-from cluster.last_used import Uses
+from cluster.last_used import LastUsed
 from cluster.paths import private_dir
 
 DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 INCOMING = ".incoming-"
 
 
-class Packages:
+class NodeCodeArchives:
     """Folders under `folder`; safe to use from several threads. `read` unpacks an archive."""
 
-    def __init__(self, folder: Path, read: archive_unpack.Read = archive_unpack.read_apart):
+    def __init__(self, folder: Path, read: archive_unpack.Read = archive_unpack.read_in_child):
         self._folder, self._read = private_dir(folder), read
-        self._uses = Uses()
+        self._uses = LastUsed()
         self._lock = threading.Lock()
         for left in self._folder.glob(f"{INCOMING}*"):  # of an agent that was killed: its upload begins anew
             shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)

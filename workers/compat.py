@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from workers.config import VendorConfig
     from workers.device_info import DeviceInfo
     from workers.optimization_levels import OptimizationLevel
-    from workers.optimizers.pass_context import Prepared
+    from workers.optimizers.pass_context import PreparedModel
     from workers.optimizers.preparation import Trained
 
     Level = str | OptimizationLevel | None
     Dtype = str | torch.dtype | None
 
 
-class Shortcuts:
+class CompatMethods:
     """Mixed into BaseBackend. `report` tells what the last call applied, and what it skipped for which reason.
 
     A `dtype` of None is the precision of the back end's configuration, and a level of None its optimisation level; of a
@@ -33,7 +33,7 @@ class Shortcuts:
     `sample_input` is a tensor, a tuple of arguments or a dict of keyword arguments; it lets each pass be checked.
     """
 
-    report: Prepared | None = None
+    report: PreparedModel | None = None
     fallback_from: str = ""
     """The back end that was asked for, where this one took its place; `fallback_reason` says why."""
     fallback_reason: str = ""
@@ -79,7 +79,7 @@ class Shortcuts:
         dtype: Dtype = None,
         *,
         optimization_level: Level = None,
-    ) -> Prepared:
+    ) -> PreparedModel:
         """`prepare_model` with its report."""
         from workers.optimizers import preparation
 
@@ -213,7 +213,7 @@ class Shortcuts:
             raise UserError(told, f"ask for {' or '.join(native)}")
 
 
-def _own(backend: Shortcuts) -> BaseBackend:
+def _own(backend: CompatMethods) -> BaseBackend:
     """The back end these names are mixed into."""
     return backend  # type: ignore[return-value]
 

@@ -20,7 +20,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from cluster import catalogue
 from cluster.catalogue.precision import long_name
 from cluster.errors import SpecError, UserError, nearest
-from workers.config_sources import Environment, File, section_type
+from workers.config_sources import ConfigFileSource, EnvironmentSource, section_type
 from workers.config_values import (
     Attention,
     Backends,
@@ -36,7 +36,7 @@ from workers.config_values import (
     Threads,
     Topology,
     XLAPrecision,
-    shown,
+    short_repr,
 )
 
 
@@ -171,7 +171,7 @@ class PolyfleetConfig(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, Environment(settings_cls), File(settings_cls)
+        return init_settings, EnvironmentSource(settings_cls), ConfigFileSource(settings_cls)
 
 
 @cache
@@ -205,7 +205,7 @@ def config_of(given: Given) -> PolyfleetConfig:
         raise UserError(f"config is a {type(given).__name__}", _REMEDY)
     if strange := [name for name in given if not isinstance(name, str)]:
         known = nearest("", list(PolyfleetConfig.model_fields))
-        raise SpecError("config", f"unknown option {shown(strange[0])}", known)
+        raise SpecError("config", f"unknown option {short_repr(strange[0])}", known)
     return PolyfleetConfig(**given)
 
 
@@ -245,7 +245,7 @@ def _explained(error: ValidationError) -> SpecError:
         for part in path[:-1]:
             options = section_type(options.model_fields[part])
         return SpecError(".".join(path), f"unknown option {path[-1]!r}", nearest(path[-1], list(options.model_fields)))
-    said = f"{first['msg'].removeprefix('Value error, ')} (given: {shown(first['input'])})"
+    said = f"{first['msg'].removeprefix('Value error, ')} (given: {short_repr(first['input'])})"
     words = re.findall(r"'([^']*)'", first["msg"]) if first["type"] == "literal_error" else []
     near = get_close_matches(str(first["input"]), words, n=1, cutoff=0.5)
     return SpecError(".".join(path), said, f"did you mean {near[0]!r}?" if near else "")

@@ -18,7 +18,7 @@ PREFIX, BETWEEN = "POLYFLEET_CONFIG__", "__"
 FILE = "POLYFLEET_CONFIG_FILE"
 
 
-class Environment(PydanticBaseSettingsSource):
+class EnvironmentSource(PydanticBaseSettingsSource):
     """Variables such as POLYFLEET_CONFIG__CPU__THREADS, in any case; of a section also JSON: POLYFLEET_CONFIG__CPU."""
 
     def __call__(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class Environment(PydanticBaseSettingsSource):
         return path, options
 
 
-class File(InitSettingsSource):
+class ConfigFileSource(InitSettingsSource):
     """The configuration file as the source of least weight."""
 
     def __init__(self, settings_cls: type[BaseSettings]):

@@ -70,7 +70,7 @@ def split(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """A value in an error message, cut where it is long."""
     text = repr(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from cluster.checkpoint_location import path_refusal
+from cluster.checkpoint_location import path_error
 from cluster.content_cache import Contents
 from cluster.content_hash import Content
 from cluster.errors import UserError
 from workers.messages import Mount
-from workers.pool_storage import Storage
+from workers.pool_storage import PoolStorage
 
 FOLDER = ".data"
 LIMIT = "POLYFLEET_DATA_CACHE_BYTES"
@@ -58,7 +58,7 @@ class DataCache:
 
     def keep(self, upload: str, inner: str, expected: str, came_from: str) -> Content:
         """What arrived as `inner` in an upload, "" for all of it."""
-        storage = Storage(self._storage)
+        storage = PoolStorage(self._storage)
         folder = f"{UPLOADS}/{upload}"
         return self._contents.keep(storage.find(f"{folder}/{inner}" if inner else folder), expected, came_from)
 
@@ -74,7 +74,7 @@ def link(work: Path, mounts: tuple[Mount, ...], contents: Mapping[str, tuple[Pat
     for sha256, path, name in mounts:
         content = contents[sha256][0]
         path = f"{path}/{name}" if name and content.is_file() else path
-        if refusal := path_refusal(path):
+        if refusal := path_error(path):
             raise UserError(f"data cannot be shown at {path[:200]!r}: {refusal}", "use names and `/`, no `..`")
         target = work / path
         try:

@@ -12,7 +12,7 @@ class OutOfDeviceMemory(UserError):
         self.args = (device, needed_bytes, free_bytes)
 
 
-class TakenOver(Conflict):
+class ControllerSuperseded(Conflict):
     """An agent obeys no controller older than one that it has heard of."""
 
     def __init__(self, generation: int, seen: int):
@@ -112,11 +112,11 @@ class CheckpointError(UserError):
     """A checkpoint that cannot be saved, read or trusted; names file, tensor or chunk."""
 
 
-class Replaced(CheckpointError):
+class AttemptReplaced(CheckpointError):
     """This attempt does not count any more, or may not: no fault of its code."""
 
 
-class NotFinite(UserError):
+class NonFiniteValue(UserError):
     """A number or a tensor of `step` that is NaN or infinite: training on is useless, and its checkpoints are too."""
 
     def __init__(self, what: str, step: int):

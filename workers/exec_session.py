@@ -19,7 +19,7 @@ from typing import Any
 
 from cluster.errors import Conflict, FleetError
 from workers.attempt.exec_commands import DOOR, LONGEST_BYTES
-from workers.attempt.folders import Folder
+from workers.attempt.folders import AttemptFolder
 
 START_S = 10.0
 PIECE_BYTES = 64 << 10
@@ -54,7 +54,7 @@ class Session:
     writing: threading.Lock = field(default_factory=threading.Lock)
 
 
-def knock(folder: Folder) -> socket.socket:
+def knock(folder: AttemptFolder) -> socket.socket:
     """A connection to the attempt's supervisor. Raises Conflict, FleetError."""
     if not hasattr(socket, "SOCK_SEQPACKET") or not Path("/proc/self/fd").is_dir():
         raise Conflict("commands beside a job need Linux on its node", "run it as a job of its own")

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from cluster.errors import FleetError, NotFound
-from workers.attempt.folders import Folder
+from workers.attempt.folders import AttemptFolder
 from workers.exec_session import Data, Session, begun, close, close_input, hang_up, knock, read, set_size, write
 
 if TYPE_CHECKING:
-    from workers.attempt.attempts import Attempts
-    from workers.controller_generation import Generation
+    from workers.attempt.attempts import AttemptManager
+    from workers.controller_generation import ControllerGeneration
 
 MOST = 8
 """At a time on one node."""
@@ -35,7 +35,7 @@ class Execs:
         self._lock = threading.Lock()
         self._looking = False
 
-    def start(self, folder: Folder, asked: Data, size: tuple[int, int]) -> str:
+    def start(self, folder: AttemptFolder, asked: Data, size: tuple[int, int]) -> str:
         """`asked` is {"rank", "command", "environment", "terminal", "input"}, `size` rows and columns of a terminal.
 
         Raises Conflict, with what the supervisor refuses, FleetError.
@@ -130,8 +130,8 @@ class Execs:
 class NodeExecs:
     """What an agent answers about commands beside its attempts: arguments and results are plain data."""
 
-    _attempts: "Attempts"
-    _generation: "Generation"
+    _attempts: "AttemptManager"
+    _generation: "ControllerGeneration"
 
     def __init__(self) -> None:
         self._execs = Execs()
@@ -139,7 +139,7 @@ class NodeExecs:
     def exec_start(self, generation: int, job: str, epoch: int, asked: dict[str, Any], size: tuple[int, int]) -> str:
         """Its number. `asked` is {"rank", "command", "environment", "terminal", "input"}; no command is a shell.
 
-        Raises Conflict while the attempt takes none, NotFound, and TakenOver for an older controller.
+        Raises Conflict while the attempt takes none, NotFound, and ControllerSuperseded for an older controller.
         """
         self._generation.admit(generation)
         folder = self._attempts.running(job, epoch, int(asked["rank"]))

@@ -18,10 +18,10 @@ from typing import Any
 from cluster.errors import Conflict, NotFound, UserError
 from cluster.folder_access import Tree, digest, digest_of
 from cluster.identity import storage_identity
-from cluster.paths import synced
+from cluster.paths import write_durably
 from workers.attempt import folder_removal
 from workers.attempt.output_folder import folder_of, size_bytes
-from workers.pool_storage import Storage
+from workers.pool_storage import PoolStorage
 
 OUTPUT = re.compile(r"output-([0-9]{1,12})", re.ASCII)
 UPLOAD = re.compile(r"[0-9a-z-]{8,64}", re.ASCII)
@@ -33,7 +33,7 @@ UPLOAD_AGE_S = 7 * 86400
 class JobFiles:
     """Of one pool's storage. Arguments come from the server, names in trees from anybody."""
 
-    def __init__(self, storage: Storage):
+    def __init__(self, storage: PoolStorage):
         self._storage = storage
 
     def identity(self) -> str:
@@ -69,9 +69,9 @@ class JobFiles:
         if new.is_dir():
             return
         source = self._storage.resolve(_upload(upload))
-        synced(source)
+        write_durably(source)
         source.rename(new)
-        synced(new.parent)
+        write_durably(new.parent)
 
     def put(self, upload: str, names: list[list[str]], job: str, epoch: int, running: bool, force: bool) -> list[str]:
         """Give files of an upload, [[its path there, the path in the job's folder]], their places, each at once.

@@ -1,20 +1,20 @@
 """What crosses between controller, agent, supervisor and rank: plain data with a version, and nothing else.
 
-Both sides build these classes and read them with `parse`, which believes nothing: it raises Unusable, whose text goes
-on after the message's name. Standard library only, since supervisors import it.
+Both sides build these classes and read them with `parse`, which believes nothing: it raises InvalidMessage, whose text
+goes on after the message's name. Standard library only, since supervisors import it.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from cluster.checkpoint_location import path_refusal
-from workers.message_fields import LONGEST_TEXT, Fields, Unusable, is_count, is_text
+from cluster.checkpoint_location import path_error
+from workers.message_fields import LONGEST_TEXT, Fields, InvalidMessage, is_count, is_text
 from workers.rank_events import RankEvent
 
 __all__ = ["FAILURES", "FENCE_KEY", "LAUNCHES", "OUTCOMES", "PHASES", "PROTOCOL", "STOPS"]
-__all__ += ["CHECKPOINT_FORMATS", "OWN_FOLDER", "AttemptReport", "Failure", "Order", "Outcome", "RankEvent"]
-__all__ += ["ScriptCheckpoint", "Unusable"]
+__all__ += ["CHECKPOINT_FORMATS", "OWN_FOLDER", "AttemptStatus", "Failure", "Order", "Outcome", "RankEvent"]
+__all__ += ["InvalidMessage", "ScriptCheckpoint"]
 
 PROTOCOL = 6
 """Raised when a message changes its meaning. An agent of another protocol is refused at join."""
@@ -171,12 +171,12 @@ class ScriptCheckpoint(NamedTuple):
 
     @classmethod
     def of(cls, task: str, arguments: Mapping[str, Any]) -> "ScriptCheckpoint | None":
-        """A command has no other arguments. Raises Unusable."""
+        """A command has no other arguments. Raises InvalidMessage."""
         if task != "run" or "checkpoint" not in arguments:
             return None
         f = Fields(arguments["checkpoint"], cls._fields)
-        if why := path_refusal(path := f.text("path")):
-            raise Unusable(f"has a checkpoint's path that leads out of its folder: {why}")
+        if why := path_error(path := f.text("path")):
+            raise InvalidMessage(f"has a checkpoint's path that leads out of its folder: {why}")
         return cls(path, f.word("format", CHECKPOINT_FORMATS, "auto"), f.flag("found", False))
 
 
@@ -201,7 +201,7 @@ class Failure:
         f = Fields(data, cls.__slots__)
         code = f.optional("exit_code")
         if code is not None and not is_count(code, -1000, 1 << 32):
-            raise Unusable("has an exit code that is no whole number")
+            raise InvalidMessage("has an exit code that is no whole number")
         return cls(
             f.count("rank", 0),
             f.text("node", "", most=256),
@@ -247,14 +247,14 @@ class Outcome:
 
     @classmethod
     def parse_of(cls, part: Part, data: Any) -> "Outcome":
-        """As `parse`; also raises Unusable for the outcome of another part of an attempt."""
+        """As `parse`; also raises InvalidMessage for the outcome of another part of an attempt."""
         if not isinstance(data, dict) or tuple(data.get(name) for name in ("job", "epoch", "node_rank")) != part:
-            raise Unusable(f"is no outcome of {'.'.join(map(str, part))}")
+            raise InvalidMessage(f"is no outcome of {'.'.join(map(str, part))}")
         return cls.parse(data)
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptReport:
+class AttemptStatus:
     """One attempt as its agent sees it: a phase of PHASES, new events, and the byte of its events file up to which they
     go. There is an outcome once the phase is `ended`.
     """
@@ -279,11 +279,13 @@ class AttemptReport:
         return _shallow(self) | told
 
     @classmethod
-    def parse(cls, data: Any) -> "AttemptReport":
+    def parse(cls, data: Any) -> "AttemptStatus":
         f = Fields(data, cls.__slots__)
         part, phase, ended = _part(f), f.word("phase", PHASES), f.optional("outcome")
         if (phase == "ended") != (ended is not None):
-            raise Unusable("has ended without an outcome" if ended is None else f"has an outcome in the phase {phase}")
+            raise InvalidMessage(
+                "has ended without an outcome" if ended is None else f"has an outcome in the phase {phase}"
+            )
         events = tuple(RankEvent.parse(event) for event in f.sequence("events"))
         outcome = None if ended is None else Outcome.parse_of(part, ended)
         return cls(*part, phase, events, f.count("cursor"), outcome)
@@ -295,14 +297,14 @@ def _part(f: Fields) -> Part:
 
 def _devices(found: tuple[Any, ...]) -> tuple[int, ...]:
     if not all(is_count(number) for number in found):
-        raise Unusable("has devices that are not whole numbers")
+        raise InvalidMessage("has devices that are not whole numbers")
     return found
 
 
 def _mounts(values: tuple[Any, ...]) -> tuple[Mount, ...]:
     good = [one for one in values if isinstance(one, list | tuple) and len(one) == 3 and all(map(is_text, one))]
     if len(good) != len(values) or len(values) > MOST_DATA:
-        raise Unusable(f"has a `data` that is not at most {MOST_DATA} times three texts")
+        raise InvalidMessage(f"has a `data` that is not at most {MOST_DATA} times three texts")
     return tuple((str(sha256), str(path), str(name)) for sha256, path, name in good)
 
 
@@ -310,18 +312,18 @@ def _command(found: Any) -> tuple[str, ...]:
     if isinstance(found, str) and found:
         found = ["/bin/sh", "-c", found]
     if not isinstance(found or [], list | tuple) or not all(is_text(word) for word in found or ()):
-        raise Unusable("has a `command` that is neither text nor a list of texts")
+        raise InvalidMessage("has a `command` that is neither text nor a list of texts")
     return tuple(found or ())
 
 
 def _exit_codes(found: dict[str, Any]) -> dict[int, int]:
     if not all(rank.isascii() and rank.isdecimal() and len(rank) < 16 and type(c) is int for rank, c in found.items()):
-        raise Unusable("has exit codes that are no whole numbers by rank")
+        raise InvalidMessage("has exit codes that are no whole numbers by rank")
     return {int(rank): code for rank, code in found.items()}
 
 
 def _failure(found: Any) -> Failure | None:
     try:
         return None if found is None else Failure.parse(found)
-    except Unusable as e:
-        raise Unusable(f"has a failure that {e}") from None
+    except InvalidMessage as e:
+        raise InvalidMessage(f"has a failure that {e}") from None

@@ -7,13 +7,13 @@ from typing import Any
 from cluster.errors import FleetError, NotFound
 from cluster.folder_access import MOST_LISTED, PIECE_BYTES, Tree, digest
 from workers.checkpoint_tools import CheckpointTools
-from workers.checkpoint_uploads import IDLE_S, IncomingCheckpoints
-from workers.code_archives import Packages
+from workers.checkpoint_uploads import IDLE_S, CheckpointUploads
+from workers.code_archives import NodeCodeArchives
 from workers.data_cache import DataCache
-from workers.discovery.node_facts import Place
+from workers.discovery.node_facts import NodeIdentity
 from workers.job_files import JobFiles
-from workers.pool_checkpoints import StoredCheckpoints
-from workers.pool_storage import Storage
+from workers.pool_checkpoints import PoolCheckpoints
+from workers.pool_storage import PoolStorage
 
 HASHES_AT_ONCE = 32
 """Pieces that one call reads: a slow disk takes some seconds."""
@@ -22,12 +22,12 @@ HASHES_AT_ONCE = 32
 class NodeFiles:
     """Its public methods are calls of the agent: arguments and results are plain data."""
 
-    def __init__(self, place: Place):
+    def __init__(self, place: NodeIdentity):
         self._place = place
-        self._storage = Storage(place.storage)
-        self._packages = Packages(place.node_dir / "packages")
-        self._checkpoints = StoredCheckpoints(self._storage, place.pool)
-        self._incoming = IncomingCheckpoints(self._storage, place.pool)
+        self._storage = PoolStorage(place.storage)
+        self._packages = NodeCodeArchives(place.node_dir / "packages")
+        self._checkpoints = PoolCheckpoints(self._storage, place.pool)
+        self._incoming = CheckpointUploads(self._storage, place.pool)
         self._job_files = JobFiles(self._storage)
         self._data = DataCache(place.storage)
         self._tools = CheckpointTools(self._storage, place.pool, self._readable)
@@ -50,13 +50,13 @@ class NodeFiles:
     def read_file(self, path: str, offset: int, limit_bytes: int, pool: str = "") -> bytes:
         return self._readable(pool).read(path, offset, limit_bytes)
 
-    def _readable(self, pool: str) -> Storage:
+    def _readable(self, pool: str) -> PoolStorage:
         """Its own pool's storage (also for ""), or that of a neighbour on the same machine. Raises NotFound."""
         if pool in ("", self._place.pool):
             return self._storage
         if pool not in self._place.neighbours:
             raise NotFound(f"pool {pool!r} cannot be read from node {self._place.node}", "ask a node of that pool")
-        return Storage(self._place.neighbours[pool])
+        return PoolStorage(self._place.neighbours[pool])
 
     def begin_checkpoint(self, folder: str, name: str, manifest: bytes, idle_s: float = IDLE_S) -> dict[str, Any]:
         """A checkpoint of that manifest is to arrive in `folder`: which chunks are missing here."""
@@ -106,8 +106,8 @@ class NodeFiles:
     def damaged_checkpoints(self) -> list[dict[str, str]]:
         return self._checkpoints.damaged()
 
-    def _stored(self, pool: str) -> StoredCheckpoints:
-        return StoredCheckpoints(self._readable(pool), pool or self._place.pool)
+    def _stored(self, pool: str) -> PoolCheckpoints:
+        return PoolCheckpoints(self._readable(pool), pool or self._place.pool)
 
     def plan_checkpoint(self, path: str, kind: str, count: int) -> dict[str, Any]:
         return self._checkpoints.plan(path, kind, count)

@@ -12,26 +12,26 @@ from typing import Any
 
 from cluster.errors import NotFound
 from workers.errors import CheckpointError
-from workers.pool_paths import in_pools, told_in_pools
-from workers.pool_storage import Storage
+from workers.pool_paths import errors_with_pool_paths, with_pool_paths
+from workers.pool_storage import PoolStorage
 
 
-class StoredCheckpoints:
+class PoolCheckpoints:
     """`pool` is what users call the storage: errors name places in it as POOL:PATH."""
 
-    def __init__(self, storage: Storage, pool: str = ""):
+    def __init__(self, storage: PoolStorage, pool: str = ""):
         self._storage = storage
         self._roots = {storage.root: pool} if pool else {}
 
     def list(self, prefix: str) -> "list[dict[str, Any]]":
         """Summaries of all checkpoints below `prefix` ("" for all), `path` relative to the storage."""
-        from workers.checkpoint.format.step_folders import below
+        from workers.checkpoint.format.step_folders import checkpoints_below
 
         if prefix and not self._storage.exists(prefix):
             return []
         root = self._storage.resolve(prefix)
-        with told_in_pools(self._roots):
-            return [self._relative(row) for row in _read("list", {"root": str(root)}, below(root))]
+        with errors_with_pool_paths(self._roots):
+            return [self._relative(row) for row in _read("list", {"root": str(root)}, checkpoints_below(root))]
 
     def step(self, path: str) -> "dict[str, Any]":
         """`path` itself if it is a checkpoint, else the newest one directly below it that is not known to be damaged:
@@ -48,22 +48,22 @@ class StoredCheckpoints:
         folder = self._storage.resolve(path)
         if (folder / NAME).is_file():
             return {"path": path, "passed_over": []}
-        with told_in_pools(self._roots):
+        with errors_with_pool_paths(self._roots):
             found = _read("newest", {"root": str(folder)}, newest_first(folder))
-        told: dict[str, Any] = in_pools(found, self._roots)
+        told: dict[str, Any] = with_pool_paths(found, self._roots)
         return told | {"path": f"{path}/{Path(found['path']).name}" if found["path"] else ""}
 
     def damaged(self) -> "builtins.list[dict[str, str]]":
         """{"path", "reason"} of all that are marked as damaged, without reading any manifest."""
-        from workers.checkpoint.disk.damage_marks import marked_below
+        from workers.checkpoint.disk.damage_marks import damaged_checkpoints
 
         root = self._storage.root
-        return [{"path": str(folder.relative_to(root)), "reason": in_pools(why, self._roots)}
-                for folder, why in marked_below(root)]  # fmt: skip
+        return [{"path": str(folder.relative_to(root)), "reason": with_pool_paths(why, self._roots)}
+                for folder, why in damaged_checkpoints(root)]  # fmt: skip
 
     def describe(self, path: str) -> "dict[str, Any]":
         folder = self._storage.resolve(path)
-        with told_in_pools(self._roots):
+        with errors_with_pool_paths(self._roots):
             return self._relative(_read("show", {"path": str(folder)}, [folder]))
 
     def verify(self, path: str) -> "dict[str, Any]":
@@ -71,12 +71,12 @@ class StoredCheckpoints:
 
         Raises CheckpointError with the first thing that is wrong.
         """
-        from workers.checkpoint.disk.damage_marks import note_verified
+        from workers.checkpoint.disk.damage_marks import record_verification
 
         folder = self._storage.resolve(path)
-        with told_in_pools(self._roots):
+        with errors_with_pool_paths(self._roots):
             found = _read("check", {"path": str(folder)}, [folder])
-            note_verified(folder, found["problems"])
+            record_verification(folder, found["problems"])
             if not found["ok"]:
                 raise CheckpointError(found["problems"][0], "resume from an older checkpoint, or copy this one again")
         return self._relative(found)
@@ -86,14 +86,14 @@ class StoredCheckpoints:
         if self.step(path)["path"] != path:
             raise NotFound(f"no checkpoint {path!r} in this pool's storage", "name a folder step-…")
         folder = self._storage.resolve(path)
-        with told_in_pools(self._roots):
+        with errors_with_pool_paths(self._roots):
             planned = _read("plan", {"path": str(folder), "to": kind, "count": count}, [folder])
-        told: dict[str, Any] = in_pools(planned, self._roots)
+        told: dict[str, Any] = with_pool_paths(planned, self._roots)
         return told
 
     def _relative(self, row: "dict[str, Any]") -> "dict[str, Any]":
         path = self._storage.root.joinpath(row["path"]).relative_to(self._storage.root)
-        told: dict[str, Any] = in_pools(row, self._roots)
+        told: dict[str, Any] = with_pool_paths(row, self._roots)
         return told | {"path": str(path)}
 
 

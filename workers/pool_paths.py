@@ -12,27 +12,27 @@ Roots = Mapping[Path, str]
 """The storage of each pool that is reached from here."""
 
 
-def in_pools(value: Any, roots: Roots) -> Any:
+def with_pool_paths(value: Any, roots: Roots) -> Any:
     """The same plain data; a path below a pool's storage is POOL:PATH wherever it stands in a text."""
     if isinstance(value, dict):
-        return {key: in_pools(item, roots) for key, item in value.items()}
+        return {key: with_pool_paths(item, roots) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)([in_pools(item, roots) for item in value])
+        return type(value)([with_pool_paths(item, roots) for item in value])
     return _in_pools(value, roots) if isinstance(value, str) else value
 
 
 @contextmanager
-def told_in_pools(roots: Roots) -> Iterator[None]:
+def errors_with_pool_paths(roots: Roots) -> Iterator[None]:
     """Errors of ours leave with such paths. `roots` may still grow inside."""
     try:
         yield
     except PolyfleetError as e:
-        raise error_in_pools(e, roots) from None
+        raise error_with_pool_paths(e, roots) from None
 
 
-def error_in_pools(error: PolyfleetError, roots: Roots) -> PolyfleetError:
+def error_with_pool_paths(error: PolyfleetError, roots: Roots) -> PolyfleetError:
     """The same error with such paths."""
-    return type(error)(*in_pools(error.args, roots))
+    return type(error)(*with_pool_paths(error.args, roots))
 
 
 def _in_pools(text: str, roots: Roots) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.checkpoint_location import path_refusal
+from cluster.checkpoint_location import path_error
 from cluster.errors import FleetError, NotFound, UserError
 from cluster.paths import storage_dir
 from cluster.safe_path_walk import FOLDER, descend
@@ -21,7 +21,7 @@ LARGEST_PIECE_BYTES = 8 << 20
 INCOMING = ".incoming-"
 
 
-class Storage:
+class PoolStorage:
     """All paths are relative to `root`, with `/`."""
 
     def __init__(self, root: Path):
@@ -107,7 +107,7 @@ def _reported(path: str) -> Iterator[None]:
 
 def _parts(path: str) -> list[str]:
     """Raises UserError for a path that is absolute, empty or climbs."""
-    if refusal := path_refusal(path):
+    if refusal := path_error(path):
         raise UserError(
             f"{path[:200]!r} is not a path below this pool's storage: {refusal}", "use names and `/`, no `..`"
         )

@@ -7,8 +7,8 @@ Standard library only.
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.untrusted_files import Unreadable, parse_json
-from workers.message_fields import LARGEST_COUNT, Fields, Unusable, is_count, is_number, is_text
+from cluster.untrusted_files import UnreadableFile, parse_json
+from workers.message_fields import LARGEST_COUNT, Fields, InvalidMessage, is_count, is_number, is_text
 
 LONGEST_LINE_BYTES = 64 << 10
 LONGEST_PATH = 4096
@@ -36,23 +36,23 @@ class RankEvent:
 
     @classmethod
     def parse(cls, data: Any, since_s: float = 0.0, until_s: float = LATEST_S) -> "RankEvent":
-        """Raises Unusable. A time that does not lie between the two, in epoch seconds, becomes the nearer one: a clock
-        may be set while attempts run, and what was told counts all the same.
+        """Raises InvalidMessage. A time that does not lie between the two, in epoch seconds, becomes the nearer one: a
+        clock may be set while attempts run, and what was told counts all the same.
         """
         fields = Fields(data, cls.__slots__)
         return cls._checked(fields.count("at"), fields.object("data"), data, since_s, until_s)
 
     @classmethod
     def of_line(cls, line: bytes, at: int, since_s: float, until_s: float) -> "RankEvent":
-        """A line of events.jsonl that ends at byte `at`; see `parse`. Raises Unusable."""
+        """A line of events.jsonl that ends at byte `at`; see `parse`. Raises InvalidMessage."""
         if len(line) > LONGEST_LINE_BYTES:
-            raise Unusable(f"is longer than {LONGEST_LINE_BYTES} bytes")
+            raise InvalidMessage(f"is longer than {LONGEST_LINE_BYTES} bytes")
         try:
             told = parse_json(line, "the event")
-        except Unreadable as e:
-            raise Unusable(e.why) from None
+        except UnreadableFile as e:
+            raise InvalidMessage(e.why) from None
         if not isinstance(told, dict):
-            raise Unusable("is no JSON object")
+            raise InvalidMessage("is no JSON object")
         data = {name: value for name, value in told.items() if name not in ALWAYS}
         return cls._checked(at, data, told, since_s, until_s)
 
@@ -62,15 +62,15 @@ class RankEvent:
     ) -> "RankEvent":
         t, rank, kind = (told.get(name) for name in ALWAYS)
         if not is_number(t):
-            raise Unusable("has no time `t` that is a finite number")
+            raise InvalidMessage("has no time `t` that is a finite number")
         if not 0.0 <= t <= LATEST_S:
-            raise Unusable(f"has the time {t:.6g}, which is no date")
+            raise InvalidMessage(f"has the time {t:.6g}, which is no date")
         if not is_count(rank):
-            raise Unusable("has no `rank` that is a whole number")
+            raise InvalidMessage("has no `rank` that is a whole number")
         if kind not in KINDS:
-            raise Unusable(f"has none of the types {', '.join(KINDS)}")
+            raise InvalidMessage(f"has none of the types {', '.join(KINDS)}")
         if why := {"report": _bad_report, "checkpoint": _bad_checkpoint}.get(kind, _accepted)(data):
-            raise Unusable(why)
+            raise InvalidMessage(why)
         return cls(kind, rank, min(max(t, since_s), until_s), at, data)
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import NotFound, PolyfleetError
-from workers.attempt.attempts import Attempts
+from workers.attempt.attempts import AttemptManager
 from workers.attempt.folders import read_json
 from workers.attempt.output_folder import folder_of
 from workers.checkpoint.scripts.change_stamps import Stamp, inside, stamp
 from workers.errors import CheckpointError
 from workers.interpreter import interpreter
 from workers.messages import ScriptCheckpoint
-from workers.pool_storage import Storage
+from workers.pool_storage import PoolStorage
 
 LOOK_EVERY_S = 1.0
 UNSETTLED_S = 10.0
@@ -48,7 +48,7 @@ class _Watched:
 class ScriptCheckpoints:
     """Of one node. The part of an attempt that has node rank 0 looks after them: its node's storage has them."""
 
-    def __init__(self, attempts: Attempts, storage: Storage):
+    def __init__(self, attempts: AttemptManager, storage: PoolStorage):
         self._attempts, self._storage = attempts, storage
         self._watched: dict[str, _Watched | None] = {}
         self._thread: threading.Thread | None = None

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from cluster.termination_notice import FILE, GRACE_S
 from cluster.types import Notice
-from cluster.untrusted_files import Unreadable, parse_json, read_bytes
+from cluster.untrusted_files import UnreadableFile, parse_json, read_bytes
 from workers.attempt import lease
-from workers.attempt.attempts import Attempts
+from workers.attempt.attempts import AttemptManager
 
 VARIABLE = "POLYFLEET_NOTICE_FILE"
 NODE_DIR = "POLYFLEET_NODE_DIR"
@@ -38,12 +38,12 @@ def files(node_dir: Path, environ: Mapping[str, str] = os.environ) -> tuple[Path
     return tuple(dict.fromkeys((node_dir / FILE, *named, *given)))
 
 
-class Notices:
+class NoticeWatcher:
     """Of one node. `told` is called when one comes, changes or is withdrawn. Attempts that nobody has asked to save by
     then are asked.
     """
 
-    def __init__(self, paths: Iterable[Path], attempts: Attempts, told: Callable[[], None]):
+    def __init__(self, paths: Iterable[Path], attempts: AttemptManager, told: Callable[[], None]):
         self._paths = tuple(paths)
         self._attempts = attempts
         self._told = told
@@ -86,7 +86,7 @@ class Notices:
         self._until_s = self._since_s + grace_s
 
 
-def _follow(notices: "weakref.ref[Notices]") -> None:
+def _follow(notices: "weakref.ref[NoticeWatcher]") -> None:
     while (it := notices()) is not None:
         try:
             it.look()
@@ -100,7 +100,7 @@ def _said(path: Path) -> dict[str, object]:
     """What cannot be read is a notice all the same."""
     try:
         found = parse_json(read_bytes(path, MOST_BYTES), str(path))
-    except (OSError, Unreadable):
+    except (OSError, UnreadableFile):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import psutil
 
-from cluster.processes import ProcessId, family
+from cluster.processes import ProcessId, with_descendants
 
 # How a process is told by its command line or title; the first that fits.
 ROLES = (
@@ -26,7 +26,7 @@ IDLE_S = 5.0
 
 def measure(groups: dict[str, list[ProcessId]], idle_s: float = IDLE_S) -> list[dict[str, Any]]:
     """One row per group and role. `cpu_share` is of one core while nothing was asked of them for `idle_s`."""
-    members = [(group, process) for group, roots in groups.items() for process in family(roots)]
+    members = [(group, process) for group, roots in groups.items() for process in with_descendants(roots)]
     before = {process.pid: _cpu_s(process) for _, process in members}
     time.sleep(idle_s)
     found = [_one(group, process, before[process.pid], idle_s) for group, process in members]

@@ -11,7 +11,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 from cluster.processes import ProcessId, alive, free_port, start_detached, stop
-from cluster.ray_node import inherited, token_environment
+from cluster.ray_node import inherited_environment, token_environment
 
 PATIENCE_S = 90.0
 STARTED = b"Ray runtime started"
@@ -40,7 +40,7 @@ def start(interpreter: Path, cpus: int) -> RayHead:
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32))
     ports = (free_port(), free_port())
-    env = inherited() | token_environment(token) | _settings()
+    env = inherited_environment() | token_environment(token) | _settings()
     process = start_detached(_head(interpreter, folder, ports, cpus), env=env, cwd=folder, log=folder / "log")
     urls = (f"http://127.0.0.1:{ports[1]}", f"127.0.0.1:{ports[0]}")
     head = RayHead(interpreter, *urls, env, folder, process)

@@ -14,7 +14,7 @@ from typing import Any
 
 from cluster.serialization import to_plain
 from cluster.types import Device, NodeFacts
-from workers.messages import PROTOCOL, AttemptReport, Outcome, RankEvent
+from workers.messages import PROTOCOL, AttemptStatus, Outcome, RankEvent
 
 DEVICES = 8
 STARTS_S = 0.05
@@ -50,12 +50,12 @@ class Attempt:
         self.at += 90
         self.told.append(RankEvent(kind, 0, time.time(), self.at, data))
 
-    def news(self, cursor: int, known: str) -> AttemptReport | None:
+    def news(self, cursor: int, known: str) -> AttemptStatus | None:
         self.told = [event for event in self.told if event.at > cursor]
         if not self.told and self.phase == known:
             return None
         at = self.told[-1].at if self.told else cursor
-        return AttemptReport(self.job, self.epoch, 0, self.phase, tuple(self.told), at, self.outcome)
+        return AttemptStatus(self.job, self.epoch, 0, self.phase, tuple(self.told), at, self.outcome)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from parts.simulated_agents import Habits, serve
 
 from cluster import fences as fence_files
 from cluster.fleet_record import FleetRecord
-from orchestrator.checkpoints import Checkpoints
+from orchestrator.checkpoints import CheckpointService
 from orchestrator.core.fold import submitted
 from orchestrator.core.messages import Submitted
 from orchestrator.core.model import Candidate, Job
@@ -115,7 +115,7 @@ class Fleet:
         self.store = EventStore(f"sqlite:///{home / 'polyfleet.db'}")
         self.jobs, inbox = Jobs(self.store), Inbox()
         agents = Agents(inbox.put)
-        checkpoints = Checkpoints(agents)
+        checkpoints = CheckpointService(agents)
         data = DataMoves(agents, checkpoints, DataStore(home / "data"))
         launcher = Launcher(agents, Packages(home / "packages"), checkpoints, data)
         keeping = Keeping(KeptLogs(home / "kept-logs", agents), agents, self.jobs)
@@ -159,7 +159,7 @@ class Fleet:
         epochs: dict[str, int] = {}
 
         def raise_fence(job: str, epoch: int) -> None:
-            fence_files.write(fence_files.folder_here(), job, epoch)
+            fence_files.write(fence_files.local_folder(), job, epoch)
             epochs[job] = epoch
 
         actors.nodes = lambda: rows

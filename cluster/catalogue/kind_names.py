@@ -10,7 +10,15 @@ from functools import cache
 from types import MappingProxyType
 
 from cluster.catalogue.lookup import model
-from cluster.catalogue.tables import Model, Vendor, folded, models, own_models, own_vendors, vendors
+from cluster.catalogue.tables import (
+    DeviceModel,
+    Vendor,
+    builtin_models,
+    builtin_vendors,
+    models,
+    normalized_word,
+    vendors,
+)
 from cluster.errors import UserError, nearest
 
 EMULATED = "emulated"
@@ -31,7 +39,7 @@ Spelling = tuple[str, str, tuple[str, ...]]
 @cache
 def _own_words() -> dict[str, str]:
     """Names and aliases of our own vendors: most words are among them, and nobody waits for those from outside."""
-    return {word: row.backend for row in own_vendors().values() for word in (row.backend, *row.aliases)}
+    return {word: row.backend for row in builtin_vendors().values() for word in (row.backend, *row.aliases)}
 
 
 @cache
@@ -42,7 +50,7 @@ def aliases() -> Mapping[str, str]:
 def is_backend(word: str) -> bool:
     """A name or an alias, in any case. Words for our models are none, and nobody looks outside for them."""
     name = word.lower()
-    if name in _own_words() or ("", folded(word)) in _index(ours=True):
+    if name in _own_words() or ("", normalized_word(word)) in _index(ours=True):
         return name in _own_words()
     return name in vendors() or name in aliases()
 
@@ -60,7 +68,7 @@ def backend_name(word: str) -> str:
 
 def vendor(word: str) -> Vendor:
     """The row of a back end, by name or alias. Raises UserError naming the nearest."""
-    return own_vendors().get(word) or vendors()[backend_name(word)]
+    return builtin_vendors().get(word) or vendors()[backend_name(word)]
 
 
 def ray_resource(backend: str, emulated: bool) -> str:
@@ -68,7 +76,7 @@ def ray_resource(backend: str, emulated: bool) -> str:
     return "CPU" if emulated else vendor(backend).ray_resource
 
 
-def meets(pattern: str, kind: str) -> bool:
+def matches_pattern(pattern: str, kind: str) -> bool:
     """Whether a device of `kind` is one of `pattern`: equal in any case, the back end alone, or the model in any size:
     `nvidia:H100` takes `nvidia:H100-80GB`.
     """
@@ -84,7 +92,7 @@ def model_name(text: str) -> str:
     return name if re.search("[A-Za-z]", name) else f"GPU-{name}".rstrip("-")
 
 
-def spelled(word: str, backend: str = "") -> tuple[str, ...]:
+def resolve_name(word: str, backend: str = "") -> tuple[str, ...]:
     """The kinds, or patterns of kinds, that a model's name means: `a100` all sizes of it, `A100-80GB` one; () where
     nobody knows it. Without `backend`, only words that are of one back end alone.
 
@@ -114,9 +122,9 @@ def _with(pattern: str, rest: str) -> str:
 
 def _meant(backend: str, word: str) -> tuple[str, ...]:
     """What a word of ours means is never asked of other distributions, whose search costs a command 10 ms."""
-    key = (backend, folded(word))
+    key = (backend, normalized_word(word))
     found = _index(ours=True).get(key, ())
-    return found if found or backend in own_vendors() else _index(ours=False).get(key, ())
+    return found if found or backend in builtin_vendors() else _index(ours=False).get(key, ())
 
 
 @cache
@@ -125,50 +133,50 @@ def _index(ours: bool) -> dict[tuple[str, str], tuple[str, ...]]:
 
     A family's name comes before a size of it, and that before other spellings.
     """
-    rows = (own_models() if ours else models()).values()
+    rows = (builtin_models() if ours else models()).values()
     found: dict[tuple[str, str], tuple[str, ...]] = {}
     for spellings in (_families(rows), _kinds(rows), _others(rows)):
         for backend, word, patterns in spellings:
-            found.setdefault((backend, folded(word)), patterns)
+            found.setdefault((backend, normalized_word(word)), patterns)
     of: dict[str, list[str]] = {}
     for backend, word in found:
         of.setdefault(word, []).append(backend)
-    on_cpus = {folded(row.model) for row in rows if row.tier == CPU_TIER}
+    on_cpus = {normalized_word(row.model) for row in rows if row.tier == CPU_TIER}
     alone = {word: backends[0] for word, backends in of.items() if len(backends) == 1 and word not in on_cpus}
     return found | {("", word): found[backend, word] for word, backend in alone.items()}
 
 
-def _families(rows: Iterable[Model]) -> Iterable[Spelling]:
+def _families(rows: Iterable[DeviceModel]) -> Iterable[Spelling]:
     """Where a model is more than sizes (Apple's M4, M4-Pro and M4-Max), its other kinds are told one by one."""
-    families: dict[str, list[Model]] = {}
+    families: dict[str, list[DeviceModel]] = {}
     for row in rows:
         families.setdefault(row.family, []).append(row)
     for family, of_it in families.items():
-        others = [row.kind for row in of_it if not meets(family, row.kind)]
+        others = [row.kind for row in of_it if not matches_pattern(family, row.kind)]
         yield of_it[0].backend, of_it[0].model, (*([family] if len(others) < len(of_it) else []), *others)
 
 
-def _kinds(rows: Iterable[Model]) -> Iterable[Spelling]:
+def _kinds(rows: Iterable[DeviceModel]) -> Iterable[Spelling]:
     for row in rows:
         yield row.backend, row.kind.partition(":")[2], (row.kind,)
 
 
-def _others(rows: Iterable[Model]) -> Iterable[Spelling]:
+def _others(rows: Iterable[DeviceModel]) -> Iterable[Spelling]:
     """A word that several sizes of a model share means all of them."""
-    meant: dict[tuple[str, str], list[Model]] = {}
+    meant: dict[tuple[str, str], list[DeviceModel]] = {}
     for row in rows:
-        for word in dict.fromkeys(map(folded, (*row.spellings, *row.tool_names))):
+        for word in dict.fromkeys(map(normalized_word, (*row.spellings, *row.tool_names))):
             meant.setdefault((row.backend, word), []).append(row)
     for (backend, word), of_it in meant.items():
         yield backend, word, tuple(row.kind for row in of_it)
 
 
-def words() -> list[str]:
+def kind_spellings() -> list[str]:
     """Models that may stand alone, as the rows write them."""
     return list(dict.fromkeys(row.model for row in models().values() if row.tier != CPU_TIER))
 
 
-def known_kind(word: str) -> str:
+def require_known_kind(word: str) -> str:
     """A back end, a model in all its sizes, or a kind, in the catalogue's spelling: `cuda:a100-80gb`, `H100`, `tpu`.
 
     Raises UserError naming the nearest for a model nobody lists, and for one on which nothing computes.
@@ -177,7 +185,7 @@ def known_kind(word: str) -> str:
     if not colon and is_backend(first):
         return backend_name(first)
     backend = backend_name(first) if colon else ""
-    found = spelled(rest if colon else first, backend)
+    found = resolve_name(rest if colon else first, backend)
     if not found and (not colon or any(row.backend == backend for row in models().values())):
         raise UserError(f"unknown kind {word!r}", _nearest_kind(rest if colon else first, backend))
     kind = found[0] if found else f"{backend}:{rest}"
@@ -190,10 +198,10 @@ def known_kind(word: str) -> str:
 def _nearest_kind(word: str, backend: str) -> str:
     """Among the models of the back end, else of all; those that are spelled nearest."""
     rows = [row for row in models().values() if backend in ("", row.backend) and ":" in row.kind]
-    names = {folded(row.kind.partition(":")[2]): row.kind for row in rows}
-    names |= {folded(row.model): row.family for row in rows}
+    names = {normalized_word(row.kind.partition(":")[2]): row.kind for row in rows}
+    names |= {normalized_word(row.model): row.family for row in rows}
     names |= {} if backend else {name: name for name in (*vendors(), *aliases())}
-    close = [names[name] for name in get_close_matches(folded(word), list(names), n=4, cutoff=0.3)]
+    close = [names[name] for name in get_close_matches(normalized_word(word), list(names), n=4, cutoff=0.3)]
     if not close:
         return f"known are, among others, {', '.join(list(dict.fromkeys(names.values()))[:8])}"
     return f"did you mean {close[0]!r}? near: {', '.join(close)}"

@@ -21,7 +21,7 @@ YES_NO = {"yes": True, "no": False}
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class CatalogueFile:
     """A CSV file and the distribution it came with."""
 
     path: Path

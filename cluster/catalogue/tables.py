@@ -9,14 +9,14 @@ from typing import TypeVar
 
 from cluster.catalogue import plugins
 from cluster.catalogue.precision import FLOATS, INTEGERS
-from cluster.catalogue.rows import OURS, File
+from cluster.catalogue.rows import OURS, CatalogueFile
 from cluster.errors import nearest
 
 HERE = Path(__file__).parent
 _NOT_COUNTED = str.maketrans("", "", "-_. ")
 
 
-def folded(word: str) -> str:
+def normalized_word(word: str) -> str:
     """A word without case, `-`, `_`, `.` and spaces: two that fold alike are one."""
     return word.translate(_NOT_COUNTED).lower()
 
@@ -104,7 +104,7 @@ class Architecture:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class DeviceModel:
     """A kind and its published figures of one card, dense. `memory_gib` stands where discovery cannot ask the device.
 
     `unified_memory` stands where a model differs in that from others of its architecture. `unavailable` is why nothing
@@ -154,7 +154,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class Citation:
     key: str
     title: str
     url: str = ""
@@ -200,22 +200,22 @@ Row = TypeVar("Row")
 
 
 @cache
-def own(name: str, cls: type[Row]) -> "tuple[Row, ...]":
-    return tuple(row for _, row in File(HERE / name).rows(cls))
+def builtin_rows(name: str, cls: type[Row]) -> "tuple[Row, ...]":
+    return tuple(row for _, row in CatalogueFile(HERE / name).rows(cls))
 
 
-def _everywhere(name: str, cls: type[Row]) -> "Iterator[tuple[File, int, Row]]":
+def _everywhere(name: str, cls: type[Row]) -> "Iterator[tuple[CatalogueFile, int, Row]]":
     """(file, line, row) of ours, then of every distribution that has such a file."""
     for folder, distribution in ((HERE, OURS), *plugins.folders()):
-        file = File(folder / name, distribution)
+        file = CatalogueFile(folder / name, distribution)
         if file.path.is_file():
             yield from ((file, line, row) for line, row in file.rows(cls))
 
 
 @cache
-def own_vendors() -> Mapping[str, Vendor]:
+def builtin_vendors() -> Mapping[str, Vendor]:
     """Without those of other distributions, for who must not wait until they are looked for."""
-    return MappingProxyType({row.backend: row for row in own("vendors.csv", Vendor)})
+    return MappingProxyType({row.backend: row for row in builtin_rows("vendors.csv", Vendor)})
 
 
 @cache
@@ -236,7 +236,7 @@ def vendors() -> Mapping[str, Vendor]:
 @cache
 def tiers() -> Mapping[str, str]:
     """Tier and title, best first."""
-    return MappingProxyType({row.tier: row.title for row in own("tiers.csv", Tier)})
+    return MappingProxyType({row.tier: row.title for row in builtin_rows("tiers.csv", Tier)})
 
 
 @cache
@@ -273,16 +273,16 @@ def _architecture(row: ArchitectureRow) -> Architecture:
 
 
 @cache
-def own_models() -> Mapping[str, Model]:
+def builtin_models() -> Mapping[str, DeviceModel]:
     """Without those of other distributions, as `own_vendors`."""
-    return MappingProxyType({row.kind: row for row in own("models.csv", Model)})
+    return MappingProxyType({row.kind: row for row in builtin_rows("models.csv", DeviceModel)})
 
 
 @cache
-def models() -> Mapping[str, Model]:
+def models() -> Mapping[str, DeviceModel]:
     """By kind, in the order of the files."""
-    found: dict[str, Model] = {}
-    for file, line, row in _everywhere("models.csv", Model):
+    found: dict[str, DeviceModel] = {}
+    for file, line, row in _everywhere("models.csv", DeviceModel):
         _own_backend(file, line, "kind", row.backend)
         if row.kind in found:
             raise file.wrong(line, "kind", f"{row.kind!r} has a row already", "keep one of them")
@@ -296,8 +296,8 @@ def models() -> Mapping[str, Model]:
 
 
 @cache
-def sources() -> Mapping[str, Source]:
-    return MappingProxyType({row.key: row for _, _, row in _everywhere("sources.csv", Source)})
+def sources() -> Mapping[str, Citation]:
+    return MappingProxyType({row.key: row for _, _, row in _everywhere("sources.csv", Citation)})
 
 
 @cache
@@ -312,14 +312,16 @@ def kubernetes_labels() -> Mapping[tuple[str, int | None], KubernetesLabel]:
     return MappingProxyType({(row.kind, row.count): row for row in rows})
 
 
-def _own_backend(file: File, line: int, field: str, backend: str) -> None:
+def _own_backend(file: CatalogueFile, line: int, field: str, backend: str) -> None:
     """A distribution describes its own vendors only."""
-    if file.distribution == OURS and backend in own_vendors():
+    if file.distribution == OURS and backend in builtin_vendors():
         return
-    theirs = [row.backend for _, row in File(file.path.with_name("vendors.csv"), file.distribution).rows(Vendor)]
+    theirs = [
+        row.backend for _, row in CatalogueFile(file.path.with_name("vendors.csv"), file.distribution).rows(Vendor)
+    ]
     _known(file, line, field, backend, theirs)
 
 
-def _known(file: File, line: int, field: str, word: str, valid: list[str]) -> None:
+def _known(file: CatalogueFile, line: int, field: str, word: str, valid: list[str]) -> None:
     if word not in valid:
         raise file.wrong(line, field, f"unknown {word!r}", nearest(word, valid))

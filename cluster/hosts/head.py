@@ -17,8 +17,8 @@ from cluster.hosts.spec import SSHSpec
 from cluster.hosts.ssh import Remote
 from cluster.hosts.survey import Visit
 from cluster.paths import home, umask
-from cluster.processes import reap
-from cluster.raylets import forget_tokens, new_token
+from cluster.processes import terminate
+from cluster.raylets import new_token, remove_tokens
 from cluster.version import VERSION
 
 ANSWER_S = 5.0
@@ -29,7 +29,7 @@ def up(spec: FleetSpec, visit: Visit, progress: Progress) -> FleetRecord:
     """The record of the fleet, whose head runs on the host of `visit` when this returns. Idempotent. Raises Conflict
     when another fleet is up here, FleetError where the head does not start: nothing is left of it then.
     """
-    with embedded.one_at_a_time(progress=progress):
+    with embedded.fleet_lock(progress=progress):
         current = fleet_record.read()
         embedded.refuse_other(current, spec)
         host = host_record(visit)
@@ -39,8 +39,8 @@ def up(spec: FleetSpec, visit: Visit, progress: Progress) -> FleetRecord:
         except BaseException:
             if current is None:
                 leave([host], progress)
-                forget_tokens()
-                fleet_record.forget()
+                remove_tokens()
+                fleet_record.remove()
             raise
 
 
@@ -52,7 +52,7 @@ def started(record: FleetRecord, host: HostRecord, progress: Progress) -> FleetR
     remote = Remote(host.host, SSHSpec(**host.ssh))
     address, cluster = host_steps.lead(remote, host.python, host.code, host.home, request, progress)
     if cluster != record.cluster:
-        reap(p.process for p in record.processes)
+        terminate(p.process for p in record.processes)
         record = replace(record, processes=())
     record = replace(record, address=address, cluster=cluster, state="up")
     fleet_record.write(record)
@@ -63,7 +63,7 @@ def join_again(record: FleetRecord, host: HostRecord, progress: Progress) -> Non
     """The head, where it is on that host, and then its nodes. All others join a head that is new. Raises
     PolyfleetError.
     """
-    with embedded.one_at_a_time(embedded.REPAIR):
+    with embedded.fleet_lock(embedded.REPAIR):
         now = fleet_record.read()
         if now is None or now.state != "up":
             raise FleetError("the fleet was taken down meanwhile", "`polyfleet up` again")
@@ -88,7 +88,7 @@ def _with_host(record: FleetRecord, host: HostRecord) -> FleetRecord:
 
 
 def _new_record(spec: FleetSpec) -> FleetRecord:
-    forget_tokens()
+    remove_tokens()
     own = ray_local.address_towards(f"{spec.head.address}:{spec.head.port or 1}")
     tls.make_authority(home() / "tls-authority")
     tls.make_certificate(home() / "tls-authority", home() / "tls", (own,))

@@ -13,7 +13,7 @@ from cluster import fleet_record
 from cluster.errors import PolyfleetError
 from cluster.fleet_record import FleetRecord, HostRecord
 from cluster.hosts import head
-from cluster.node_repair import Repaired
+from cluster.node_repair import RepairResult
 from cluster.ray_head import HEAD
 
 AWAY_S = 20.0
@@ -39,15 +39,15 @@ class Rejoins:
         self._progress, self._now_s, self._join = progress, now_s, join
         self._away: dict[str, _Away] = {}
 
-    def look(self, ready: Collection[str]) -> Repaired:
+    def look(self, ready: Collection[str]) -> RepairResult:
         """`ready` are the names of the nodes that answer. What goes wrong is in the answer, not raised."""
         record = fleet_record.read()
         if record is None or record.state != "up" or record.headless:
             self._away.clear()
-            return Repaired()
+            return RepairResult()
         return self._look(record, ready)
 
-    def _look(self, record: FleetRecord, ready: Collection[str]) -> Repaired:
+    def _look(self, record: FleetRecord, ready: Collection[str]) -> RepairResult:
         started, waiting = [], {}
         for host in record.hosts:
             missing = [node for node in host.nodes if node not in ready]
@@ -61,7 +61,7 @@ class Rejoins:
                 started += missing if self._again(record, host, away) else []
             if away.error:
                 waiting.update(dict.fromkeys(missing, f"{', '.join(missing)} cannot be joined again: {away.error}"))
-        return Repaired(tuple(started), waiting)
+        return RepairResult(tuple(started), waiting)
 
     def _again(self, record: FleetRecord, host: HostRecord, away: _Away) -> bool:
         self._progress(f"host {host.host} has been away for {self._now_s() - away.since_s:.0f} s: joining it again")

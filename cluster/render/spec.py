@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
-from cluster.catalogue import known_kind
-from cluster.validation_errors import WrongValueError, in_field
+from cluster.catalogue import require_known_kind
+from cluster.validation_errors import WrongValueError, prefix_field
 
 IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,510}")
 TOPOLOGY = re.compile(r"[1-9][0-9]{0,2}(x[1-9][0-9]{0,2}){1,2}")
@@ -39,12 +39,12 @@ def split_accelerators(text: str) -> tuple[str, int]:
     """Kind and count per node of `nvidia:H100-80GB:8`, `H100:8` or `H100`. Raises UserError for an unknown kind."""
     kind, colon, count = text.rpartition(":")
     if colon and count.isascii() and count.isdigit():
-        return known_kind(kind), int(count)
-    return known_kind(text), 1
+        return require_known_kind(kind), int(count)
+    return require_known_kind(text), 1
 
 
 def _accelerators(value: str) -> str:
-    kind, count = in_field(split_accelerators, value)
+    kind, count = prefix_field(split_accelerators, value)
     if kind == "cpu" or not 1 <= count <= 256:
         said = "a CPU is not an accelerator" if kind == "cpu" else f"{count} accelerators in one node"
         raise WrongValueError(said, "write kind and count of one node, e.g. nvidia:H100-80GB:8; of a CPU leave it out")

@@ -13,7 +13,7 @@ from workers.benchmark.statistics import Ratio
 Data = dict[str, Any]
 
 
-def reference_of(cell: Data, measured: Iterable[Data]) -> Data | None:
+def find_reference(cell: Data, measured: Iterable[Data]) -> Data | None:
     """The same case in the first column that has it, at the same precision and level, else at its first ones; within
     that column its own first way. Of kernels the first that were named, in the same column. None for that itself."""
     same = [c for c in measured if c["case"] == cell["case"]]
@@ -30,10 +30,10 @@ def _way(cell: Data) -> tuple[str, str, str, str]:
     return cell["precision"], cell["level"], cell["regime"], cell.get("kernels", "")
 
 
-def compare(reference: Data, cell: Data) -> Ratio:
+def compare_results(reference: Data, cell: Data) -> Ratio:
     """Rounds of one host stand side by side; those of two hosts share nothing but their number."""
     a, b = statistics.by_round(reference["blocks"]), statistics.by_round(cell["blocks"])
     common = sorted(a.keys() & b.keys())
     if reference["host"] == cell["host"] and len(common) >= statistics.LEAST_COMMON:
         return statistics.paired([a[n] for n in common], [b[n] for n in common])
-    return statistics.apart(list(a.values()), list(b.values()))
+    return statistics.unpaired(list(a.values()), list(b.values()))

@@ -11,9 +11,9 @@ from statistics import median
 from typing import Any
 
 from orchestrator.benchmark.baselines import software
-from orchestrator.benchmark.results import MEASURED, results
+from orchestrator.benchmark.results import MEASURED, summarize
 from workers.benchmark import statistics
-from workers.benchmark.statistics import Verdict, undisturbed_s
+from workers.benchmark.statistics import Verdict, fastest_part_s
 
 SAME_OR_FASTER, SLOWER, WRONG, INCONCLUSIVE = 0, 1, 2, 3
 LEAST_RUNS = 2
@@ -70,7 +70,7 @@ class _Run:
 
 def _run(lines: Iterable[Data]) -> _Run:
     lines = list(lines)
-    told = results(lines)
+    told = summarize(lines)
     columns = {column["column"]: column for column in told["columns"]}
     raw = {line["id"]: line for line in lines if line["line"] == "cell"}
     cells = {key(cell, columns): cell for cell in raw.values()}
@@ -83,7 +83,7 @@ def _timed(run: _Run, k: Key) -> bool:
 
 
 def _ratio(old: Data, new: Data) -> statistics.Ratio:
-    return statistics.apart([undisturbed_s(b) for b in old["blocks"]], [undisturbed_s(b) for b in new["blocks"]])
+    return statistics.unpaired([fastest_part_s(b) for b in old["blocks"]], [fastest_part_s(b) for b in new["blocks"]])
 
 
 def _row(k: Key, ratio: statistics.Ratio, old: _Run, new: _Run, holds: bool, trust_shared: bool) -> Data:

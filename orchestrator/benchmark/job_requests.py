@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.errors import FleetError, SpecError, nearest
-from orchestrator.benchmark.suite import Request
+from orchestrator.benchmark.suite import BenchmarkRequest
 from orchestrator.core.model import Devices
 
 Data = dict[str, Any]
@@ -20,7 +20,7 @@ MOST_POOLS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class JobRequest:
     """One job, which holds one node of `kind` in any of `pools`, or `node`. It is measured in the column `name`; with
     `each` in one column per device, numbered where it has several."""
 
@@ -36,7 +36,7 @@ class Wanted:
             return [(0, self.name)]
         return [(place, f"{self.name}.{number}") for place, number in enumerate(numbers)]
 
-    def spec(self, run: str, asked: Request) -> Data:
+    def spec(self, run: str, asked: BenchmarkRequest) -> Data:
         spec: Data = {
             "name": f"{run}-{self.pools[0]}",
             "task": "benchmark",
@@ -57,7 +57,7 @@ class Wanted:
         return {"any_of": pools, "exclusive": True}
 
 
-def wanted(asked: Request, devices: Iterable[Devices]) -> list[Wanted]:
+def plan_jobs(asked: BenchmarkRequest, devices: Iterable[Devices]) -> list[JobRequest]:
     """In the order of the kinds and pools asked for. Raises SpecError naming what is here where nothing of what was
     asked for is, FleetError where nothing is ready at all."""
     here = sorted((d for d in devices if d.schedulable), key=lambda d: d.id)
@@ -66,12 +66,14 @@ def wanted(asked: Request, devices: Iterable[Devices]) -> list[Wanted]:
     chosen = _of_pools(asked.pools, _of_kinds(asked.kinds, here))
     if asked.all_devices:
         alone = len({d.kind for d in chosen}) == len(chosen) and all(d.total == 1 for d in chosen)
-        return [Wanted(d.kind if alone else f"{d.kind}@{d.node}", d.kind, (d.pool,), d.node, True) for d in chosen]
+        return [JobRequest(d.kind if alone else f"{d.kind}@{d.node}", d.kind, (d.pool,), d.node, True) for d in chosen]
     pools: dict[tuple[str, str], dict[str, None]] = {}
     for have in chosen:
         pools.setdefault((have.pool if asked.pools else "", have.kind), {})[have.pool] = None
     alone = len({kind for _, kind in pools}) == len(pools)
-    return [Wanted(kind if alone else f"{kind}@{pool}", kind, tuple(found)) for (pool, kind), found in pools.items()]
+    return [
+        JobRequest(kind if alone else f"{kind}@{pool}", kind, tuple(found)) for (pool, kind), found in pools.items()
+    ]
 
 
 def _of_kinds(kinds: tuple[str, ...], here: list[Devices]) -> list[Devices]:

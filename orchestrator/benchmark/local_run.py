@@ -12,15 +12,15 @@ from typing import Any
 
 from cluster.errors import FleetError, UserError
 from orchestrator.benchmark import suite
-from orchestrator.benchmark.round_runner import ColumnLost, Conductor, SessionEnded
-from workers.benchmark.session_server import ask
+from orchestrator.benchmark.round_runner import RoundRunner, SessionEnded, TargetLost
+from workers.benchmark.session_server import request
 
 UP_S = 180.0
 CODE = str(Path(__file__).parents[2])
 Data = dict[str, Any]
 
 
-class LocalColumn:
+class LocalTarget:
     """One device of `backend`; for use in a `with`. A session that ends amid a call is started anew."""
 
     def __init__(self, backend: str, number: int = 0, seed: int = 0, python: str = sys.executable):
@@ -32,11 +32,11 @@ class LocalColumn:
         self.id, self.host = backend, ""
         self.facts: Data = {}
 
-    def __enter__(self) -> "LocalColumn":
+    def __enter__(self) -> "LocalTarget":
         """Raises UserError where the back end cannot be used here."""
         try:
             described = self._start()
-        except ColumnLost as e:
+        except TargetLost as e:
             self._folder.cleanup()
             raise UserError(f"back end {self.backend!r} does not come up: {e}", "`polyfleet doctor` may know") from None
         self.host = described["host"]
@@ -53,7 +53,7 @@ class LocalColumn:
 
     def call(self, message: Data, timeout_s: float) -> Data:
         try:
-            told: Data = ask(Path(self._folder.name), message, timeout_s)
+            told: Data = request(Path(self._folder.name), message, timeout_s)
         except UserError as e:
             return {"failed": e.message}
         except FleetError as e:
@@ -78,9 +78,9 @@ class LocalColumn:
         deadline = time.monotonic() + UP_S
         while not address.exists():
             if self._child.poll() is not None or time.monotonic() > deadline:
-                raise ColumnLost(self._ended() or f"it did not start within {UP_S:.0f} s")
+                raise TargetLost(self._ended() or f"it did not start within {UP_S:.0f} s")
             time.sleep(0.05)
-        told: Data = ask(Path(self._folder.name), {"do": "describe"}, UP_S)
+        told: Data = request(Path(self._folder.name), {"do": "describe"}, UP_S)
         return told
 
     def _ended(self) -> str:
@@ -114,14 +114,14 @@ def measure(request: Data, backends: list[str], progress: Callable[[str], None])
             lines.append(line | {"time": time.time()})
 
     with ExitStack() as opened:
-        columns = [opened.enter_context(LocalColumn(*name, seed=asked.seed)) for name in named]
+        columns = [opened.enter_context(LocalTarget(*name, seed=asked.seed)) for name in named]
         described = [
             {"column": c.id, "kind": c.facts["kind"], "pool": "", "job": "", "number": c.number} for c in columns
         ]
         lines.append({"line": "begun", "run": f"here-{int(begun_s)}", "request": asked.to_plain(), "columns": described,
                       "time": begun_s})  # fmt: skip
         lines += [{"line": "column", "column": c.id, "host": c.host, "facts": c.facts} for c in columns]
-        Conductor(asked, columns, tell).run(suite.groups(asked))
+        RoundRunner(asked, columns, tell).run(suite.groups(asked))
     return [*lines, {"line": "ended", "state": "SUCCEEDED", "reason": "", "time": time.time()}]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from cluster.catalogue import meets
+from cluster.catalogue import matches_pattern
 from cluster.errors import FleetError, SpecError, UserError, nearest
 from orchestrator import submission
 from orchestrator.benchmark import divergence
@@ -53,7 +53,7 @@ def _resources(fleet: Data, target: str) -> Data:
     if target in pools:
         return {"pool": target}
     kinds = sorted({kind for pool in fleet["pools"] for kind in pool["kinds"]})
-    if not any(meets(pattern, kind) for pattern in _patterns(target) for kind in kinds):
+    if not any(matches_pattern(pattern, kind) for pattern in _patterns(target) for kind in kinds):
         raise SpecError("on", f"{target!r} is no pool and no kind that is here", nearest(target, [*pools, *kinds]))
     return {"accelerators": target}
 

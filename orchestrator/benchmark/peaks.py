@@ -19,7 +19,7 @@ class Peak:
     source: str = ""
 
 
-def of(kind: str) -> Peak:
+def vendor_peak(kind: str) -> Peak:
     """float32 is the vector units' (torch's default); TF32 is not counted as it."""
     facts = catalogue.model(kind)
     if facts is None:

@@ -20,7 +20,7 @@ MEASURED = "measured"
 Data = dict[str, Any]
 
 
-def results(lines: Iterable[Data]) -> Data:
+def summarize(lines: Iterable[Data]) -> Data:
     """{"run", "request", "columns", "cells", "hosts", "state", …}; a cell measured twice counts as it was last.
 
     A cell's `time_s` is what its ratio is of: the reference's `time_s` over it is the ratio.
@@ -52,7 +52,7 @@ def results(lines: Iterable[Data]) -> Data:
     }
 
 
-def merged(runs: Iterable[Iterable[Data]]) -> list[Data]:
+def merge_runs(runs: Iterable[Iterable[Data]]) -> list[Data]:
     """Lines of several runs as one: the columns of the first, then those of the others, told apart by their run where
     two have one name. Machines that no fleet joins stand in one report so."""
     first, *others = [list(lines) for lines in runs]
@@ -89,7 +89,7 @@ def _summary(cell: Data, column: Data) -> Data:
     return about | {
         "call_s": call,
         "alone_s": statistics.spread([b["alone_s"] for b in blocks]),
-        "undisturbed_s": median(statistics.undisturbed_s(b) for b in blocks),
+        "undisturbed_s": median(statistics.fastest_part_s(b) for b in blocks),
         "cpu_s": median(b["cpu_s"] / b["calls"] / len(b["parts_s"]) for b in blocks),
         "rounds": len(blocks),
         "preempted": sum(b["preempted"] > 0 for b in blocks) / len(blocks),
@@ -141,8 +141,8 @@ def joules_per_item(cell: Data) -> float | None:
 def _compare(known: list[Data], cells: dict[str, Data], columns: dict[str, Data]) -> None:
     """Each measured cell with its reference; all verdicts are given together, so that none is a fluke of many."""
     measured = [cell for cell in known if cells[cell["id"]]["call_s"]]
-    pairs = [(cell, other) for cell in measured if (other := comparison.reference_of(cell, measured)) is not None]
-    found = [(cell, other, comparison.compare(other, cell)) for cell, other in pairs]
+    pairs = [(cell, other) for cell in measured if (other := comparison.find_reference(cell, measured)) is not None]
+    found = [(cell, other, comparison.compare_results(other, cell)) for cell, other in pairs]
     held = statistics.holm([ratio.p for _, _, ratio in found])
     for (cell, other, ratio), holds in zip(found, held, strict=True):
         noise = max(_host_noise(cell, cells), _host_noise(other, cells))
@@ -194,7 +194,7 @@ def _limits(cells: dict[str, Data], columns: Data) -> None:
     """Shares of the vendor's peak, and of what this device reached itself in this run's products and copies."""
     for name, column in columns.items():
         mine = [c for c in cells.values() if c["column"] == name and c["call_s"]]
-        vendor = peaks.of(column.get("kind", ""))
+        vendor = peaks.vendor_peak(column.get("kind", ""))
         products = {precision: _most(mine, "flops_per_s", "matmul", precision) for precision in SHORT_OF.values()}
         copies = _most(mine, "bytes_per_s", "memory-copy")
         for cell in mine:

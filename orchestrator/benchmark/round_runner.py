@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from orchestrator.benchmark import comparison
-from orchestrator.benchmark.suite import Group, Request, Way
+from orchestrator.benchmark.suite import BenchmarkRequest, CaseGroup, MeasurementSettings
 from workers.benchmark import statistics
 from workers.benchmark.host import classify
 
@@ -26,7 +26,7 @@ LEAST_ALONE = 15
 """Rounds of a case that has nothing to be compared with."""
 
 
-class ColumnLost(Exception):
+class TargetLost(Exception):
     """The column is gone for this run; the text is the reason."""
 
 
@@ -34,12 +34,12 @@ class SessionEnded(Exception):
     """Its process ended amid a call, and a new one is there: what was open is not. The text is why it ended."""
 
 
-class Cancelled(Exception):
+class RunCancelled(Exception):
     """The run is to end now."""
 
 
-class Column(Protocol):
-    """`host` is the same for columns that share a machine. `call` raises ColumnLost or SessionEnded."""
+class Target(Protocol):
+    """`host` is the same for columns that share a machine. `call` raises TargetLost or SessionEnded."""
 
     id: str
     host: str
@@ -49,11 +49,11 @@ class Column(Protocol):
 
 
 @dataclass(slots=True)
-class Arm:
+class Measurement:
     """One cell while it is measured. `rounds` holds the answers of its blocks, by round."""
 
-    column: Column
-    way: Way
+    column: Target
+    way: MeasurementSettings
     facts: Data = field(default_factory=dict)
     rounds: dict[int, Data] = field(default_factory=dict)
     again: dict[int, Data] = field(default_factory=dict)
@@ -73,13 +73,13 @@ class Arm:
         self.status, self.problem = status, problem
 
 
-class Conductor:
+class RoundRunner:
     """`cancelled` answers "" or why the run ends early. `done` has the cases measured before a restart."""
 
     def __init__(
         self,
-        asked: Request,
-        columns: Iterable[Column],
+        asked: BenchmarkRequest,
+        columns: Iterable[Target],
         tell: Tell,
         cancelled: Callable[[], str] = lambda: "",
         done: frozenset[str] = frozenset(),
@@ -89,11 +89,11 @@ class Conductor:
         self._lost: dict[str, str] = {}
         self._until_s = time.monotonic() + asked.max_minutes * 60
 
-    def run(self, groups: Iterable[Group]) -> None:
+    def run(self, groups: Iterable[CaseGroup]) -> None:
         """Raises Cancelled."""
         todo = [group for group in groups if group.case not in self._done]
         comparisons = sum(len(group.ways) for group in todo) * max(len(self._columns) - 1, 1)
-        least = max(self._asked.rounds, statistics.least_rounds(comparisons))
+        least = max(self._asked.rounds, statistics.minimum_rounds(comparisons))
         for number, group in enumerate(todo, 1):
             self._check()
             progress = {"line": "progress", "case": group.case, "number": number, "of": len(todo)}
@@ -105,7 +105,7 @@ class Conductor:
             while not self._measure(group, min(least, self._asked.max_rounds), progress, ended):
                 self._check()
 
-    def _measure(self, group: Group, least: int, progress: Data, ended: dict[str, str]) -> bool:
+    def _measure(self, group: CaseGroup, least: int, progress: Data, ended: dict[str, str]) -> bool:
         """False where an arm ended the process of others: it is in `ended` now, and the rest is to be measured anew,
         since rounds of two processes are not one sample."""
         arms = self._arms(group, ended)
@@ -127,8 +127,8 @@ class Conductor:
         self._tell({"line": "case", "case": group.case, "rounds": number})
         return True
 
-    def _arms(self, group: Group, ended: dict[str, str]) -> list[Arm]:
-        arms = [Arm(column, way) for column in self._columns for way in group.ways]
+    def _arms(self, group: CaseGroup, ended: dict[str, str]) -> list[Measurement]:
+        arms = [Measurement(column, way) for column in self._columns for way in group.ways]
         for arm in arms:
             if arm.column.id in self._lost:
                 arm.stop("lost", self._lost[arm.column.id])
@@ -136,7 +136,7 @@ class Conductor:
                 arm.stop(ENDED, ended[arm.id])
         return arms
 
-    def _rounds(self, group: Group, arms: list[Arm], least: int, progress: Data, quiet: bool) -> int:
+    def _rounds(self, group: CaseGroup, arms: list[Measurement], least: int, progress: Data, quiet: bool) -> int:
         """How many it took."""
         begun, number = time.monotonic(), 0
         while any(arm.alive for arm in arms) and number < self._asked.max_rounds:
@@ -150,7 +150,7 @@ class Conductor:
                 break
         return number
 
-    def _open(self, group: Group, mine: list[Arm]) -> None:
+    def _open(self, group: CaseGroup, mine: list[Measurement]) -> None:
         for arm in mine:
             if not arm.alive:
                 continue
@@ -170,10 +170,10 @@ class Conductor:
             elif arm.alive and arm.facts["accuracy"]["ok"] is False:
                 arm.stop("wrong", arm.facts["accuracy"]["reason"])
 
-    def _round(self, group: Group, arms: list[Arm], number: int) -> None:
+    def _round(self, group: CaseGroup, arms: list[Measurement], number: int) -> None:
         """Each arm once, in an order of chance; on each host one arm a second time."""
 
-        def on_host(mine: list[Arm]) -> None:
+        def on_host(mine: list[Measurement]) -> None:
             alive = [arm for arm in mine if arm.alive]
             turns = [(arm, False) for arm in alive] + [(arm, True) for arm in alive[:1]]
             random.Random(  # noqa: S311 - chance, no secret
@@ -190,32 +190,32 @@ class Conductor:
 
         self._on_hosts(arms, on_host)
 
-    def _energy(self, mine: list[Arm]) -> None:
+    def _energy(self, mine: list[Measurement]) -> None:
         for arm in mine:
             if arm.alive and arm.column.facts.get("counts_energy"):
                 arm.facts["energy"] = self._aside(arm.column, {"do": "energy", "arm": arm.id, "limit_s": BLOCK_S}) or {}
 
-    def _close(self, mine: list[Arm]) -> None:
+    def _close(self, mine: list[Measurement]) -> None:
         for column in {arm.column.id: arm.column for arm in mine}.values():
             self._aside(column, {"do": "close", "limit_s": CALL_S})
 
-    def _aside(self, column: Column, message: Data) -> Data | None:
+    def _aside(self, column: Target, message: Data) -> Data | None:
         """An answer that no cell stands or falls with."""
         if column.id in self._lost:
             return None
         try:
             return column.call(message, message["limit_s"] + CALL_S)
-        except ColumnLost as e:
+        except TargetLost as e:
             self._lost[column.id] = str(e)
         except SessionEnded:
             return None
         return None
 
-    def _call(self, arm: Arm, message: Data, mine: list[Arm]) -> Data | None:
+    def _call(self, arm: Measurement, message: Data, mine: list[Measurement]) -> Data | None:
         """None where the column or its session is gone; what that means for each of its arms is noted."""
         try:
             return arm.column.call(message, message["limit_s"] + CALL_S)
-        except ColumnLost as e:
+        except TargetLost as e:
             self._lost[arm.column.id] = str(e)
             for other in mine:
                 if other.column is arm.column and other.alive:
@@ -227,7 +227,7 @@ class Conductor:
                     other.stop(AGAIN, "")
         return None
 
-    def _states(self, opened: Iterable[Arm] = ()) -> dict[str, Data]:
+    def _states(self, opened: Iterable[Measurement] = ()) -> dict[str, Data]:
         """Of every column: how busy its host and its device are now. Where the process has ended that holds its opened
         arms, the last of them has ended it."""
         ours = [column.facts["pid"] for column in self._columns if "pid" in column.facts]
@@ -238,9 +238,9 @@ class Conductor:
             told[column.id] = self._call(mine[-1], wanted, mine) if mine else self._aside(column, wanted)
         return {name: state for name, state in told.items() if state}
 
-    def _on_hosts(self, arms: list[Arm], work: Callable[[list[Arm]], None]) -> None:
+    def _on_hosts(self, arms: list[Measurement], work: Callable[[list[Measurement]], None]) -> None:
         """`work` for the arms of each host, hosts side by side; returns when all have ended."""
-        by_host: dict[str, list[Arm]] = {}
+        by_host: dict[str, list[Measurement]] = {}
         for arm in arms:
             by_host.setdefault(arm.column.host, []).append(arm)
         if len(by_host) == 1:
@@ -249,22 +249,22 @@ class Conductor:
         with ThreadPoolExecutor(max(len(by_host), 1), "host") as pool:
             list(pool.map(work, by_host.values()))
 
-    def _skip(self, group: Group) -> None:
+    def _skip(self, group: CaseGroup) -> None:
         reason = f"the run's {self._asked.max_minutes:g} minutes were over"
         for arm in self._skipped(group, reason):
             self._tell(_cell(group, arm, None, None))
 
-    def _skipped(self, group: Group, reason: str) -> Iterator[Arm]:
+    def _skipped(self, group: CaseGroup, reason: str) -> Iterator[Measurement]:
         for column in self._columns:
             for way in group.ways:
-                yield Arm(column, way, problem=reason, status="skipped")
+                yield Measurement(column, way, problem=reason, status="skipped")
 
     def _check(self) -> None:
         if reason := self._cancelled():
-            raise Cancelled(reason)
+            raise RunCancelled(reason)
 
 
-def _cell(group: Group, arm: Arm, before: Data | None, after: Data | None) -> Data:
+def _cell(group: CaseGroup, arm: Measurement, before: Data | None, after: Data | None) -> Data:
     """The line of one cell, with all that was measured."""
     status = "failed" if arm.status == ENDED else arm.status
     facts = {k: v for k, v in arm.facts.items() if k not in _TOLD}
@@ -278,13 +278,13 @@ def _cell(group: Group, arm: Arm, before: Data | None, after: Data | None) -> Da
     }  # fmt: skip
 
 
-def _settled(group: Group, arms: list[Arm], quiet: bool) -> bool:
+def _settled(group: CaseGroup, arms: list[Measurement], quiet: bool) -> bool:
     """Whether no comparison would become clearer."""
     cells = [_cell(group, arm, None, None) for arm in arms if arm.alive]
-    pairs = [(other, cell) for cell in cells if (other := comparison.reference_of(cell, cells)) is not None]
+    pairs = [(other, cell) for cell in cells if (other := comparison.find_reference(cell, cells)) is not None]
     if not pairs:
         return all(len(cell["blocks"]) >= LEAST_ALONE for cell in cells)
-    return all(statistics.enough(comparison.compare(other, cell), quiet) for other, cell in pairs)
+    return all(statistics.is_precise(comparison.compare_results(other, cell), quiet) for other, cell in pairs)
 
 
 def _class(before: Data | None, after: Data) -> str:

@@ -19,12 +19,12 @@ POLL_S = 1.0
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
-def begin(client: "Client", request: Data, working_dir: str = "", key: str = "") -> Data:
+def start_run(client: "Client", request: Data, working_dir: str = "", key: str = "") -> Data:
     """The run's view; the same `key` gives the same run. Raises SpecError, NotFound before anything is sent."""
     asked = suite.request(request)
     if not asked.entry or entry_check.needs_no_folder(asked.entry):
         return client.benchmark_begin(request, key=key)
-    if not working_dir and entry_check.in_folder(asked.entry):
+    if not working_dir and entry_check.is_in_folder(asked.entry):
         raise UserError(f"{asked.entry} is a file of a folder", "name the folder with --working-dir")
     with code_archive.scratch() as folder:
         where = Path(working_dir or ".").expanduser().absolute()
@@ -38,19 +38,19 @@ def begin(client: "Client", request: Data, working_dir: str = "", key: str = "")
     return client.benchmark_begin(request, package.sha, key)
 
 
-def follow(client: "Client", run: str, progress: Progress) -> Data:
+def wait_for_run(client: "Client", run: str, progress: Progress) -> Data:
     """The run's view once it has ended. A run goes on when this is interrupted."""
     told = ""
     while True:
         view = client.benchmark(run)
         if view["state"] in ENDED:
             return view
-        if told != (told := words(view)):
+        if told != (told := status_line(view)):
             progress(told)
         time.sleep(POLL_S)
 
 
-def words(view: Data) -> str:
+def status_line(view: Data) -> str:
     """What a run is doing, in one line."""
     told = view["progress"]
     if view["state"] == "WAITING" or not told:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_validator
 
 from cluster.errors import nearest
-from cluster.validation_errors import WrongValueError, checked
+from cluster.validation_errors import WrongValueError, validate_model
 from workers.benchmark import catalogue
 from workers.kernels import names as kernel_names
 
@@ -18,7 +18,7 @@ Text = Annotated[str, Field(max_length=400)]
 Names = Annotated[tuple[Text, ...], Field(max_length=256)]
 
 
-class Request(BaseModel):
+class BenchmarkRequest(BaseModel):
     """What a user asked for. `cases` are names, suites or patterns; `entry` names a model of their own instead.
 
     `kernels` are implementations of operations, the first of which the others are compared with. `rounds` and
@@ -50,7 +50,7 @@ class Request(BaseModel):
     workload: Text = ""
 
     @model_validator(mode="after")
-    def _rounds_fit(self) -> "Request":
+    def _rounds_fit(self) -> "BenchmarkRequest":
         if self.rounds > self.max_rounds:
             raise WrongValueError(
                 f"rounds {self.rounds} are more than max_rounds {self.max_rounds}", "raise max_rounds"
@@ -58,7 +58,7 @@ class Request(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _kernels_exist(self) -> "Request":
+    def _kernels_exist(self) -> "BenchmarkRequest":
         for name in self.kernels:
             if name not in kernel_names():
                 raise WrongValueError(f"unknown kernels {name!r}", nearest(name, kernel_names()), "kernels")
@@ -71,7 +71,7 @@ class Request(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class MeasurementSettings:
     """How a case is run: one arm of each column."""
 
     precision: str
@@ -85,42 +85,45 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CaseGroup:
     """One case in all its ways: what is measured in the same rounds."""
 
     case: str
     about: Data
-    ways: tuple[Way, ...] = field(default_factory=tuple)
+    ways: tuple[MeasurementSettings, ...] = field(default_factory=tuple)
 
 
-def request(data: Data) -> Request:
+def request(data: Data) -> BenchmarkRequest:
     """Raises SpecError naming the field and the nearest valid value, NotFound for an unknown case."""
-    made = checked(Request, data, "")
+    made = validate_model(BenchmarkRequest, data, "")
     if not made.entry:
         catalogue.choose(made.cases, made.scale)
     return made
 
 
-def groups(asked: Request) -> tuple[Group, ...]:
+def groups(asked: BenchmarkRequest) -> tuple[CaseGroup, ...]:
     """In the order of the catalogue. Only operations that cross memory are measured cold, too."""
     if asked.entry:
         modes = ("forward", "train") if asked.train else ("forward",)
         name = asked.workload or asked.entry
-        return tuple(Group(f"user/{name}/{mode}", _user(name, mode), tuple(_ways(asked, False))) for mode in modes)
+        return tuple(CaseGroup(f"user/{name}/{mode}", _user(name, mode), tuple(_ways(asked, False))) for mode in modes)
     made = []
     for case in catalogue.choose(asked.cases, asked.scale):
         moved = case.definition.family == "transfer"
-        ways = (Way("fp32", "O1", "hot"),) if moved else tuple(_ways(asked, case.definition.cold))
-        made.append(Group(case.name, case.to_plain() | {"scale": asked.scale}, ways))
+        ways = (MeasurementSettings("fp32", "O1", "hot"),) if moved else tuple(_ways(asked, case.definition.cold))
+        made.append(CaseGroup(case.name, case.to_plain() | {"scale": asked.scale}, ways))
     return tuple(made)
 
 
-def _ways(asked: Request, cold: bool) -> Iterator[Way]:
+def _ways(asked: BenchmarkRequest, cold: bool) -> Iterator[MeasurementSettings]:
     regimes = [r for r in asked.regimes if r == "hot" or cold] or ["hot"]
     for precision in asked.precisions:
         for level in asked.levels:
             for regime in regimes:
-                yield from (Way(precision, level, regime, name) for name in dict.fromkeys(asked.kernels or ("",)))
+                yield from (
+                    MeasurementSettings(precision, level, regime, name)
+                    for name in dict.fromkeys(asked.kernels or ("",))
+                )
 
 
 def _user(name: str, mode: str) -> Data:

@@ -84,7 +84,7 @@ def _completed(known: Mapping[tuple[str, str], Measured]) -> dict[tuple[str, str
     return found
 
 
-class Rates:
+class RateTable:
     """The table of a store, read anew when a run has ended or a case of one came in. Safe to use from many threads."""
 
     def __init__(self, lines: "BenchmarkLines"):

@@ -10,7 +10,7 @@ from cluster.errors import UserError
 from orchestrator.cli import benchmark_reports as reports
 from orchestrator.cli import completion_values
 from orchestrator.cli.benchmark_reports import Run
-from orchestrator.cli.output import Format, Output, emit, say, waiting, write
+from orchestrator.cli.output import Format, Output, emit, print_message, progress_line, write
 
 app = typer.Typer(
     help="Compare back ends across the fleet, with numbers to rely on.", no_args_is_help=True, rich_markup_mode=None
@@ -128,9 +128,9 @@ def _measure_fleet(
     from orchestrator.client import connect
     from orchestrator.show.benchmark import view
 
-    with connect(progress=say) as client, waiting("benchmark") as update:
+    with connect(progress=print_message) as client, progress_line("benchmark") as update:
         key, detach = how
-        begun = run_client.begin(client, request, working_dir, key)
+        begun = run_client.start_run(client, request, working_dir, key)
         if detach:
             if output is Format.TABLE:
                 write(begun["run"])
@@ -138,19 +138,19 @@ def _measure_fleet(
                 emit(begun, output, view)
             return None
         try:
-            ended = run_client.follow(client, begun["run"], update)
+            ended = run_client.wait_for_run(client, begun["run"], update)
         except KeyboardInterrupt:
-            say(f"Run {begun['run']} has not ended. `polyfleet benchmark cancel {begun['run']}` ends it")
+            print_message(f"Run {begun['run']} has not ended. `polyfleet benchmark cancel {begun['run']}` ends it")
             raise
         if ended["state"] != "SUCCEEDED":
-            say(f"{ended['run']}: {ended['state'].lower()}: {ended['reason']}")
+            print_message(f"{ended['run']}: {ended['state'].lower()}: {ended['reason']}")
         return client.benchmark_lines(begun["run"])
 
 
 def _measure_here(request: dict[str, Any], backends: list[str]) -> list[dict[str, Any]]:
     from orchestrator.benchmark.local_run import measure
 
-    with waiting("benchmark") as update:
+    with progress_line("benchmark") as update:
         return measure(request, backends, update)
 
 
@@ -164,10 +164,10 @@ def _save(lines: list[dict[str, Any]], path: Path) -> None:
 
 
 def _tell(lines: list[dict[str, Any]], output: Format) -> None:
-    from orchestrator.benchmark.results import results
+    from orchestrator.benchmark.results import summarize
     from orchestrator.show.benchmark import report as shown
 
-    found = results(lines)
+    found = summarize(lines)
     emit(found, output, shown)
     if found["lost"] or any(cell["status"] in PROBLEMS for cell in found["cells"]):
         raise typer.Exit(NOT_WHOLE)
@@ -179,7 +179,7 @@ def runs(output: Output = Format.TABLE) -> None:
     from orchestrator.client import connect
     from orchestrator.show.benchmark import runs as shown
 
-    with connect(progress=say) as client:
+    with connect(progress=print_message) as client:
         emit(client.benchmarks(), output, shown)
 
 
@@ -189,7 +189,7 @@ def show(run: Run, output: Output = Format.TABLE) -> None:
     from orchestrator.client import connect
     from orchestrator.show.benchmark import view
 
-    with connect(progress=say) as client:
+    with connect(progress=print_message) as client:
         emit(client.benchmark(run), output, view)
 
 
@@ -199,7 +199,7 @@ def cancel(run: Run, output: Output = Format.TABLE) -> None:
     from orchestrator.client import connect
     from orchestrator.show.benchmark import view
 
-    with connect(progress=say) as client:
+    with connect(progress=print_message) as client:
         emit(client.benchmark_cancel(run), output, view)
 
 

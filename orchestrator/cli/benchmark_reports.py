@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cluster.errors import UserError
-from orchestrator.cli.output import Format, Output, emit, say, write
+from orchestrator.cli.output import Format, Output, emit, print_message, write
 
 Run = Annotated[str, typer.Argument(metavar="RUN|FILE", help="A run's id, `latest`, or a file of lines.")]
 TRUST_SHARED = "Let a host that was not quiet prove that something became slower."
@@ -38,9 +38,9 @@ def report(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it to this file.")] = None,
 ) -> None:
     """What a run measured: a table, one HTML file, Markdown, JSON, CSV, every sample, or another tool's format."""
-    from orchestrator.benchmark.results import merged
+    from orchestrator.benchmark.results import merge_runs
 
-    lines = merged(_lines(name) for name in (run, *(beside or [])))
+    lines = merge_runs(_lines(name) for name in (run, *(beside or [])))
     text = _reported(lines, form, _lines(vs) if vs else None)
     if output is None:
         if isinstance(text, bytes):
@@ -51,7 +51,7 @@ def report(
         output.write_bytes(text if isinstance(text, bytes) else text.encode())
     except OSError as e:
         raise UserError(f"{output} cannot be written: {e.strerror}", "name another file") from None
-    say(f"{output} written")
+    print_message(f"{output} written")
 
 
 def _lines(run: str) -> list[dict[str, Any]]:
@@ -60,18 +60,18 @@ def _lines(run: str) -> list[dict[str, Any]]:
 
     if run_client.is_file(run):
         return run_client.read_lines(Path(run))
-    with connect(progress=say) as client:
+    with connect(progress=print_message) as client:
         return client.benchmark_lines(run)
 
 
 def _reported(lines: Lines, form: ReportFormat, before: Lines | None) -> str | bytes:
     from orchestrator.benchmark import export, history
     from orchestrator.benchmark.report import page, text
-    from orchestrator.benchmark.results import results
-    from orchestrator.cli.output import as_json, drawn
+    from orchestrator.benchmark.results import summarize
+    from orchestrator.cli.output import as_json, render_table
     from orchestrator.show.benchmark import compared as shown_compared
     from orchestrator.show.benchmark import report as shown
-    from orchestrator.show.table import Stack
+    from orchestrator.show.table import TableStack
 
     exports: dict[ReportFormat, Callable[[Lines], str | bytes]] = {
         ReportFormat.jsonl: export.to_jsonl,
@@ -81,7 +81,7 @@ def _reported(lines: Lines, form: ReportFormat, before: Lines | None) -> str | b
     }
     if form in exports:
         return exports[form](lines)
-    found, since = results(lines), history.compare(before, lines) if before is not None else None
+    found, since = summarize(lines), history.compare(before, lines) if before is not None else None
     match form:
         case ReportFormat.html:
             return page.html(found, lines, since)
@@ -91,7 +91,7 @@ def _reported(lines: Lines, form: ReportFormat, before: Lines | None) -> str | b
             return text.to_csv(found)
         case ReportFormat.json:
             return as_json(found | ({"since": since} if since else {}))
-    return drawn(Stack((shown(found), *(("", shown_compared(since)) if since else ()))))
+    return render_table(TableStack((shown(found), *(("", shown_compared(since)) if since else ()))))
 
 
 def compare(
@@ -112,7 +112,7 @@ def baseline(run: Run, output: Output = Format.TABLE) -> None:
     from orchestrator.client import connect
     from orchestrator.show.benchmark import view
 
-    with connect(progress=say) as client:
+    with connect(progress=print_message) as client:
         emit(client.benchmark_baseline(run), output, view)
 
 
@@ -139,7 +139,7 @@ def _baseline(lines: Lines) -> Lines:
     from orchestrator.benchmark import baselines
     from orchestrator.client import connect
 
-    with connect(progress=say) as client:
+    with connect(progress=print_message) as client:
         named = [client.benchmark_lines(view["run"]) for view in client.benchmarks() if view["baseline"]]
     return baselines.choose(named, lines)
 
@@ -153,6 +153,6 @@ def history(
     from orchestrator.client import connect
     from orchestrator.show.benchmark import series
 
-    with connect(progress=say) as client:
+    with connect(progress=print_message) as client:
         runs = [client.benchmark_lines(view["run"]) for view in client.benchmarks() if view["cells"]]
     emit(over_time.series(runs, case), output, series)

@@ -7,8 +7,8 @@ import typer
 from cluster.errors import FleetError, UserError
 from orchestrator.checkpoint_address import all_local, between_here_and_a_pool, is_local, names_checkpoints
 from orchestrator.cli import completion_values
-from orchestrator.cli.checkpoint_location import in_its_pool, in_the_fleet, on_this_machine, working
-from orchestrator.cli.output import Format, Output, emit, say
+from orchestrator.cli.checkpoint_location import byte_progress, in_its_pool, run_tool_in_fleet, run_tool_locally
+from orchestrator.cli.output import Format, Output, emit, print_message
 
 if TYPE_CHECKING:
     from orchestrator.client import Client
@@ -40,8 +40,8 @@ CONVERT = "copy it, then `polyfleet checkpoint convert` it where it is"
 def _run(verb: str, places: dict[str, str], what: str = "", key: str = "", **options: Any) -> Any:
     places |= {name: in_its_pool(places[name]) for name in names_checkpoints(verb)}
     if all_local(*places.values()):
-        return on_this_machine(verb, {**places, **options}, what)
-    return in_the_fleet(verb, {**places, **options}, what, key)
+        return run_tool_locally(verb, {**places, **options}, what)
+    return run_tool_in_fleet(verb, {**places, **options}, what, key)
 
 
 @app.command("list")
@@ -64,13 +64,13 @@ def list_(
     from orchestrator.show.checkpoints import checkpoints
 
     if prefix.startswith(("/", "./", "../", "~")) or prefix in (".", ".."):
-        rows = on_this_machine("list", {"root": prefix})
+        rows = run_tool_locally("list", {"root": prefix})
     else:
         of_pool, colon, path = prefix.partition(":")
         of_pool, path = (of_pool, path) if colon else ("", prefix)
         if of_pool and pool not in ("", of_pool):
             raise UserError(f"{prefix} is not in pool {pool!r}", "leave out --pool")
-        with connect(progress=say) as client:
+        with connect(progress=print_message) as client:
             rows = _listed(client, of_pool or pool, path)
     emit(rows, output, lambda rows: checkpoints(rows, prefix))
 
@@ -84,7 +84,7 @@ def _listed(client: "Client", pool: str, path: str) -> list[dict[str, Any]]:
     if away and not rows:
         raise FleetError("; ".join(away), "`polyfleet up` brings back a node that is down")
     for sentence in away:
-        say(sentence)
+        print_message(sentence)
     return rows
 
 
@@ -92,15 +92,15 @@ def _listed(client: "Client", pool: str, path: str) -> list[dict[str, Any]]:
 def show(ref: Place, output: Output = Format.TABLE) -> None:
     """What a checkpoint holds: producer, step, tensors, bytes."""
     from orchestrator.client import connect
-    from orchestrator.show.checkpoints import shown
+    from orchestrator.show.checkpoints import describe_table
 
     ref = in_its_pool(ref)
     if is_local(ref):
-        answer = on_this_machine("show", {"path": ref})
+        answer = run_tool_locally("show", {"path": ref})
     else:
-        with connect(progress=say) as client:
+        with connect(progress=print_message) as client:
             answer = client.checkpoint_show(ref)
-    emit(answer, output, shown)
+    emit(answer, output, describe_table)
 
 
 @app.command()
@@ -144,9 +144,9 @@ def plan(
 
     ref = in_its_pool(ref)
     if is_local(ref):
-        answer = on_this_machine("plan", {"path": ref, "to": to, "count": count})
+        answer = run_tool_locally("plan", {"path": ref, "to": to, "count": count})
     else:
-        with connect(progress=say) as client:
+        with connect(progress=print_message) as client:
             answer = client.checkpoint_plan(ref, to, count)
     emit(answer, output, planned)
     if not answer["ok"]:
@@ -225,15 +225,15 @@ def copy(
         from orchestrator import checkpoint_transfer
 
         carry = checkpoint_transfer.up if is_local(source) else checkpoint_transfer.down
-        with connect(progress=say) as client, working(what) as progress:
+        with connect(progress=print_message) as client, byte_progress(what) as progress:
             answer = carry(client, source, target, progress)
     elif all_local(source, target):
         if to_kind:
             raise UserError("a copy on this machine does not convert", "use `polyfleet checkpoint convert`")
-        answer = {"source": source, **on_this_machine("copy", {"source": source, "target": target}, what)}
+        answer = {"source": source, **run_tool_locally("copy", {"source": source, "target": target}, what)}
     else:
         order = {"source": source, "target": target, "to_kind": to_kind, "convert_at": convert_at, "on_lossy": on_lossy}
-        with connect(progress=say) as client, working(what) as progress:
+        with connect(progress=print_message) as client, byte_progress(what) as progress:
             answer = client.checkpoint_copy(order, progress, key)
     emit(answer, output, copied)
 
@@ -301,7 +301,7 @@ def import_(
         from orchestrator.client import connect
 
         told = {name: value for name, value in options.items() if value is not None}
-        with connect(progress=say) as client, working(what) as progress:
+        with connect(progress=print_message) as client, byte_progress(what) as progress:
             answer = bring_in(client, source, target, told, progress, key)
     else:
         answer = _run("import", places, what, key, **options)

@@ -7,26 +7,26 @@ from typing import Any
 
 from cluster.errors import FleetError
 from orchestrator.checkpoint_address import expanded, may_be_a_job, of_job
-from orchestrator.cli.output import say, waiting
+from orchestrator.cli.output import print_message, progress_line
 from orchestrator.show.units import size
 
 Progress = Callable[[int, int], None]
 
 
-def on_this_machine(verb: str, arguments: dict[str, Any], what: str = "") -> Any:
+def run_tool_locally(verb: str, arguments: dict[str, Any], what: str = "") -> Any:
     """Run a tool here, in a child: this process imports no torch."""
     from workers.checkpoint.tools import run_in_child
 
     paths = {k: expanded(v) for k, v in arguments.items() if v is not None}
-    with working(what or verb) as progress:
+    with byte_progress(what or verb) as progress:
         return run_in_child(verb, paths, progress, sys.executable, follow_links=True)
 
 
-def in_the_fleet(verb: str, arguments: dict[str, Any], what: str = "", key: str = "") -> Any:
+def run_tool_in_fleet(verb: str, arguments: dict[str, Any], what: str = "", key: str = "") -> Any:
     from orchestrator.client import connect
 
     told = {k: v for k, v in arguments.items() if v is not None}
-    with connect(progress=say) as client, working(what or verb) as progress:
+    with connect(progress=print_message) as client, byte_progress(what or verb) as progress:
         return client.checkpoint_tool(verb, told, progress, key)
 
 
@@ -45,10 +45,10 @@ def in_its_pool(place: str) -> str:
 
 
 @contextmanager
-def working(what: str) -> Iterator[Progress]:
+def byte_progress(what: str) -> Iterator[Progress]:
     """Tells bytes done, bytes in all and the rate, on stderr: a bar on a terminal, else a line now and then."""
     if not sys.stderr.isatty():
-        with waiting(what) as update:
+        with progress_line(what) as update:
             yield lambda done, total: update(f"{what}: {size(done)} of {size(total)}" if total else what)
         return
     from rich.console import Console

@@ -101,7 +101,7 @@ def completion(shell: Annotated[Shell, typer.Argument(help="Your shell.")]) -> N
     write(SCRIPTS[shell].strip())
 
 
-def answer_shell(app: typer.Typer) -> bool:
+def complete_shell(app: typer.Typer) -> bool:
     """Whether a shell asked, which then has its answer. It gets no error: nobody reads one while he types."""
     if VARIABLE not in os.environ:
         return False

@@ -9,7 +9,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cluster.catalogue import Model
+    from cluster.catalogue import DeviceModel
     from orchestrator.client import Client
 
 WAIT_S = 0.25
@@ -103,10 +103,10 @@ def _kinds_and_pools(word: str) -> list[str]:
 
 def _words(word: str) -> list[str]:
     """Models that may stand alone; with a size, and as others spell them, once a part is typed."""
-    from cluster.catalogue import spelled, words
+    from cluster.catalogue import kind_spellings, resolve_name
 
     more = [name for row in _rows() for name in _spellings(row) if name.startswith(word)] if word else []
-    return [*words(), *(name for name in more if spelled(name))]
+    return [*kind_spellings(), *(name for name in more if resolve_name(name))]
 
 
 def _kinds(word: str) -> list[str]:
@@ -139,14 +139,14 @@ def _vendor(name: str) -> str:
     return aliases().get(name, name)
 
 
-def _rows(backend: str = "") -> "list[Model]":
+def _rows(backend: str = "") -> "list[DeviceModel]":
     """What something computes on."""
     from cluster.catalogue import models
 
     return [row for row in models().values() if not row.unavailable and _vendor(backend) in ("", row.backend)]
 
 
-def _spellings(row: "Model") -> list[str]:
+def _spellings(row: "DeviceModel") -> list[str]:
     """But those with blanks, which a shell would part."""
     names = (row.model, row.kind.partition(":")[2], *row.spellings, *row.tool_names)
     return [name for name in names if name and " " not in name]

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli import completion_values
-from orchestrator.cli.output import Format, Output, emit, say, write
+from orchestrator.cli.output import Format, Output, emit, print_message, write
 
 app = typer.Typer(help="Python environments of pools.", no_args_is_help=True, rich_markup_mode=None)
 Name = Annotated[
@@ -34,7 +34,7 @@ def create(name: Name, file: FleetFile = None) -> None:
     """Make an environment, unless it is there, and print its interpreter. Takes minutes the first time."""
     from cluster import environments
 
-    write(str(environments.create(_wanted(name, file), say)))
+    write(str(environments.create(_wanted(name, file), print_message)))
 
 
 @app.command()
@@ -51,7 +51,7 @@ def remove(name: Annotated[str, typer.Argument(help="As `polyfleet env list` cal
     from cluster import environments
 
     for folder in environments.remove(name):
-        say(f"removed {folder}")
+        print_message(f"removed {folder}")
 
 
 def _wanted(name: str, file: Path | None) -> Any:

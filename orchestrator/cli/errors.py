@@ -30,20 +30,20 @@ JOB_EXIT_CODES = {"SUCCEEDED": OK, "FAILED": FAILED, "CANCELLED": CANCELLED}
 
 def report(error: BaseException) -> int:
     """Tell `error` on stderr; the exit code."""
-    from orchestrator.cli.output import say
+    from orchestrator.cli.output import print_message
 
     if isinstance(error, OSError):
         error = _of_this_machine(error) or error
     if isinstance(error, PolyfleetError):
-        say(f"error: {error.message}")
+        print_message(f"error: {error.message}")
         if error.remedy:
-            say(f"  {error.remedy}")
+            print_message(f"  {error.remedy}")
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):
-        say("interrupted")
+        print_message("interrupted")
         return INTERRUPTED
-    say(f"error: {type(error).__name__}: {error}")
-    say(f"  this is a fault of Polyfleet; the traceback is in {_keep_traceback(error)}")
+    print_message(f"error: {type(error).__name__}: {error}")
+    print_message(f"  this is a fault of Polyfleet; the traceback is in {_keep_traceback(error)}")
     return FAILED
 
 

@@ -17,7 +17,7 @@ import typer
 from cluster.errors import FleetError, PolyfleetError, UserError
 from orchestrator.cli.errors import BROKEN_PIPE, INTERRUPTED
 from orchestrator.cli.escape_sequence import Escape
-from orchestrator.cli.output import Ref, say
+from orchestrator.cli.output import JobArgument, print_message
 
 if TYPE_CHECKING:
     from orchestrator.client import Client
@@ -30,7 +30,7 @@ SIGNAL_CODE = 128
 RESIZED, DONE = b"r", b"d"
 
 
-def exec_(ctx: typer.Context, ref: Ref, rank: Rank = 0) -> None:
+def exec_(ctx: typer.Context, ref: JobArgument, rank: Rank = 0) -> None:
     """Run a command beside a running job, after `--`: its variables, its folder, its devices. Ends with its exit code.
 
     What comes on standard input is handed on, unless that is a terminal. It ends with the attempt, or when this ends.
@@ -41,7 +41,7 @@ def exec_(ctx: typer.Context, ref: Ref, rank: Rank = 0) -> None:
     if not command:
         raise UserError("no command", f"write it after `--`: `polyfleet exec {ref} -- nvidia-smi`")
     takes_input = not sys.stdin.isatty()
-    with connect(progress=say) as client:
+    with connect(progress=print_message) as client:
         order = {"command": command, "rank": rank, "input": takes_input, "by": _who()}
         told = client.exec_run(ref, order)
         begun = _begun(told)
@@ -51,7 +51,7 @@ def exec_(ctx: typer.Context, ref: Ref, rank: Rank = 0) -> None:
     raise typer.Exit(code)
 
 
-def shell(ref: Ref, rank: Rank = 0) -> None:
+def shell(ref: JobArgument, rank: Rank = 0) -> None:
     """A shell beside a running job, at this terminal: its variables, its folder, its devices. Enter, then `~.` leaves
     it.
 
@@ -62,10 +62,10 @@ def shell(ref: Ref, rank: Rank = 0) -> None:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UserError("a shell needs a terminal", f"run one command with `polyfleet exec {ref} -- COMMAND`")
     order = {"command": [], "rank": rank, "terminal": True, "by": _who(), **_size()}
-    with connect(progress=say) as client:
+    with connect(progress=print_message) as client:
         told = client.exec_run(ref, order | {"term": os.environ.get("TERM", "")[:64]})
         begun = _begun(told)
-        say(f"{begun['job']}, rank {begun['rank']} on node {begun['node']}; Enter, then ~. leaves")
+        print_message(f"{begun['job']}, rank {begun['rank']} on node {begun['node']}; Enter, then ~. leaves")
         with _raw_keyboard(client, begun["exec"]) as keyboard:
             code = _to_its_end(client, begun, told, keyboard)
     raise typer.Exit(code)

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli import completion_values
-from orchestrator.cli.checkpoint_location import working
-from orchestrator.cli.output import Format, Output, emit, say
+from orchestrator.cli.checkpoint_location import byte_progress
+from orchestrator.cli.output import Format, Output, emit, print_message
 
 app = typer.Typer(help="Files of jobs: $POLYFLEET_OUTPUT_DIR.", no_args_is_help=True, rich_markup_mode=None)
 Where = Annotated[
@@ -28,7 +28,7 @@ def list_(where: Where, output: Output = Format.TABLE) -> None:
     from orchestrator.file_transfer import listed
     from orchestrator.show.files import files
 
-    with connect(progress=say) as client:
+    with connect(progress=print_message) as client:
         emit(listed(client, *_split(where)), output, files)
 
 
@@ -50,7 +50,7 @@ def get(
     from orchestrator import file_download
     from orchestrator.client import connect
 
-    with connect(progress=say) as client, working(f"getting {where}") as progress:
+    with connect(progress=print_message) as client, byte_progress(f"getting {where}") as progress:
         told = file_download.get(client, *_split(where), dest, force, progress)
     _emit(told.to_plain(), output)
 
@@ -68,7 +68,7 @@ def put(
     from orchestrator import file_upload
     from orchestrator.client import connect
 
-    with connect(progress=say) as client, working(f"putting {source}") as progress:
+    with connect(progress=print_message) as client, byte_progress(f"putting {source}") as progress:
         told = file_upload.put(client, source, *_split(where), force, progress)
     _emit(told.to_plain(), output)
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.output import Format, Output, emit, say, waiting
+from orchestrator.cli.output import Format, Output, emit, print_message, progress_line
 
 Data = dict[str, Any]
 Local = Annotated[bool, typer.Option("--local", help="This machine alone: the default without server and fleet.")]
@@ -43,16 +43,16 @@ def up(
         if any(row["problem"] for row in found):
             raise typer.Exit(2)
         return
-    emit(lifecycle.up(say, file, demo=demo, address=address), output, fleet)
+    emit(lifecycle.up(print_message, file, demo=demo, address=address), output, fleet)
 
 
 def down() -> None:
     """Stop server and fleet. Running jobs are interrupted; checkpoints stay."""
     from orchestrator import lifecycle
 
-    with waiting("stopping server and fleet"):
-        stopped = lifecycle.down(say)
-    say(f"stopped: {', '.join(stopped)}" if stopped else "nothing was running")
+    with progress_line("stopping server and fleet"):
+        stopped = lifecycle.down(print_message)
+    print_message(f"stopped: {', '.join(stopped)}" if stopped else "nothing was running")
 
 
 def status(output: Output = Format.TABLE) -> None:
@@ -99,11 +99,11 @@ def inventory(local: Local = False, output: Output = Format.TABLE) -> None:
     if local or not _fleet_here():
         from orchestrator import local_machine
 
-        emit([local_machine.node()], output, devices)
+        emit([local_machine.local_node()], output, devices)
     else:
         from orchestrator.client import connect
 
-        with connect(progress=say) as client:
+        with connect(progress=print_message) as client:
             emit(client.nodes(), output, devices)
 
 
@@ -119,19 +119,19 @@ def backends(
     from orchestrator.show import kernels as show_kernels
 
     if kernels:
-        with waiting("asking drivers"):
+        with progress_line("asking drivers"):
             rows = local_machine.kernels()
         emit(rows, output, show_kernels.listed)
         return
     if libraries or local or not _fleet_here():
-        with waiting("asking torch"):
+        with progress_line("asking torch"):
             found = local_machine.libraries() if libraries else local_machine.backends()
         emit(found, output, show.libraries if libraries else show.backends)
         return
     from orchestrator.client import connect
     from orchestrator.inventory import backend_rows
 
-    with connect(progress=say) as client:
+    with connect(progress=print_message) as client:
         emit(backend_rows(client.nodes()), output, show.backends)
 
 
@@ -143,12 +143,12 @@ def doctor(local: Local = False, output: Output = Format.TABLE) -> None:
     if local or not _fleet_here():
         from orchestrator import local_machine
 
-        with waiting("looking at this machine"):
+        with progress_line("looking at this machine"):
             found = local_machine.findings()
     else:
         from orchestrator.client import connect
 
-        with connect(progress=say) as client:
+        with connect(progress=print_message) as client:
             found = client.doctor()
     emit(found, output, findings)
     if any(finding["level"] in ACT_ON for finding in found):
@@ -160,4 +160,4 @@ def _fleet_here() -> bool:
     from cluster import embedded, paths
     from orchestrator.server import daemon
 
-    return embedded.record() is not None or daemon.find(paths.home()) is not None
+    return embedded.record() is not None or daemon.find_server(paths.home()) is not None

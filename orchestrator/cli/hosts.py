@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli import completion_values
-from orchestrator.cli.output import Format, Output, emit, say
+from orchestrator.cli.output import Format, Output, emit, print_message
 
 app = typer.Typer(help="The machines of a fleet that is up.", no_args_is_help=True, rich_markup_mode=None)
 Host = Annotated[str, typer.Argument(help="Name by which `ssh` reaches it.", metavar="HOST")]
@@ -36,8 +36,8 @@ def add(
     """Join a machine to a pool of the fleet that is up."""
     from orchestrator import hosts
 
-    hosts.add(pool, host, address, devices, say)
-    say(KEEP)
+    hosts.add(pool, host, address, devices, print_message)
+    print_message(KEEP)
 
 
 @app.command()
@@ -45,5 +45,5 @@ def remove(host: Host) -> None:
     """Move jobs away from a machine, then stop what is ours there."""
     from orchestrator import hosts
 
-    hosts.remove(host, say)
-    say(KEEP)
+    hosts.remove(host, print_message)
+    print_message(KEEP)

@@ -7,14 +7,14 @@ from typing import Any
 from cluster.errors import UserError
 from orchestrator import env_file
 from orchestrator.job_spec import JobSpec, load_jobs, parse_job
-from orchestrator.submission import plain
+from orchestrator.submission import to_dict
 
 Data = dict[str, Any]
 HOW = "give one job file, or a command: `polyfleet submit --accelerators cpu:1 -- python train.py`"
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class SubmitArguments:
     """Words and options as typed; "" and empty lists where nothing was. `command` is None where no `--` was typed."""
 
     words: list[str]
@@ -32,14 +32,14 @@ class Given:
     checkpoint: str = ""
 
 
-def specs_of(given: Given) -> list[JobSpec]:
+def specs_of(given: SubmitArguments) -> list[JobSpec]:
     """The jobs meant. Raises UserError or SpecError."""
     variables = _variables(given)
     found = _from_files(given) if given.words else [_without_file(given)]
     return [_changed(data, given, variables) for data in found]
 
 
-def _changed(data: Data, given: Given, variables: dict[str, str]) -> JobSpec:
+def _changed(data: Data, given: SubmitArguments, variables: dict[str, str]) -> JobSpec:
     if given.name:
         data["name"] = given.name
     _set_variables(data, variables)
@@ -49,7 +49,7 @@ def _changed(data: Data, given: Given, variables: dict[str, str]) -> JobSpec:
     return parse_job(data)
 
 
-def _from_files(given: Given) -> list[Data]:
+def _from_files(given: SubmitArguments) -> list[Data]:
     said = " ".join(given.words)
     if given.command is not None:
         raise UserError(f"a job file, {said!r}, and a command after `--`", "keep one of them")
@@ -58,10 +58,10 @@ def _from_files(given: Given) -> list[Data]:
             f"a job file, {said!r}, and --task, --entry, --working-dir, --launch or --checkpoint",
             "write them into the file; a command goes after `--`",
         )
-    return [plain(spec) for word in given.words for spec in load_jobs(Path(word))]
+    return [to_dict(spec) for word in given.words for spec in load_jobs(Path(word))]
 
 
-def _without_file(given: Given) -> Data:
+def _without_file(given: SubmitArguments) -> Data:
     if given.command and given.task not in ("", "run"):
         said = " ".join(given.command)
         raise UserError(f"a {given.task} job takes no command: {said!r}", "use --entry, or leave --task out")
@@ -78,7 +78,7 @@ def _without_file(given: Given) -> Data:
     return {key: value for key, value in parts.items() if value}
 
 
-def _variables(given: Given) -> dict[str, str]:
+def _variables(given: SubmitArguments) -> dict[str, str]:
     """Of --env-file and --env; the latter win, and among files the last."""
     found: dict[str, str] = {}
     for path in given.env_files:
@@ -108,7 +108,7 @@ def _set_variables(data: Data, variables: dict[str, str]) -> None:
             candidate.get("env", {}).pop(name, None)
 
 
-def _choose_devices(data: Data, given: Given) -> None:
+def _choose_devices(data: Data, given: SubmitArguments) -> None:
     """`--accelerators` replaces all the file says of devices but memory, nodes, price; --pool narrows what is left."""
     if given.accelerators:
         stays = ("memory", "nodes", "pool", "max_price")

@@ -6,7 +6,7 @@ import typer
 
 from cluster.errors import UserError
 from orchestrator.cli import completion_values
-from orchestrator.cli.output import Format, Output, Ref, emit, say
+from orchestrator.cli.output import Format, JobArgument, Output, emit, print_message
 
 if TYPE_CHECKING:
     pass
@@ -38,7 +38,7 @@ def jobs(
     states = [_state(word) for word in state] if state else None
     fields = COLUMNS if output is Format.TABLE else ()
     since_s = moment(since) if since else 0.0
-    with connect(progress=say) as client:
+    with connect(progress=print_message) as client:
         if every:
             pages = list(client.job_pages(states, name=name, since_s=since_s, fields=fields))
             found = [job for page in reversed(pages) for job in page]
@@ -72,29 +72,29 @@ def _state(word: str) -> str:
     return word.upper()
 
 
-def show(ref: Ref, output: Output = Format.TABLE) -> None:
+def show(ref: JobArgument, output: Output = Format.TABLE) -> None:
     """Everything about one job: attempts, result, failure."""
     from orchestrator.client import connect
     from orchestrator.show.jobs import job
 
-    with connect(progress=say) as client:
+    with connect(progress=print_message) as client:
         emit(client.job(ref), output, job)
 
 
-def cancel(ref: Ref, output: Output = Format.TABLE) -> None:
+def cancel(ref: JobArgument, output: Output = Format.TABLE) -> None:
     """End a job. One that has ended already stays as it is."""
     from orchestrator.client import connect
-    from orchestrator.show.table import Stack
+    from orchestrator.show.table import TableStack
 
-    with connect(progress=say) as client:
+    with connect(progress=print_message) as client:
         before = client.job(ref)
         view = client.cancel(before["id"])
     note = " (it had already ended)" if before["ended_at"] else ""
-    emit(view, output, lambda view: Stack((f"{view['id']}: {view['state']}{note}",)))
+    emit(view, output, lambda view: TableStack((f"{view['id']}: {view['state']}{note}",)))
 
 
 def migrate(
-    ref: Ref,
+    ref: JobArgument,
     to: Annotated[
         str,
         typer.Option(
@@ -111,18 +111,18 @@ def migrate(
     Without a known checkpoint it starts anew. Which of the two will happen is printed before the move.
     """
     from orchestrator.client import connect
-    from orchestrator.show.table import Stack
+    from orchestrator.show.table import TableStack
 
-    with connect(progress=say) as client:
+    with connect(progress=print_message) as client:
         before = client.job(ref)
         if before["continues"]:
-            say(f"{before['id']}: after a move it {before['continues']}")
+            print_message(f"{before['id']}: after a move it {before['continues']}")
         view = client.migrate(before["id"], to)
-    emit(view, output, lambda view: Stack((f"{view['id']}: {view['state']}",)))
+    emit(view, output, lambda view: TableStack((f"{view['id']}: {view['state']}",)))
 
 
 def explain(
-    ref: Ref,
+    ref: JobArgument,
     changes: Annotated[
         list[str] | None,
         typer.Option("--if", help="In a fleet with this change, e.g. '+4 amd:MI300X', 'pool tpu down', 'node a up'."),
@@ -137,5 +137,5 @@ def explain(
     from orchestrator.client import connect
     from orchestrator.show.jobs import plan
 
-    with connect(progress=say) as client:
+    with connect(progress=print_message) as client:
         emit(client.explain(ref, changes or ()), output, plan)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.output import Format, Output, emit, say, waiting
+from orchestrator.cli.output import Format, Output, emit, print_message, progress_line
 
 app = typer.Typer(help="Implementations of single operations.", no_args_is_help=True, rich_markup_mode=None)
 Names = Annotated[
@@ -53,7 +53,7 @@ def tune(
     for row in local_machine.tuned(asked | {"kernels": _words(kernels), "dtypes": _words(dtypes)}):
         rows.append(row)
         told = f"{row['speedup']:.2f} times as fast as torch" if row["right"] else "wrong"
-        say(f"{row['operation']} {row['dtype']} {row['shapes']} by {row['kernels']}: {told}")
+        print_message(f"{row['operation']} {row['dtype']} {row['shapes']} by {row['kernels']}: {told}")
     emit(rows, output, measured)
 
 
@@ -67,7 +67,7 @@ def resources(kernels: OfTriton = None, target: Targets = COMPILED_FOR, output: 
     from orchestrator.show.kernels import resource_use
     from workers.kernels import resources
 
-    with waiting("compiling") as tell:
+    with progress_line("compiling") as tell:
         rows = resources.report(
             _words(target),
             lambda done, of: tell(f"{done * 10 // max(of, 1)}0 % of {of} forms are compiled"),
@@ -75,9 +75,9 @@ def resources(kernels: OfTriton = None, target: Targets = COMPILED_FOR, output: 
         )
     emit([row.to_plain() for row in rows], output, resource_use)
     if refused := resources.spilling(rows):
-        say(f"{len(refused)} of {len(rows)} forms may not be launched")
+        print_message(f"{len(refused)} of {len(rows)} forms may not be launched")
         raise typer.Exit(1)
-    say(f"{len(rows)} forms: none spills a register or exceeds its device")
+    print_message(f"{len(rows)} forms: none spills a register or exceeds its device")
 
 
 def _words(text: str) -> list[str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cluster.errors import FleetError
-from orchestrator.cli.output import Format, Output, Ref, say
+from orchestrator.cli.output import Format, JobArgument, Output, print_message
 from orchestrator.log_lines import source
 from orchestrator.show.terminal_text import log_lines
 
@@ -17,7 +17,7 @@ Data = dict[str, Any]
 
 
 def logs(
-    ref: Ref,
+    ref: JobArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the job has ended.")] = False,
     rank: Annotated[int | None, typer.Option(help="Only lines of this rank.", min=0)] = None,
     epoch: Annotated[
@@ -35,7 +35,7 @@ def logs(
     """
     from orchestrator.client import connect
 
-    with connect(progress=say) as client:
+    with connect(progress=print_message) as client:
         first = client.job(ref)
         ref = first["id"]  # of a name, once: another job may be called so by the next page
         if follow:
@@ -47,7 +47,7 @@ def logs(
         view = client.job(ref)
         away = client.logs(ref, rank=rank, epoch=epoch, tail=tail or 0)["away"] if view["attempts"] else []
         if away and printed and follow and not first["ended_at"]:
-            say(f"note: an earlier part of the log is not shown: {'; '.join(away)}")
+            print_message(f"note: an earlier part of the log is not shown: {'; '.join(away)}")
         elif away:
             raise FleetError(f"{'a part of the log is not shown: ' if printed else ''}{'; '.join(away)}")
         elif not printed:
@@ -66,10 +66,12 @@ def _pages(client: "Client", ref: str, *, tail: int | None, **where: Any) -> Ite
 def _say_why_nothing(view: Data, rank: int | None, epoch: int | None) -> None:
     if not view["attempts"]:
         never = "never ran" if view["ended_at"] else "has not run yet"
-        say(f"{view['id']} {never}: {view['state']}" + (f", {view['reason']}" if view["reason"] else ""))
+        print_message(f"{view['id']} {never}: {view['state']}" + (f", {view['reason']}" if view["reason"] else ""))
     else:
         who = "".join(f", {what} {n}" for what, n in (("rank", rank), ("attempt", epoch)) if n is not None)
-        say(f"{view['id']}{who} has printed nothing{'' if view['ended_at'] else ' yet'}; its state is {view['state']}")
+        print_message(
+            f"{view['id']}{who} has printed nothing{'' if view['ended_at'] else ' yet'}; its state is {view['state']}"
+        )
 
 
 class Printer:

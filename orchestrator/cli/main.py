@@ -89,7 +89,7 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        if not completion.answer_shell(app):
+        if not completion.complete_shell(app):
             app(prog_name=NAME)
     except (Exception, KeyboardInterrupt) as e:
         sys.exit(report(e))

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli import completion_values
-from orchestrator.cli.output import Format, Output, emit, say
+from orchestrator.cli.output import Format, Output, emit, print_message
 
 app = typer.Typer(help="Take nodes out of use, and back.", no_args_is_help=True, rich_markup_mode=None)
 Node = Annotated[
@@ -29,7 +29,7 @@ def drain(
     """Place nothing on a node any more, as before maintenance."""
     from orchestrator.client import connect
 
-    with connect(progress=say) as client:
+    with connect(progress=print_message) as client:
         _tell(client.node_drain(node, now, reason), output)
 
 
@@ -38,7 +38,7 @@ def resume(node: Node, output: Output = Format.TABLE) -> None:
     """Place jobs on a node again: one that was drained, or that failed too often."""
     from orchestrator.client import connect
 
-    with connect(progress=say) as client:
+    with connect(progress=print_message) as client:
         _tell(client.node_resume(node), output)
 
 
@@ -47,11 +47,11 @@ def remove(node: Node, output: Output = Format.TABLE) -> None:
     """Forget a node that is lost and will not come back."""
     from orchestrator.client import connect
 
-    with connect(progress=say) as client:
+    with connect(progress=print_message) as client:
         _tell(client.node_remove(node), output)
 
 
 def _tell(view: Data, output: Format) -> None:
-    from orchestrator.show.table import Stack
+    from orchestrator.show.table import TableStack
 
-    emit(view, output, lambda view: Stack((f"{view['node']}: {view['state']}",)))
+    emit(view, output, lambda view: TableStack((f"{view['node']}: {view['state']}",)))

@@ -2,7 +2,7 @@
 
 import typer
 
-from orchestrator.cli.output import Format, Output, emit, say
+from orchestrator.cli.output import Format, Output, emit, print_message
 from orchestrator.cli.submit import (
     Accelerators,
     Checkpoint,
@@ -44,17 +44,17 @@ def offer(
     from orchestrator.cli import job_arguments
     from orchestrator.client import connect
     from orchestrator.show.jobs import offers
-    from orchestrator.show.table import Stack
+    from orchestrator.show.table import TableStack
 
     task_name = task.value if task else ""
-    given = job_arguments.Given(
+    given = job_arguments.SubmitArguments(
         words or [], ctx.meta["command"], name, env or [], env_file or [], accelerators, pool, task_name, entry,
         working_dir, launch.value if launch else "", data or [], checkpoint,
     )  # fmt: skip
     specs = job_arguments.specs_of(given)
-    with connect(progress=say) as client:
+    with connect(progress=print_message) as client:
         told = [submission.offers(client, spec) for spec in specs]
     if len(told) == 1:
         emit(told[0], output, offers)
     else:
-        emit(told, output, lambda each: Stack(tuple(map(offers, each))))
+        emit(told, output, lambda each: TableStack(tuple(map(offers, each))))

@@ -17,7 +17,7 @@ import typer
 from cluster.errors import FleetError
 from orchestrator.cli import completion_values
 from orchestrator.cli.errors import BROKEN_PIPE
-from orchestrator.show.terminal_text import escaped, visible
+from orchestrator.show.terminal_text import escape_control, escape_document
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -32,7 +32,7 @@ class Format(StrEnum):
 
 
 Output = Annotated[Format, typer.Option("--output", "-o", help="How to print the answer.", show_choices=True)]
-Ref = Annotated[
+JobArgument = Annotated[
     str,
     typer.Argument(
         help="Job id, a unique prefix of one, or a name (the newest job of that name).",
@@ -45,12 +45,12 @@ Ref = Annotated[
 def emit(data: Any, form: Format, table: "Callable[[Any], RenderableType]") -> None:
     """`data` on stdout: as JSON, as YAML, or as what `table` makes of it."""
     if form is Format.TABLE:
-        write(drawn(table(data)))
+        write(render_table(table(data)))
     else:
         write(as_json(data) if form is Format.JSON else as_yaml(data))
 
 
-def drawn(table: "RenderableType") -> str:
+def render_table(table: "RenderableType") -> str:
     """As text for stdout."""
     out = io.StringIO()
     console(out).print(table)
@@ -59,7 +59,7 @@ def drawn(table: "RenderableType") -> str:
 
 def as_json(data: Any, indent: int | None = 2) -> str:
     utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    return escaped(json.dumps(data, indent=indent, ensure_ascii=not utf8))
+    return escape_document(json.dumps(data, indent=indent, ensure_ascii=not utf8))
 
 
 def as_yaml(data: Any) -> str:
@@ -67,7 +67,7 @@ def as_yaml(data: Any) -> str:
     from cluster.strict_yaml import dump
 
     document = dump(data).rstrip("\n")
-    return document if escaped(document) == document else as_json(data)
+    return document if escape_document(document) == document else as_json(data)
 
 
 def write(text: str, end: str = "\n") -> None:
@@ -83,9 +83,9 @@ def write(text: str, end: str = "\n") -> None:
         raise FleetError(f"the answer cannot be written: {e.strerror}", "write it where space is free") from None
 
 
-def say(message: str) -> None:
+def print_message(message: str) -> None:
     """A message for the person at the terminal; never part of the answer."""
-    sys.stderr.write(visible(message) + "\n")
+    sys.stderr.write(escape_control(message) + "\n")
     sys.stderr.flush()
 
 
@@ -115,7 +115,7 @@ def screen() -> "Iterator[Callable[[RenderableType], None]]":
 
 
 @contextmanager
-def waiting(what: str, after_s: float = 2.0) -> Iterator[Callable[[str], None]]:
+def progress_line(what: str, after_s: float = 2.0) -> Iterator[Callable[[str], None]]:
     """Says on stderr what is waited for, once it takes longer than `after_s`. Yields a function that changes the words.
 
     On a terminal one line counts the seconds; elsewhere each new wording is one line.
@@ -131,12 +131,12 @@ def waiting(what: str, after_s: float = 2.0) -> Iterator[Callable[[str], None]]:
         tick_s = after_s
         while not done.wait(tick_s):
             tick_s = 0.5
-            words = visible(state["what"]).replace("\n", " ")
+            words = escape_control(state["what"]).replace("\n", " ")
             if sys.stderr.isatty():
                 seconds = f" ({time.monotonic() - started_s:.0f} s)"
                 state["line"] = _paint(words[: _columns() - len(seconds)] + seconds, state["line"])
             elif words != state["said"]:
-                say(f"{words} …")
+                print_message(f"{words} …")
             state["said"] = words
 
     shower = threading.Thread(target=show, daemon=True)

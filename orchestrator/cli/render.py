@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.output import say, write
+from orchestrator.cli.output import print_message, write
 
 
 class Engine(StrEnum):
@@ -34,7 +34,7 @@ def render(
     renderer = import_module(f"cluster.render.{engine.value.replace('-', '_')}")
     text, remarks = renderer.render(load_fleet(file))
     for remark in remarks:
-        say(f"note: {remark}")
+        print_message(f"note: {remark}")
     if output is None:
         write(text.rstrip("\n"))
         return

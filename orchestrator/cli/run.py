@@ -14,7 +14,7 @@ import typer
 from cluster.errors import FleetError, UserError
 from orchestrator.cli.errors import INTERRUPTED, JOB_EXIT_CODES
 from orchestrator.cli.logs import Printer
-from orchestrator.cli.output import Format, say, waiting
+from orchestrator.cli.output import Format, print_message, progress_line
 from orchestrator.cli.submit import (
     Accelerators,
     Checkpoint,
@@ -31,7 +31,7 @@ from orchestrator.cli.submit import (
 )
 
 if TYPE_CHECKING:
-    from orchestrator.cli.job_arguments import Given
+    from orchestrator.cli.job_arguments import SubmitArguments
     from orchestrator.client import Client
 
 CHOICES = "[c]ancel it, [k]eep it running and leave, or go on following (Enter)? "
@@ -68,18 +68,18 @@ def run(
 
     command = ctx.meta["command"]
     _refuse_unless_clear(words or [], command)
-    given = job_arguments.Given(
+    given = job_arguments.SubmitArguments(
         words or [], command, name, env or [], env_file or [], accelerators, pool,
         working_dir=_folder(working_dir, command or []), data=data or [], checkpoint=checkpoint,
     )  # fmt: skip
     spec = _only(given)
-    with connect(progress=say) as client:
+    with connect(progress=print_message) as client:
         view = accepted(client, spec, key)
         if detach:
             tell_submitted(view, Format.TABLE)
-            say(_how_to_go_on(view["id"]))
+            print_message(_how_to_go_on(view["id"]))
             return
-        say(f"submitted {view['id']}")
+        print_message(f"submitted {view['id']}")
         _follow(client, view["id"])
 
 
@@ -99,12 +99,14 @@ def _folder(asked: str | None, command: list[str]) -> str:
     if asked is not None:
         return asked
     if named := folder_needed(command, Path.cwd()):
-        say(f"sending the current folder along, because the command names {named}; --working-dir '' sends none")
+        print_message(
+            f"sending the current folder along, because the command names {named}; --working-dir '' sends none"
+        )
         return "."
     return ""
 
 
-def _only(given: "Given") -> Any:
+def _only(given: "SubmitArguments") -> Any:
     from orchestrator.cli import job_arguments
 
     specs = job_arguments.specs_of(given)
@@ -118,13 +120,13 @@ def _follow(client: "Client", job_id: str) -> None:
     try:
         with _interruptible() as following:
             _print_log(client, job_id, following)
-            with waiting(f"waiting for {job_id}"):
+            with progress_line(f"waiting for {job_id}"):
                 view = client.wait(job_id)
     except KeyboardInterrupt:
-        say(f"Job {job_id} has not ended. {_how_to_go_on(job_id)}")
+        print_message(f"Job {job_id} has not ended. {_how_to_go_on(job_id)}")
         raise typer.Exit(INTERRUPTED) from None
     except FleetError:
-        say(f"Job {job_id} has not ended. {_how_to_go_on(job_id)}")
+        print_message(f"Job {job_id} has not ended. {_how_to_go_on(job_id)}")
         raise
     say_end(view)
     raise typer.Exit(JOB_EXIT_CODES[view["state"]])
@@ -146,7 +148,7 @@ def _print_log(client: "Client", job_id: str, following: "_Following") -> None:
             if not _can_ask():
                 raise
             if _asked(job_id) == "cancel":
-                say(f"cancelling {job_id}")
+                print_message(f"cancelling {job_id}")
                 client.cancel(job_id)
 
 

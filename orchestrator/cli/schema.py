@@ -23,7 +23,7 @@ def schema(
     output: Annotated[SchemaFormat, typer.Option("--output", "-o", help="How to print it.")] = SchemaFormat.JSON,
 ) -> None:
     """Print the JSON Schema of a job file or of a fleet file."""
-    from orchestrator.schemas import schema_of
+    from orchestrator.schemas import get_schema
 
-    data = schema_of(kind.value)
+    data = get_schema(kind.value)
     write(as_json(data) if output.value == Format.JSON.value else as_yaml(data))

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli.errors import FAILED
-from orchestrator.cli.output import Format, Output, emit, say, waiting
+from orchestrator.cli.output import Format, Output, emit, print_message, progress_line
 
 app = typer.Typer(help="Start, stop and look at the server.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -31,12 +31,12 @@ def start(
     from cluster.paths import home
     from orchestrator.server import daemon
 
-    running = daemon.find(home())
+    running = daemon.find_server(home())
     if database_url:
         _choose_database(database_url, running is not None)
     if running is None:
-        with waiting("starting the server"):
-            running = daemon.start(home(), port)
+        with progress_line("starting the server"):
+            running = daemon.start_server(home(), port)
     elif port is not None and port != running.port and not (port == 0 and running.port):
         from cluster.errors import Conflict
 
@@ -51,9 +51,9 @@ def stop() -> None:
     from cluster.paths import home
     from orchestrator.server import daemon
 
-    with waiting("stopping the server"):
+    with progress_line("stopping the server"):
         stopped = daemon.stop_server(home())
-    say("server stopped" if stopped else "no server was running")
+    print_message("server stopped" if stopped else "no server was running")
 
 
 @app.command()
@@ -77,9 +77,9 @@ def backup(
 
     url = database_url(home())
     target = file or private_dir(home() / BACKUPS) / f"polyfleet-{stamp()}.db"
-    with waiting("copying the job store"):
+    with progress_line("copying the job store"):
         size_bytes = write(url, target.absolute())
-    say(f"wrote {target} ({size_bytes / 2**20:.1f} MiB)")
+    print_message(f"wrote {target} ({size_bytes / 2**20:.1f} MiB)")
 
 
 @app.command()
@@ -95,9 +95,9 @@ def restore(
     from orchestrator.store.restore import restore as put
 
     private_dir(home())
-    with waiting("restoring the job store"):
+    with progress_line("restoring the job store"):
         kept = put(database_url(home()), file.absolute(), replace_other)
-    say(f"restored {file}" + (f"; what was there is kept as {kept}" if kept else ""))
+    print_message(f"restored {file}" + (f"; what was there is kept as {kept}" if kept else ""))
 
 
 @app.command()
@@ -115,7 +115,7 @@ def verify(
     from orchestrator.store.verify import verify as read
 
     url = sqlite_url(file) if file else database_url(home())
-    with waiting("reading the job store"):
+    with progress_line("reading the job store"):
         checked = read(url)
     told = asdict(checked)
     if output is Format.TABLE:
@@ -124,11 +124,11 @@ def verify(
         told |= {"sound": "no" if checked.findings else "yes"}
     emit(told, output, facts)
     for finding in checked.findings if output is Format.TABLE else ():
-        say(f"error: {finding}")
+        print_message(f"error: {finding}")
     if checked.more_findings:
-        say(f"and {checked.more_findings} more")
+        print_message(f"and {checked.more_findings} more")
     if checked.findings:
-        say(f"  {checked.remedy}")
+        print_message(f"  {checked.remedy}")
         raise typer.Exit(FAILED)
 
 
@@ -142,7 +142,7 @@ def _choose_database(url: str, is_running: bool) -> None:
     from orchestrator.store.database import name_of, parsed
 
     wanted, now = (
-        name_of(parsed(u)) for u in (database_setting.for_arguments(url), database_setting.database_url(home()))
+        name_of(parsed(u)) for u in (database_setting.strip_password(url), database_setting.database_url(home()))
     )
     if wanted == now:
         return  # as set up already, there with a password
@@ -157,7 +157,7 @@ def state() -> dict[str, Any]:
     from orchestrator.server import daemon
     from orchestrator.store.database_setting import name_of_database
 
-    found = daemon.find(home())
+    found = daemon.find_server(home())
     answer: dict[str, Any] = {"running": found is not None, "home": str(home()), "log": str(daemon.log_path(home()))}
     answer["database"] = name_of_database(home())
     if found is not None:

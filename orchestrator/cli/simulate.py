@@ -8,10 +8,10 @@ import typer
 
 from cluster.errors import UserError
 from orchestrator.cli.jobs import moment
-from orchestrator.cli.output import Format, Output, emit, say, waiting
+from orchestrator.cli.output import Format, Output, emit, print_message, progress_line
 
 if TYPE_CHECKING:
-    from orchestrator.show.table import Grid
+    from orchestrator.show.table import TextTable
     from orchestrator.simulate.fleets import Fleet
     from orchestrator.simulate.log_trace import Past
     from orchestrator.simulate.outcome import Outcome
@@ -95,7 +95,7 @@ def simulate(
         restart_cost = past.starts_s if past else 0.0
     if plots is not None:
         _make_folder(plots)
-    with waiting(f"simulating {jobs.jobs} jobs"):
+    with progress_line(f"simulating {jobs.jobs} jobs"):
         if controller:
             replayed = controller_replay.controlled(jobs, devices, policy, restart_cost)
         else:
@@ -152,7 +152,7 @@ def _of_log(asked: Asked) -> "tuple[Trace, Fleet, Past | None]":
     fleet = fleets.read_fleet(asked.fleet) if asked.fleet else None
     if fleet and asked.faults is not None:
         fleet = fleets.with_faults(fleet, asked.faults)
-    with waiting("reading the log"):
+    with progress_line("reading the log"):
         found = past(read_log(asked.log), fleet, since_s, until_s)
     if not fleet and asked.faults is not None:
         found = replace(found, fleet=fleets.with_faults(found.fleet, asked.faults))
@@ -181,10 +181,10 @@ def _draw(trace: "Trace", fleet: "Fleet", replayed: "Replayed", folder: Path) ->
         except OSError as e:
             remedy = "free space there, or name another folder"
             raise UserError(f"--plots: {folder / name} cannot be written: {e.strerror}", remedy) from None
-        say(f"{folder / name} written")
+        print_message(f"{folder / name} written")
 
 
-def _table(found: "Outcome") -> "Grid":
+def _table(found: "Outcome") -> "TextTable":
     from orchestrator.show.table import facts
 
     return facts(dict(found))

@@ -14,7 +14,7 @@ from cluster.errors import UserError
 from orchestrator.cli import completion_values
 from orchestrator.cli.errors import CANCELLED, FAILED, OK
 from orchestrator.cli.logs import print_lines
-from orchestrator.cli.output import Format, Output, emit, say, waiting
+from orchestrator.cli.output import Format, Output, emit, print_message, progress_line
 
 if TYPE_CHECKING:
     from orchestrator.client import Client
@@ -123,14 +123,14 @@ def submit(
     from orchestrator.client import connect
 
     task_name = task.value if task else ""
-    given = job_arguments.Given(
+    given = job_arguments.SubmitArguments(
         words or [], ctx.meta["command"], name, env or [], env_file or [], accelerators, pool, task_name, entry,
         working_dir, launch.value if launch else "", data or [], checkpoint,
     )  # fmt: skip
     specs = job_arguments.specs_of(given)
     if len(specs) > 1 and follow:
         raise UserError(f"--follow and {len(specs)} jobs", "follow one of them with `polyfleet logs -f JOB`")
-    with connect(progress=say) as client:
+    with connect(progress=print_message) as client:
         if dry_run:
             _show_plans(client, specs, output)
         elif len(specs) > 1:
@@ -142,13 +142,13 @@ def submit(
 def _show_plans(client: "Client", specs: "list[JobSpec]", output: Format) -> None:
     from orchestrator import submission
     from orchestrator.show.jobs import plan
-    from orchestrator.show.table import Stack
+    from orchestrator.show.table import TableStack
 
     plans = [submission.plan(client, spec) for spec in specs]
     if len(plans) == 1:
         emit(plans[0], output, plan)
     else:
-        emit(plans, output, lambda rows: Stack(tuple(plan(row) for row in rows)))
+        emit(plans, output, lambda rows: TableStack(tuple(plan(row) for row in rows)))
 
 
 def _submit_one(client: "Client", spec: "JobSpec", key: str, ending: tuple[bool, bool], output: Format) -> None:
@@ -158,7 +158,7 @@ def _submit_one(client: "Client", spec: "JobSpec", key: str, ending: tuple[bool,
     if not wait:
         tell_submitted(view, output)
         return
-    say(f"submitted {view['id']}")
+    print_message(f"submitted {view['id']}")
     _to_the_end(client, view["id"], follow, output)
 
 
@@ -166,18 +166,18 @@ def accepted(client: "Client", spec: "JobSpec", key: str) -> Data:
     """The job's view once it is durable."""
     from orchestrator import submission
 
-    with _accepted_once(key) as key, waiting(f"submitting {spec.name}") as tell:
+    with _accepted_once(key) as key, progress_line(f"submitting {spec.name}") as tell:
         return submission.submit(client, spec, key, tell)
 
 
 def _submit_many(client: "Client", specs: "list[JobSpec]", key: str, wait: bool, output: Format) -> None:
     from orchestrator import submission
     from orchestrator.cli.errors import JOB_EXIT_CODES
-    from orchestrator.show.table import Stack
+    from orchestrator.show.table import TableStack
 
-    with _accepted_once(key) as key, waiting(f"submitting {len(specs)} jobs") as tell:
+    with _accepted_once(key) as key, progress_line(f"submitting {len(specs)} jobs") as tell:
         ids = submission.submit_many(client, specs, key, tell)
-    emit(ids, output, lambda ids: Stack(tuple(ids)))
+    emit(ids, output, lambda ids: TableStack(tuple(ids)))
     if wait:
         codes = {JOB_EXIT_CODES[client.wait(job)["state"]] for job in ids}
         raise typer.Exit(next((code for code in (FAILED, CANCELLED) if code in codes), OK))
@@ -190,16 +190,16 @@ def _accepted_once(key: str) -> Iterator[str]:
     try:
         yield key
     except KeyboardInterrupt:
-        say(f"it may have been submitted; repeat the same with `--key {key}`: it counts once")
+        print_message(f"it may have been submitted; repeat the same with `--key {key}`: it counts once")
         raise
 
 
 def tell_submitted(view: Data, output: Format) -> None:
-    from orchestrator.show.table import Stack
+    from orchestrator.show.table import TableStack
 
     if view["reason"] != "submitted":
-        say(f"{view['id']}: {view['reason']}")
-    emit(view, output, lambda v: Stack((v["id"],)))
+        print_message(f"{view['id']}: {view['reason']}")
+    emit(view, output, lambda v: TableStack((v["id"],)))
 
 
 def _to_the_end(client: "Client", job_id: str, follow: bool, output: Format) -> None:
@@ -211,13 +211,13 @@ def _to_the_end(client: "Client", job_id: str, follow: bool, output: Format) -> 
     try:
         if follow:
             print_lines(client.follow_log_pages(job_id), output)
-        with waiting(f"waiting for {job_id}") as update:
+        with progress_line(f"waiting for {job_id}") as update:
             view = client.wait(
                 job_id, seen=lambda v: update(f"{v['id']}: {v['state'].lower()} {v['reason'] or ''}".rstrip())
             )
     except (KeyboardInterrupt, FleetError):
         follow_it, end_it = f"`polyfleet logs -f {job_id}`", f"`polyfleet cancel {job_id}`"
-        say(f"Job {job_id} has not ended. Follow it with {follow_it}, end it with {end_it}")
+        print_message(f"Job {job_id} has not ended. Follow it with {follow_it}, end it with {end_it}")
         raise
     if not follow:
         emit(view, output, job)
@@ -230,8 +230,8 @@ def say_end(view: Data) -> None:
     """After its log, which has the traceback of a failure already."""
     from orchestrator.show.jobs import failure
 
-    say(f"{view['id']}: {view['state']}")
+    print_message(f"{view['id']}: {view['state']}")
     if view["failure"]:
-        say(f"  {failure(view['failure'])[0]}")
+        print_message(f"  {failure(view['failure'])[0]}")
     elif view["reason"]:
-        say(f"  {view['reason']}")
+        print_message(f"  {view['reason']}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.output import Format, Output, emit, say, screen
+from orchestrator.cli.output import Format, Output, emit, print_message, screen
 
 if TYPE_CHECKING:
     from orchestrator.client import Client
@@ -40,7 +40,7 @@ def top(
     from orchestrator.top import Rates
 
     rates = Rates()
-    with connect(progress=say) as client:
+    with connect(progress=print_message) as client:
         if once or output is not Format.TABLE or not sys.stdout.isatty():
             emit(_now(client, rates), output, shown)
             return
@@ -59,11 +59,11 @@ def _now(client: "Client", rates: "Rates") -> "Now":
 def _nodes(client: "Client") -> list[Data]:
     """None while no fleet is up: whoever watches sees it come back."""
     from cluster.errors import FleetError
-    from orchestrator.transport import Unreachable
+    from orchestrator.transport import ServerUnreachable
 
     try:
         return client.nodes()
-    except Unreachable:
+    except ServerUnreachable:
         raise
     except FleetError:
         return []
@@ -86,12 +86,12 @@ def _live(client: "Client", rates: "Rates", count: int, every_s: float) -> None:
 
 def _patient(client: "Client", rates: "Rates") -> "Now":
     """Outlives a restart of the server."""
-    from orchestrator.transport import Unreachable
+    from orchestrator.transport import ServerUnreachable
 
     while True:
         try:
             return _now(client, rates)
-        except Unreachable as e:
+        except ServerUnreachable as e:
             client.reconnect(e)
 
 

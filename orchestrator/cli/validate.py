@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli import completion_values
-from orchestrator.cli.output import Format, Output, emit, say, waiting
+from orchestrator.cli.output import Format, Output, emit, print_message, progress_line
 
 DIFFERENT = 1
 
@@ -49,7 +49,7 @@ def validate(
     job |= {"batch_size": batch_size} if batch_size else {}
     job |= {"seed": seed} if seed else {}
     targets = [word.strip() for word in on.split(",") if word.strip()]
-    with connect(progress=say) as client, waiting("validating") as update:
+    with connect(progress=print_message) as client, progress_line("validating") as update:
         answer = numeric_validation.run(client, job, targets, rtol, update)
     emit(answer, output, validation)
     if not answer["same"]:

@@ -13,7 +13,7 @@ from orchestrator.core.messages import Heartbeat, Spoiled
 from orchestrator.core.nodes import Node, Stranger
 from orchestrator.core.states import State
 from orchestrator.core.timing import NODE_SILENT_S
-from workers.messages import AttemptReport, RankEvent
+from workers.messages import AttemptStatus, RankEvent
 
 AGAIN_S = 2.0
 """Before a node is asked once more to stop or forget what does not count."""
@@ -50,7 +50,7 @@ def _refreshed(node: Node, beat: Heartbeat, now_s: float) -> Node:
     return replace(node, **changes)
 
 
-def _report(draft: Draft, node: str, report: AttemptReport, beat: Heartbeat) -> None:
+def _report(draft: Draft, node: str, report: AttemptStatus, beat: Heartbeat) -> None:
     live, known = draft.lives.get(report.job), report.job in beat.known
     if live is None or live.epoch != report.epoch:
         _of_no_life(draft, node, report, known)
@@ -75,7 +75,7 @@ def _report(draft: Draft, node: str, report: AttemptReport, beat: Heartbeat) -> 
         attempt_stops.part_ended(draft, live.job, report.node_rank, report.outcome)
 
 
-def _is_late(draft: Draft, part: Part, report: AttemptReport, beat: Heartbeat) -> bool:
+def _is_late(draft: Draft, part: Part, report: AttemptStatus, beat: Heartbeat) -> bool:
     """An answer may come after a newer one: phases never go back, and what a node said before its newest list, which
     does not have the part, is no sign that it is there. What such a report has beside that is told again.
     """
@@ -122,7 +122,7 @@ def spoiled(draft: Draft, told: Spoiled) -> None:
         attempt_stops.part_ended(draft, live.job, told.node_rank, lost(live, told.node_rank, told.why, "unreadable"))
 
 
-def _of_no_life(draft: Draft, node: str, report: AttemptReport, known: bool) -> None:
+def _of_no_life(draft: Draft, node: str, report: AttemptStatus, known: bool) -> None:
     """An older attempt is stopped, and forgotten once it has ended. A newer one than the log knows means that the log
     is an older copy: its epoch is never used again. One of a job that the log does not know is not ours to stop. The
     log knows the jobs that were open before this step: what was told just now may have ended them.

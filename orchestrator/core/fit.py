@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from cluster.catalogue import architecture_of, computes, features, meets, offers
+from cluster.catalogue import architecture_of, features, has_native_dtype, matches_pattern, offers
 from orchestrator.core.model import Candidate, Devices, Job
 
 ANY = "any"
@@ -16,7 +16,7 @@ def least(want: Candidate, have: Devices) -> int:
 
 def matches(pattern: str, have: Devices) -> bool:
     """Equal, in any case; the backend alone; `any`; or the model's family: `nvidia:H100` takes `nvidia:H100-80GB`."""
-    return pattern.lower() == ANY or meets(pattern, have.kind)
+    return pattern.lower() == ANY or matches_pattern(pattern, have.kind)
 
 
 def asked_by_name(want: Candidate, have: Devices) -> bool:
@@ -46,7 +46,7 @@ def right_pool(want: Candidate, have: Devices) -> str:
 
 def computes_with(want: Candidate, have: Devices) -> str:
     """Natively, by what is written of its kind: what nobody wrote down is not promised."""
-    known = {dtype: computes(have.backend, architecture_of(have.kind), dtype) for dtype in want.dtypes}
+    known = {dtype: has_native_dtype(have.backend, architecture_of(have.kind), dtype) for dtype in want.dtypes}
     if wrong := next((dtype for dtype, told in known.items() if told is False), ""):
         return f"does not compute with {wrong} natively, which the job asks for"
     unknown = next((dtype for dtype, told in known.items() if told is None), "")

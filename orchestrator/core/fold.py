@@ -30,7 +30,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cluster.serialization import dumped, from_plain, to_plain
+from cluster.serialization import from_plain, to_json, to_plain
 from orchestrator.core.model import Candidate, Event, Job, Running, Start
 from orchestrator.core.policy import HIGHEST
 from orchestrator.core.retry import Decision
@@ -167,7 +167,7 @@ def _running(record: Record, live: Attempt) -> Running:
 
 
 def submitted(job: Job, spec: dict[str, Any], now_s: float) -> Event:
-    return Event(job.id, "submitted", 0, now_s, {"job": dumped(job), "spec": spec})
+    return Event(job.id, "submitted", 0, now_s, {"job": to_json(job), "spec": spec})
 
 
 def placed(job: Job, start: Start, kind: str, pool: str, now_s: float) -> Event:

@@ -12,7 +12,7 @@ from orchestrator.core.demand import NodeGroup
 from orchestrator.core.fold import Record
 from orchestrator.core.policy import Policy, Project
 from orchestrator.core.throughput import History, Throughput
-from workers.messages import AttemptReport
+from workers.messages import AttemptStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class Heartbeat:
     ray_id: str
     asked_s: float
     facts: NodeFacts | None = None
-    reports: tuple[AttemptReport, ...] = ()
+    reports: tuple[AttemptStatus, ...] = ()
     attempts: frozenset[str] | None = None
     epochs: Mapping[str, int] = field(default_factory=dict)
     known: frozenset[str] = frozenset()

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from cluster.catalogue import meets
+from cluster.catalogue import matches_pattern
 from orchestrator.core.fit import least
 from orchestrator.core.gang import Option
 from orchestrator.core.model import Candidate, Devices, Job, Running
@@ -150,7 +150,9 @@ class Quota:
         """Its quotas of such a kind."""
         if project not in self.projects:
             return []
-        return [(pattern, most) for pattern, most in self.projects[project].quota.items() if meets(pattern, kind)]
+        return [
+            (pattern, most) for pattern, most in self.projects[project].quota.items() if matches_pattern(pattern, kind)
+        ]
 
     def _counts(self, attempt: Running) -> bool:
         """Whether with this attempt its project is beyond its quota: the most urgent count first, then the oldest."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cluster.catalogue import meets
+from cluster.catalogue import matches_pattern
 from orchestrator.core.model import Job, Progress, Running
 from orchestrator.core.throughput import History, Throughput
 
@@ -163,7 +163,7 @@ def _measured_ratio(job: Job, kind: str, other: str, known: Known) -> float | No
 def _measured(job: Job, kind: str, known: Known) -> float:
     """Of one device. A candidate that is meant for the kind says at what precision; 0 where it was not measured."""
     numbers = range(len(job.candidates))
-    meant = [n for n in numbers if any(meets(pattern, kind) for pattern in job.candidates[n].kinds)]
+    meant = [n for n in numbers if any(matches_pattern(pattern, kind) for pattern in job.candidates[n].kinds)]
     found = (known.throughput.of(job, n, kind) for n in (*meant, *numbers))
     return next((told.items_per_s for told in found if told), 0.0) if known.throughput.rows else 0.0
 
@@ -176,11 +176,11 @@ def _own(kind: str, progress: Progress) -> float:
 
 def _kind_of(pattern: str, job: Job, kind: str, known: Known) -> str:
     """`kind` where it is one of the pattern's, else one of its kinds on which the workload was measured."""
-    if meets(pattern, kind):
+    if matches_pattern(pattern, kind):
         return kind
     of_job = {row[2] for row in known.throughput.rows if row[0] == job.workload}
     ran = {at for at, _ in known.progress.rates}
-    return min((one for one in of_job | ran if meets(pattern, one)), default=pattern)
+    return min((one for one in of_job | ran if matches_pattern(pattern, one)), default=pattern)
 
 
 def _bounded(seconds: float) -> float:

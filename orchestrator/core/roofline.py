@@ -1,7 +1,7 @@
 """How much faster one kind of a vendor is than another by their published figures: a guess where nobody measured."""
 
 from cluster import catalogue
-from cluster.catalogue import Model
+from cluster.catalogue import DeviceModel
 
 FLOPS = {"fp32": "fp32_tflops", "bf16": "bf16_tflops", "fp16": "fp16_tflops"}
 
@@ -27,6 +27,6 @@ def of_figures(fast: tuple[float, float], slow: tuple[float, float]) -> float | 
     return float((told[0] * told[-1]) ** 0.5)
 
 
-def _figures(row: Model, precision: str) -> tuple[float, float]:
+def _figures(row: DeviceModel, precision: str) -> tuple[float, float]:
     flops = getattr(row, FLOPS[precision]) if precision in FLOPS else None
     return (row.memory_bandwidth_gbs or 0.0) / row.devices_per_card, (flops or 0.0) / row.devices_per_card

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from cluster.catalogue import meets
+from cluster.catalogue import matches_pattern
 from cluster.serialization import to_plain
 from orchestrator.core import attempt_stops, placement
 from orchestrator.core.capacity import Room
@@ -61,7 +61,7 @@ def _runs_there(record: Record, asked: MigrateAsked) -> str:
     live = record.live
     if live is None or record.job.state not in WORKING or asked.pool not in ("", live.pool):
         return ""
-    wanted = not asked.kinds or any(meets(pattern, live.kind) for pattern in asked.kinds)
+    wanted = not asked.kinds or any(matches_pattern(pattern, live.kind) for pattern in asked.kinds)
     return f"{live.kind} in pool {live.pool}" if wanted else ""
 
 

@@ -94,14 +94,14 @@ def _count(digits: str, text: str) -> int:
 def _kind(word: str, seen: Snapshot) -> str:
     """One that is here, where the word means it; else one of the catalogue's."""
     try:
-        known = catalogue.known_kind(word)
+        known = catalogue.require_known_kind(word)
     except UserError as e:
         raise SpecError(FIELD, e.message, e.remedy) from None
-    if here := sorted({have.kind for have in seen.possible if catalogue.meets(known, have.kind)}):
+    if here := sorted({have.kind for have in seen.possible if catalogue.matches_pattern(known, have.kind)}):
         return here[0]
     if catalogue.model(known) is not None:
         return known
-    several = ", ".join(row.kind for row in catalogue.relatives(known)[:4])
+    several = ", ".join(row.kind for row in catalogue.same_family(known)[:4])
     raise SpecError(FIELD, f"{word} is not one kind of device", f"write one, e.g. {several or 'nvidia:H100-80GB'}")
 
 

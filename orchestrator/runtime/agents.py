@@ -28,8 +28,8 @@ from orchestrator.core.nodes import Node, away_reason
 from orchestrator.runtime import actors, code_delivery
 from orchestrator.runtime.actors import first_line, last_line
 from orchestrator.runtime.ray_calls import RAY
-from workers.errors import TakenOver
-from workers.messages import AttemptReport, Unusable
+from workers.errors import ControllerSuperseded
+from workers.messages import AttemptStatus, InvalidMessage
 
 log = logging.getLogger(__name__)
 
@@ -262,7 +262,7 @@ class Agents:
         greeted, handle.rest_until_s, handle.greeted = handle.greeted, time.monotonic() + REST_S, False
         if isinstance(error, ray.exceptions.RayTaskError):
             log.error("node %s: %s", handle.node, error.cause)
-            if isinstance(error.cause, TakenOver):
+            if isinstance(error.cause, ControllerSuperseded):
                 self._told_of(handle.node, error.cause.seen)
             elif not isinstance(error.cause, Conflict):
                 why = f"its agent fails: {error.cause!r}; is it of the same Polyfleet version as the server?"
@@ -299,12 +299,12 @@ class Agents:
             epochs = {str(job): int(epoch) for job, epoch in answer.get("epochs", {}).items()}
             return [Heartbeat(handle.node, handle.ray_id, asked_s, _facts(answer["facts"]), epochs=epochs)]
         self._poisoned(handle, answer["poison"])
-        reports: list[AttemptReport] = []
+        reports: list[AttemptStatus] = []
         spoiled: list[Message] = []
         for told in answer["reports"]:
             try:
-                reports.append(AttemptReport.parse(told))
-            except Unusable as e:
+                reports.append(AttemptStatus.parse(told))
+            except InvalidMessage as e:
                 spoiled += _spoiled(handle.node, told, f"it {e}")
         facts = _facts(answer["facts"]) if answer["facts"] else None
         there = frozenset(answer["attempts"])

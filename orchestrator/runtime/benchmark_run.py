@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from cluster.errors import FleetError, PolyfleetError, UserError
 from cluster.serialization import from_plain
 from orchestrator.benchmark import suite
-from orchestrator.benchmark.job_requests import Wanted
+from orchestrator.benchmark.job_requests import JobRequest
 from orchestrator.benchmark.results import MEASURED
-from orchestrator.benchmark.round_runner import Cancelled, ColumnLost, Conductor
+from orchestrator.benchmark.round_runner import RoundRunner, RunCancelled, TargetLost
 from orchestrator.core.states import TERMINAL
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.benchmark_target import FleetColumn, placed
@@ -55,7 +55,7 @@ class Run(threading.Thread):
         self.measuring = False
         self.progress: Data = {}
         self._asked = suite.request(begun["request"])
-        self._wanted = [from_plain(Wanted, job["wanted"]) for job in begun["jobs"]]
+        self._wanted = [from_plain(JobRequest, job["wanted"]) for job in begun["jobs"]]
         self._specs: list[Data] = [job["spec"] for job in begun["jobs"]]
         self._package = str(begun["package"])
         self._jobs: list[str] = []
@@ -86,7 +86,7 @@ class Run(threading.Thread):
             self._conduct()
         except _LeftError:
             return
-        except Cancelled as e:
+        except RunCancelled as e:
             self._end("CANCELLED", str(e))
         except PolyfleetError as e:
             self._end("FAILED", str(e))
@@ -120,7 +120,7 @@ class Run(threading.Thread):
         for column in self._columns:
             self._tell_place(column)
         self.measuring, self.waiting = True, ""
-        conductor = Conductor(self._asked, self._columns, self._tell, self._reason_to_end, done)
+        conductor = RoundRunner(self._asked, self._columns, self._tell, self._reason_to_end, done)
         conductor.run(suite.groups(self._asked))
         lines = self._again(lambda: self._lines.read(self.run_id))
         state, reason = outcome({line["id"]: line for line in lines if line["line"] == "cell"}.values())
@@ -150,7 +150,7 @@ class Run(threading.Thread):
         return opened
 
     def _columns_of(self, number: int) -> list[FleetColumn]:
-        """Once the planner has given the job its node. Raises ColumnLost."""
+        """Once the planner has given the job its node. Raises TargetLost."""
         job, shared = self._jobs[number], self._shared
         names = self._wanted[number].columns(placed(shared.jobs, job))
         return [FleetColumn(name, place, job, shared.jobs, shared.agents, self._tell_place) for place, name in names]
@@ -162,7 +162,7 @@ class Run(threading.Thread):
         def one(number: int, item: T) -> None:
             try:
                 came[number] = work(item)
-            except (ColumnLost, PolyfleetError) as e:
+            except (TargetLost, PolyfleetError) as e:
                 came[number] = e.message if isinstance(e, PolyfleetError) else str(e)
             except Exception as e:
                 log.exception("a column of benchmark run %s did not come up", self.run_id)
@@ -187,7 +187,7 @@ class Run(threading.Thread):
 
     def _check(self) -> None:
         if reason := self._reason_to_end():
-            raise Cancelled(reason)
+            raise RunCancelled(reason)
 
     def _reason_to_end(self) -> str:
         if self._shared.closing.is_set():

@@ -7,7 +7,7 @@ from typing import Any
 
 from cluster import fleet_record
 from cluster.errors import FleetError, NotFound, UserError
-from orchestrator.benchmark.round_runner import ColumnLost, SessionEnded
+from orchestrator.benchmark.round_runner import SessionEnded, TargetLost
 from orchestrator.core.attempts import node_of
 from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.states import TERMINAL, State
@@ -27,7 +27,7 @@ Data = dict[str, Any]
 def placed(jobs: Jobs, job: str) -> tuple[int, ...]:
     """Numbers of the devices that a session's job holds, once the planner has given it a node and it runs there.
 
-    Raises ColumnLost.
+    Raises TargetLost.
     """
     return _running(jobs, job).leases[0][1]
 
@@ -52,7 +52,7 @@ class FleetColumn:
         return {"column": self.id, "job": self.job} | {k: self.facts[k] for k in ("kind", "pool", "node", "number")}
 
     def open(self) -> None:
-        """Wait until the session answers. Raises ColumnLost."""
+        """Wait until the session answers. Raises TargetLost."""
         attempt = _running(self._jobs, self.job)
         self._epoch = attempt.epoch
         described = self._described(time.monotonic() + UP_S)
@@ -95,13 +95,13 @@ class FleetColumn:
         """Let the session, and with it the job, end well."""
         try:
             self._ask({"do": "end"}, 10.0)
-        except (FleetError, NotFound, UserError, ColumnLost):
+        except (FleetError, NotFound, UserError, TargetLost):
             return
 
     def _ask(self, message: Data, timeout_s: float) -> Any:
         record = self._record()
         if record.job.state in TERMINAL:
-            raise ColumnLost(_reason(record))
+            raise TargetLost(_reason(record))
         attempt = record.attempts[-1]
         if attempt.epoch != self._epoch:
             raise FleetError("the session was started anew", "")
@@ -111,15 +111,15 @@ class FleetColumn:
 
     def _goes_on(self, said: str, busy_s: float) -> bool:
         """Wait until the fleet knows what became of the session, which may work on for `busy_s` before it answers.
-        False where a new one has taken its place. Raises ColumnLost.
+        False where a new one has taken its place. Raises TargetLost.
         """
         asked_s, waited_s, wait_s = time.monotonic(), 0.0, VERDICT_S
         while waited_s < wait_s:
             record = self._record()
             if record.job.state in TERMINAL:
-                raise ColumnLost(_reason(record))
+                raise TargetLost(_reason(record))
             if record.attempts and self._is_lost(record.attempts[-1]):
-                raise ColumnLost(f"its node is lost: {self._node_trouble(record.attempts[-1])}")
+                raise TargetLost(f"its node is lost: {self._node_trouble(record.attempts[-1])}")
             runs = record.job.state is State.RUNNING
             same = runs and record.attempts[-1].epoch == self._epoch
             if runs and not same:
@@ -129,7 +129,7 @@ class FleetColumn:
                 return True
             time.sleep(LOOK_S)
             waited_s, wait_s = time.monotonic() - asked_s, VERDICT_S + (busy_s if same else 0.0)
-        raise ColumnLost(f"no word of its session for {waited_s:.0f} s: {said}")
+        raise TargetLost(f"no word of its session for {waited_s:.0f} s: {said}")
 
     def _answers(self) -> bool:
         """The session that we know, within a moment."""
@@ -162,7 +162,7 @@ class FleetColumn:
 
     def _raise_lost(self, said: str) -> None:
         record = self._record()
-        raise ColumnLost(_reason(record) if record.job.state in TERMINAL else f"its session does not answer: {said}")
+        raise TargetLost(_reason(record) if record.job.state in TERMINAL else f"its session does not answer: {said}")
 
     def _record(self) -> Record:
         return self._jobs[self.job]
@@ -173,11 +173,11 @@ def _running(jobs: Jobs, job: str) -> Attempt:
     while True:
         record = jobs[job]
         if record.job.state in TERMINAL:
-            raise ColumnLost(_reason(record))
+            raise TargetLost(_reason(record))
         if record.job.state is State.RUNNING:
             return record.attempts[-1]
         if time.monotonic() > deadline and record.job.state is not State.PENDING:
-            raise ColumnLost(f"its session did not start within {UP_S:.0f} s")
+            raise TargetLost(f"its session did not start within {UP_S:.0f} s")
         time.sleep(LOOK_S)
 
 

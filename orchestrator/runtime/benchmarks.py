@@ -82,7 +82,8 @@ class Benchmarks:
                 return self.view(run)
             asked = suite.request(data)
             jobs = [
-                {"wanted": to_plain(w), "spec": w.spec(run, asked)} for w in job_requests.wanted(asked, self._devices())
+                {"wanted": to_plain(w), "spec": w.spec(run, asked)}
+                for w in job_requests.plan_jobs(asked, self._devices())
             ]
             folder = {"package": package, "content_sha": self._contents(package).content_sha}
             about = {"request": asked.to_plain(), **folder, "digest": digest}

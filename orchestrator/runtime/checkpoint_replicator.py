@@ -4,9 +4,9 @@ import logging
 import time
 from pathlib import PurePosixPath
 
-from cluster.checkpoint_location import Place
+from cluster.checkpoint_location import CheckpointLocation
 from cluster.errors import PolyfleetError
-from orchestrator.checkpoints import Checkpoints
+from orchestrator.checkpoints import CheckpointService
 from orchestrator.core.commands import Replicate
 from orchestrator.core.messages import Replicated
 
@@ -18,7 +18,7 @@ HOLD_EVERY_S = 30.0
 class Replicator:
     """`checkpoints` carries every byte; it raises where one does not arrive as it was saved."""
 
-    def __init__(self, checkpoints: Checkpoints):
+    def __init__(self, checkpoints: CheckpointService):
         self._checkpoints = checkpoints
 
     def replicate(self, asked: Replicate) -> Replicated:
@@ -36,7 +36,7 @@ class Replicator:
 
     def _copy(self, asked: Replicate, path: str) -> None:
         """Its attempt saves newer ones meanwhile, and removes none that is held."""
-        source = asked.reader, Place(asked.pool, asked.path)
+        source = asked.reader, CheckpointLocation(asked.pool, asked.path)
         held_s = float("-inf")
 
         def hold(_done: int = 0, _total: int = 0) -> None:

@@ -16,7 +16,7 @@ from orchestrator.runtime import fences
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.store.event_store import EventStore
-from orchestrator.store.retention import Place
+from orchestrator.store.retention import AttemptFolderRef
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ PAUSE_S = 0.02
 PLACES_KEPT_S = 30 * 86400.0
 """How long a node that is away is waited for before its folders are left to it."""
 
-Forget = Callable[[list[Place]], list[Place]]
+Forget = Callable[[list[AttemptFolderRef]], list[AttemptFolderRef]]
 Distrust = Callable[[str, str], None]
 
 
@@ -76,10 +76,10 @@ class Clock:
 def forget_on(agents: Agents) -> Forget:
     """Asks their node, and removes the fences of the jobs whose folders are gone there."""
 
-    def forget(places: list[Place]) -> list[Place]:
+    def forget(places: list[AttemptFolderRef]) -> list[AttemptFolderRef]:
         node = places[0].node
         done = agents.call(node, "remove", agents.generation, [(place.job, place.epoch) for place in places])
-        gone = [Place(node, job, epoch) for job, epoch in done]
+        gone = [AttemptFolderRef(node, job, epoch) for job, epoch in done]
         for job in dict.fromkeys(place.job for place in gone):
             with suppress(FleetError):  # a few bytes: they may stay
                 fences.forget(job)

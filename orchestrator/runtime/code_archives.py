@@ -13,8 +13,8 @@ from typing import Any
 
 from cluster import archive_unpack
 from cluster.errors import NotFound, PolyfleetError
-from cluster.last_used import Uses
-from cluster.paths import synced, write_private
+from cluster.last_used import LastUsed
+from cluster.paths import write_durably, write_private
 from orchestrator.runtime.agents import Agents
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ PIECE_BYTES = 4 << 20
 
 class Packages:
     def __init__(self, folder: Path):
-        self._folder, self._uses = folder, Uses()
+        self._folder, self._uses = folder, LastUsed()
         self._sending: dict[tuple[str, str], threading.Lock] = defaultdict(threading.Lock)
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(".incoming-*"):  # of a server that was killed; one serves this home at a time
@@ -61,13 +61,13 @@ class Packages:
         """
         self._uses.note(sha)
         self._list(sha, data)
-        synced(data)
+        write_durably(data)
         data.replace(self._folder / f"{sha}.zip")
-        synced(self._folder)
+        write_durably(self._folder)
 
     def _list(self, sha: str, archive: Path) -> None:
         """Whole or not at all: a killed server leaves no half of it."""
-        told = {"bytes": archive.stat().st_size, "contents": asdict(archive_unpack.read_apart(archive))}
+        told = {"bytes": archive.stat().st_size, "contents": asdict(archive_unpack.read_in_child(archive))}
         write_private(self._names(sha), json.dumps(told))
 
     def _listed(self, sha: str) -> dict[str, Any] | None:

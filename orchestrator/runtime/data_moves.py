@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from cluster.errors import Conflict, FleetError, NotFound, SpecError, UserError
 from orchestrator.checkpoint_address import of_this_machine
-from orchestrator.checkpoints import Checkpoints
+from orchestrator.checkpoints import CheckpointService
 from orchestrator.core.commands import Launch
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.data_sources import Item, Sources, Tell, facts_of
@@ -29,7 +29,7 @@ NODES_AT_ONCE = 8
 @dataclass(frozen=True)
 class DataMoves:
     agents: Agents
-    checkpoints: Checkpoints
+    checkpoints: CheckpointService
     store: DataStore
     locks: dict[tuple[str, str], threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from cluster import checkpoint_location
-from cluster.checkpoint_location import Place
+from cluster.checkpoint_location import CheckpointLocation
 from cluster.content_cache import source_key
 from cluster.content_hash import entry_refusal
 from cluster.errors import Conflict, FleetError, NotFound, SpecError, UserError
@@ -19,7 +19,7 @@ from cluster.folder_access import PIECE_BYTES, digest
 from cluster.folder_entries import Entry
 from cluster.types import NodeFacts
 from orchestrator.checkpoint_address import of_this_machine
-from orchestrator.checkpoints import Checkpoints
+from orchestrator.checkpoints import CheckpointService
 from orchestrator.core.model import Data
 from orchestrator.runtime import actors
 from orchestrator.runtime.agents import Agents
@@ -64,19 +64,19 @@ class Source:
 @dataclass(frozen=True, slots=True)
 class Sources:
     agents: Agents
-    checkpoints: Checkpoints
+    checkpoints: CheckpointService
     store: DataStore
 
     def of(self, node: str, item: Item, tell: Tell) -> Source:
         """`node` is where it is to be. Raises SpecError, FleetError, NotFound."""
         if of_this_machine(item.wanted.uri):
             return self._sent(item, tell)
-        place = checkpoint_location.parse(item.wanted.uri, f"{item.field}.uri")
+        place = checkpoint_location.parse_location(item.wanted.uri, f"{item.field}.uri")
         return self._in_store(node, place, item, tell) if place.scheme else self._in_pool(place, item, tell)
 
     # -- from an object store: the node itself reads it
 
-    def _in_store(self, node: str, place: Place, item: Item, tell: Tell) -> Source:
+    def _in_store(self, node: str, place: CheckpointLocation, item: Item, tell: Tell) -> Source:
         source = {"source": {"uri": str(place)}}
         found = self._tool(node, "look", source, lambda done, total: None, tell)
         progress = _progress(tell, str(place), found["bytes"])
@@ -103,7 +103,7 @@ class Sources:
 
     # -- from a pool's storage: from node to node
 
-    def _in_pool(self, place: Place, item: Item, tell: Tell) -> Source:
+    def _in_pool(self, place: CheckpointLocation, item: Item, tell: Tell) -> Source:
         reader, folder, name, entries = self._listed(place, item)
         for entry in entries:
             if refusal := entry_refusal(entry["type"], entry["refused"]):
@@ -124,7 +124,7 @@ class Sources:
 
         return Source(total, source_key(item.wanted.uri, told), send)
 
-    def _listed(self, place: Place, item: Item) -> tuple[str, str, str, list[Entry]]:
+    def _listed(self, place: CheckpointLocation, item: Item) -> tuple[str, str, str, list[Entry]]:
         """Node, folder and name there, and all that lies at or below it. Raises SpecError where no node has it."""
         readers = self._readers(place.pool, f"{item.field}.uri")
         for reader in readers:
@@ -150,7 +150,7 @@ class Sources:
         near = [name for name, node in self.agents.ready() if node.facts and pool in node.facts.neighbours]
         return list(dict.fromkeys([*own, *near])) or [self.checkpoints.node_of(pool, field)]
 
-    def _real(self, reader: str, place: Place) -> str:
+    def _real(self, reader: str, place: CheckpointLocation) -> str:
         """JOB/output is the folder of its newest attempt."""
         job, _, below = place.path.partition("/")
         first, slash, rest = below.partition("/")

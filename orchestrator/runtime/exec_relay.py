@@ -10,7 +10,7 @@ from uuid import uuid4
 from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError
 from orchestrator.core.fold import Record
 from orchestrator.core.states import TERMINAL, State
-from orchestrator.limits import TooMany
+from orchestrator.limits import LimitExceeded
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.logs import placed_ranks
 from orchestrator.show.terminal_text import one_line
@@ -26,7 +26,7 @@ RUNS = (State.RUNNING, State.SAVING)
 Data = dict[str, Any]
 
 
-class TooManyExecs(TooMany):
+class TooManyExecs(LimitExceeded):
     retry_after_s = 10
 
     def __init__(self, most: int):

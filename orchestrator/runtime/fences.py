@@ -155,7 +155,7 @@ def _change(job: str, epoch: int) -> None:
 def _forget(job: str) -> None:
     from ray.experimental.internal_kv import _internal_kv_del
 
-    fences.forget(fences.folder_here(), job)
+    fences.remove(fences.local_folder(), job)
     _internal_kv_del(_key(job))
 
 
@@ -174,5 +174,5 @@ def _write(job: str, epoch: int) -> None:
     """First where it is read second: what was told to be written can be read everywhere."""
     from ray.experimental.internal_kv import _internal_kv_put
 
-    fences.write(fences.folder_here(), job, epoch)
+    fences.write(fences.local_folder(), job, epoch)
     _internal_kv_put(_key(job), str(epoch), overwrite=True)

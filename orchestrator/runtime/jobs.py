@@ -11,7 +11,7 @@ from cluster.errors import FleetError, NotFound, nearest
 from orchestrator.core.fold import Record
 from orchestrator.core.model import Event
 from orchestrator.store.event_store import EventStore
-from orchestrator.store.job_table import MANY, Page
+from orchestrator.store.job_table import MANY, JobPage
 from orchestrator.store.sqlite import ReplacedError
 
 NEAREST_OF = 50
@@ -60,7 +60,7 @@ class Jobs:
     def commit(self, events: Sequence[Event]) -> list[Event]:
         """All of them in one transaction, in order, with the rows of their jobs; they come back with their numbers.
 
-        Raises NotStored, with nothing changed, when the store cannot take them now; NotCounted when the job's history
+        Raises NotStored, with nothing changed, when the store cannot take them now; EventIgnored when the job's history
         has no place for one of them; UserError for data that it never takes.
         """
         try:
@@ -131,7 +131,7 @@ class Jobs:
         found = self._table.page((), name, None, 1).records if name.isprintable() and name else []
         return found[0] if found else None
 
-    def page(self, states: Iterable[str], before: int | None = None, limit: int = 100, name: str = "") -> Page:
+    def page(self, states: Iterable[str], before: int | None = None, limit: int = 100, name: str = "") -> JobPage:
         """The newest `limit` jobs of those states (none: all) and that name ("": any; with `*` or `?` a pattern),
         newest last. `before` is the cursor of the page that was asked for last.
         """

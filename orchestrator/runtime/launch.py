@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import Conflict, NotFound, PolyfleetError, UserError
-from orchestrator.checkpoints import Checkpoints
+from orchestrator.checkpoints import CheckpointService
 from orchestrator.core.commands import Launch
 from orchestrator.core.messages import Launched, LaunchFailed
 from orchestrator.runtime import fences, reservations
@@ -45,7 +45,7 @@ class Launcher:
 
     agents: Agents
     packages: Packages
-    checkpoints: Checkpoints
+    checkpoints: CheckpointService
     data: DataMoves
     doing: dict[str, str] = field(default_factory=dict)
 

@@ -9,7 +9,7 @@ from typing import Any
 from cluster import connect, fleet_record
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord
-from cluster.ports import owners, port_of
+from cluster.ports import listener_uids, port_of
 from cluster.processes import ProcessId, alive
 from orchestrator.runtime.actors import first_line
 from orchestrator.runtime.agents import NO_FLEET, Agents
@@ -166,7 +166,7 @@ def _no_cluster(fleet: FleetRecord | None) -> str:
 
 def _answers(fleet: FleetRecord) -> bool:
     """Whether the head of an embedded fleet lives and listens: parting and joining wait for one that does not."""
-    return not fleet.embedded or not (fleet.headless or owners(port_of(fleet.address)) == frozenset())
+    return not fleet.embedded or not (fleet.headless or listener_uids(port_of(fleet.address)) == frozenset())
 
 
 def _rest_s(fleet: FleetRecord, failures: int) -> float:

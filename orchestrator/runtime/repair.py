@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from cluster.node_repair import Repairs
+from cluster.node_repair import NodeRepair
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class RepairThread(threading.Thread):
     def __init__(self, repaired: Callable[[str, str], None]):
         super().__init__(name="repair", daemon=True)
         self._repaired = repaired
-        self._repairs = Repairs(log.warning)
+        self._repairs = NodeRepair(log.warning)
         self._closing = threading.Event()
         self._asked: deque[tuple[float, str, str]] = deque()
         self._ended: dict[str, str] = {}

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from cluster import checkpoint_location
-from cluster.checkpoint_location import Place
+from cluster.checkpoint_location import CheckpointLocation
 from cluster.errors import FleetError, NotFound, SpecError, UserError
-from orchestrator.checkpoints import Checkpoints
+from orchestrator.checkpoints import CheckpointService
 from orchestrator.core.commands import Launch
 from orchestrator.core.nodes import Node
 from orchestrator.core.timing import NODE_SILENT_S
@@ -46,7 +46,7 @@ class Brought:
 
 
 class Bringer:
-    def __init__(self, agents: Agents, checkpoints: Checkpoints):
+    def __init__(self, agents: Agents, checkpoints: CheckpointService):
         self.agents, self.checkpoints = agents, checkpoints
 
     def bring(self, asked: Launch, does: Does) -> Brought:
@@ -66,7 +66,7 @@ class Bringer:
         Its bytes are proved while they move, or by the ranks that load them. One that is damaged is marked where it
         lies, and the one before it moves.
         """
-        tried = set[Place]()
+        tried = set[CheckpointLocation]()
         while True:
             does("looks for the newest checkpoint")
             source = self._newest(asked)
@@ -82,10 +82,12 @@ class Bringer:
                 found = {"pool": asked.pool, "path": final, "step": source["step"]}
                 return Brought(found, missed)
 
-    def _moved(self, asked: Launch, what: tuple[Data, str], targets: list[str], tried: set[Place], does: Does) -> bool:
+    def _moved(
+        self, asked: Launch, what: tuple[Data, str], targets: list[str], tried: set[CheckpointLocation], does: Does
+    ) -> bool:
         """Copied to each of `targets`. False where it was found damaged: another one is looked for."""
         source, final = what
-        there, reader = Place(source["pool"], source["path"]), source["node"]
+        there, reader = CheckpointLocation(source["pool"], source["path"]), source["node"]
         for node in targets:
             copies = f"copies step {source['step']} from {_where(source, asked.pool)}"
             does(copies)
@@ -115,7 +117,7 @@ class Bringer:
         found = []
         for pool in dict.fromkeys((*asked.visited, *(replica["pool"] for replica in asked.replicas))):
             for storage, node in self._storages(pool).items():
-                if newest := self.checkpoints.newest(node, Place(pool, asked.job)):
+                if newest := self.checkpoints.newest(node, CheckpointLocation(pool, asked.job)):
                     found.append(newest | {"node": node, "storage": storage})
         return max(found, key=lambda f: int(f["step"]), default=None)
 
@@ -145,7 +147,7 @@ class Bringer:
 
     def _asked_for(self, text: str, pool: str) -> Data:
         """Raises UnusableError once nobody is left who may have it."""
-        reference = checkpoint_location.in_pool(text, RESUME_FROM, pool)
+        reference = checkpoint_location.parse_pool_path(text, RESUME_FROM, pool)
         if not self.agents.of_pool(reference.pool):
             why = f"{RESUME_FROM}: no node of pool {reference.pool!r} is up to read {reference} from"
             raise FleetError(why, "`polyfleet status` lists the nodes; the job starts once one is up")
@@ -161,7 +163,7 @@ class Bringer:
             raise UnusableError(e.message, e.remedy) from None
         raise FleetError(f"{RESUME_FROM}: {reference} has just come", "the job is started again")
 
-    def _seen_by(self, node: str, reference: Place) -> Data | None:
+    def _seen_by(self, node: str, reference: CheckpointLocation) -> Data | None:
         try:
             return self.checkpoints.newest(node, reference)
         except NotFound:

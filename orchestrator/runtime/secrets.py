@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster.errors import SpecError
-from cluster.untrusted_files import Unreadable, read_bytes
+from cluster.untrusted_files import UnreadableFile, read_bytes
 
 LONGEST_SECRET_BYTES = 64 << 10
 MOST_SECRET_BYTES = 1 << 20
@@ -48,8 +48,8 @@ def _of_file(field: str, where: str) -> str:
     """Links are followed: secrets that Kubernetes mounts are links."""
     try:
         return read_bytes(Path(where).resolve(), LONGEST_SECRET_BYTES).decode().strip()
-    except (OSError, RuntimeError, ValueError, Unreadable) as e:
-        said = e.why.removeprefix("cannot be opened: ") if isinstance(e, Unreadable) else _said(e)
+    except (OSError, RuntimeError, ValueError, UnreadableFile) as e:
+        said = e.why.removeprefix("cannot be opened: ") if isinstance(e, UnreadableFile) else _said(e)
         raise SpecError(field, f"{where} cannot be read: {said}", "check the path and its mode") from None
 
 

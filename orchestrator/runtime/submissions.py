@@ -11,15 +11,15 @@ from typing import Any
 from cluster.errors import FleetError, SpecError, nearest
 from orchestrator import entry_check
 from orchestrator.checkpoint_address import of_this_machine
-from orchestrator.checkpoints import Checkpoints
-from orchestrator.code_archive import refuse_our_names
+from orchestrator.checkpoints import CheckpointService
+from orchestrator.code_archive import check_module_names
 from orchestrator.core.explain import Never
 from orchestrator.core.fold import Record, submitted
 from orchestrator.core.model import Devices, Job
 from orchestrator.core.throughput import with_code
 from orchestrator.job_spec import JobSpec, parse_job
 from orchestrator.job_spec_parts import DataSpec
-from orchestrator.limits import TooManyJobs, most_waiting
+from orchestrator.limits import TooManyJobs, max_waiting_jobs
 from orchestrator.runtime import crash_hook
 from orchestrator.runtime.code_archives import Packages
 from orchestrator.runtime.data_store import DataStore, missing
@@ -27,7 +27,7 @@ from orchestrator.runtime.jobs import Jobs, NotStored
 from orchestrator.runtime.secrets import resolve_secrets
 from orchestrator.runtime.views import acknowledged
 from orchestrator.store.event_store import EventStore
-from orchestrator.store.idempotency import Answer, Asked
+from orchestrator.store.idempotency import IdempotentRequest, StoredResponse
 from orchestrator.store.unit_of_work import Stored
 
 Data = dict[str, Any]
@@ -53,10 +53,10 @@ class Submission:
 class _Accepting:
     """Whether it was accepted tells an error of the store's from one of the request's."""
 
-    accept: Callable[[], Answer]
+    accept: Callable[[], StoredResponse]
     accepted: bool = False
 
-    def __call__(self) -> Answer:
+    def __call__(self) -> StoredResponse:
         made = self.accept()
         self.accepted = True
         crash_hook.point("event:submitted:before")
@@ -74,7 +74,7 @@ class Submissions:
         store: EventStore,
         packages: Packages,
         data: DataStore,
-        checkpoints: Checkpoints,
+        checkpoints: CheckpointService,
         seen: Seen,
         stored: Stored,
         count: Callable[[], int],
@@ -84,7 +84,7 @@ class Submissions:
         self._checkpoints = checkpoints
         self._seen, self._stored, self._count, self._projects = seen, stored, count, projects
         self._never = Never(())
-        self._most = most_waiting()
+        self._most = max_waiting_jobs()
         self._waiting, self._counted_s = 0, float("-inf")
 
     def each(self, asked: Sequence[Submission]) -> list[Data | Exception]:
@@ -100,26 +100,28 @@ class Submissions:
             raise told
         return told
 
-    def _one(self, asked: Submission) -> Answer:
+    def _one(self, asked: Submission) -> StoredResponse:
         self._refuse_too_many(1)
         devices, note = self._seen()
         job = self._accepted(asked.spec, asked.package, "", devices, bool(note))
-        return Answer(acknowledged(job, note), (submitted(job, asked.spec, job.submitted_s),), 201)
+        return StoredResponse(acknowledged(job, note), (submitted(job, asked.spec, job.submitted_s),), 201)
 
-    def _many(self, jobs: list[tuple[Data, str]]) -> Answer:
+    def _many(self, jobs: list[tuple[Data, str]]) -> StoredResponse:
         self._refuse_too_many(len(jobs))
         devices, note = self._seen()
         accepted = [self._accepted(*job, f"jobs.{n}", devices, bool(note)) for n, job in enumerate(jobs)]
         events = [submitted(job, spec, job.submitted_s) for job, (spec, _) in zip(accepted, jobs, strict=True)]
-        return Answer({"jobs": [{"id": job.id, "name": job.name} for job in accepted], "note": note}, events, 201)
+        return StoredResponse(
+            {"jobs": [{"id": job.id, "name": job.name} for job in accepted], "note": note}, events, 201
+        )
 
-    def _once(self, asked: Sequence[tuple[str, Any, Callable[[], Answer]]]) -> list[Data | Exception]:
+    def _once(self, asked: Sequence[tuple[str, Any, Callable[[], StoredResponse]]]) -> list[Data | Exception]:
         """Of (key, body, what accepts it). An error is NotStored, which says when to come back, where it is the store
         that cannot take what was accepted.
         """
         accepting = [_Accepting(accept) for _, _, accept in asked]
         keyed = [(key, digest(body) if key else "") for key, body, _ in asked]
-        each = [Asked(*k, make) for k, make in zip(keyed, accepting, strict=True)]
+        each = [IdempotentRequest(*k, make) for k, make in zip(keyed, accepting, strict=True)]
         try:
             told = self._store.once_each(each, self._durable)
         except FleetError as e:  # the keys could not be looked up
@@ -145,11 +147,11 @@ class Submissions:
         `waits`: no node can be asked now.
         """
         checked = parse_job(spec)
-        if not package and entry_check.in_folder(checked.entry):
+        if not package and entry_check.is_in_folder(checked.entry):
             remedy = "upload the folder that has it: PUT /v1/packages/{sha}"
             raise SpecError("package", f"is required: {checked.entry} is a file in it", remedy)
         contents = self._packages.contents(package)
-        refuse_our_names(contents.names, checked.task)
+        check_module_names(contents.names, checked.task)
         self._refuse_data(checked, contents.names)
         self._refuse_project(checked.project)
         resolve_secrets(checked.secrets)
@@ -171,7 +173,7 @@ class Submissions:
         for index, one in enumerate(spec.data):
             if of_this_machine(one.uri) and not (one.sha256 and self._data.has(one.sha256)):
                 raise missing(f"data.{index}.uri", one.uri)
-            refuse_our_names([f"{one.path}/x.py"], spec.task)
+            check_module_names([f"{one.path}/x.py"], spec.task)
             if clash := next((name for name in names if _clash(name, one)), ""):
                 told = f"{one.mount!r} is where the submitted folder has {clash!r}"
                 raise SpecError(f"data.{index}.mount", told, "name another place in the job's folder")

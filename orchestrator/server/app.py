@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from cluster import paths
 from cluster.version import VERSION
 from orchestrator.server import responses
-from orchestrator.server.batching import Together
+from orchestrator.server.batching import Batcher
 from orchestrator.server.guard import Guard
 from orchestrator.server.routes import (
     benchmarks,
@@ -28,8 +28,8 @@ from orchestrator.server.routes import (
     schema,
     server,
 )
-from orchestrator.server.server_authentication import proof
-from orchestrator.server.service_protocol import Facade
+from orchestrator.server.server_authentication import challenge_response
+from orchestrator.server.service_protocol import ServiceProtocol
 
 
 class Guarded(FastAPI):
@@ -44,7 +44,7 @@ class Guarded(FastAPI):
 
 
 def make_app(
-    service: Facade, token: str, *, home: Path | None = None, stop: Callable[[], None] | None = None
+    service: ServiceProtocol, token: str, *, home: Path | None = None, stop: Callable[[], None] | None = None
 ) -> FastAPI:
     """`service` is anything with the facade's methods. `stop` is called by `POST /v1/shutdown`."""
     app = Guarded(
@@ -57,14 +57,14 @@ def make_app(
         separate_input_output_schemas=False,
     )
     app.state.service = service
-    app.state.prove = partial(proof, token)
+    app.state.prove = partial(challenge_response, token)
     app.state.home = home or paths.home()
     app.state.started_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     app.state.stopping = threading.Event()
     app.state.streams = None
     app.state.works = None
     app.state.execs = None
-    app.state.submissions = Together(lambda asked: service.submit_each(asked))  # the schema is made without a service
+    app.state.submissions = Batcher(lambda asked: service.submit_each(asked))  # the schema is made without a service
     app.state.stop = stop or app.state.stopping.set
     for part in (jobs, execs, files, server, fleet, changes, code_archives, data, checkpoints, benchmarks, schema):
         app.include_router(part.router)

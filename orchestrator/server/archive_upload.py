@@ -10,21 +10,21 @@ from fastapi import Request
 
 from cluster.errors import FleetError, UserError
 from cluster.paths import private_dir
-from orchestrator.server.service_protocol import Facade
+from orchestrator.server.service_protocol import ServiceProtocol
 
 PIECE_BYTES = 1024 * 1024
 INCOMING = ".incoming-"
 
 
-def forget_unfinished(home: Path) -> None:
+def remove_partial_uploads(home: Path) -> None:
     """Remove uploads that a server before us was receiving when it was killed; only one server of a home runs."""
     for left in (home / "packages").glob(f"{INCOMING}*"):
         left.unlink(missing_ok=True)
 
 
-async def receive_package(request: Request, sha: str) -> None:
+async def receive_code_archive(request: Request, sha: str) -> None:
     """The body into a private file, checked against its name, then handed on. Nothing stays behind on an error."""
-    service: Facade = request.app.state.service
+    service: ServiceProtocol = request.app.state.service
     folder = private_dir(request.app.state.home / "packages")
     with tempfile.NamedTemporaryFile(dir=folder, prefix=INCOMING, delete=False) as part:
         path = Path(part.name)

@@ -17,7 +17,7 @@ Item = TypeVar("Item")
 Told = TypeVar("Told")
 
 
-class Together(Generic[Item, Told]):
+class Batcher(Generic[Item, Told]):
     """`call` takes items and gives a value or an error for each. What comes while it is called shares the next call.
 
     For one event loop.

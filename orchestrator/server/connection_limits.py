@@ -30,47 +30,47 @@ BACKLOG = 4096
 MOST_FILES = 65536
 
 
-class Strangers:
+class UnauthenticatedConnections:
     """Connections that have not shown the token yet, the oldest first."""
 
     def __init__(self, most: int = STRANGERS):
         self.most = most
-        self._waiting: dict[Connection, None] = {}
+        self._waiting: dict[LimitedConnection, None] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def enter(self, connection: "Connection") -> None:
+    def enter(self, connection: "LimitedConnection") -> None:
         self._waiting[connection] = None
         if len(self._waiting) > self.most:
             oldest = next((c for c in self._waiting if c.idle), connection)
             self.leave(oldest)
             oldest.transport.abort()
 
-    def leave(self, connection: "Connection") -> None:
+    def leave(self, connection: "LimitedConnection") -> None:
         """It has shown the token, or has ended."""
         self._waiting.pop(connection, None)
 
 
-class Phase(Enum):
+class RequestPhase(Enum):
     """What of a request has begun and is not complete."""
 
     HEAD = 1
     BODY = 2
 
 
-class Connection(HttpToolsProtocol):
+class LimitedConnection(HttpToolsProtocol):
     """One connection with its deadline. `strangers` is set in the subclass of a server: see `protocol`."""
 
-    strangers: Strangers
+    strangers: UnauthenticatedConnections
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
         self.app_state = {**self.app_state, "connection": self}
         self._timer: asyncio.TimerHandle | None = None
         self._deadline_s = 0.0
-        self._phase: Phase | None = None
-        self._awaited: Phase | None = None
+        self._phase: RequestPhase | None = None
+        self._awaited: RequestPhase | None = None
         self._head_bytes = self._body_bytes = 0
 
     @property
@@ -88,7 +88,7 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
             return
         self.strangers.enter(self)
-        self._await(Phase.HEAD, HEAD_S)
+        self._await(RequestPhase.HEAD, HEAD_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.strangers.leave(self)
@@ -103,26 +103,26 @@ class Connection(HttpToolsProtocol):
         if self._phase is None:  # complete, or nothing but empty lines
             self._head_bytes = 0
             if self.idle and self._timer is None:
-                self._await(Phase.HEAD, HEAD_S)
+                self._await(RequestPhase.HEAD, HEAD_S)
         elif self._head_bytes > MOST_HEAD_BYTES + self._body_bytes:
             self.send_400_response("The head of the request is too long.")
-        elif self._phase is Phase.BODY:
+        elif self._phase is RequestPhase.BODY:
             self._body_goes_on(len(data))
-        elif self._awaited is not Phase.HEAD:
-            self._await(Phase.HEAD, HEAD_S)
+        elif self._awaited is not RequestPhase.HEAD:
+            self._await(RequestPhase.HEAD, HEAD_S)
 
     def _body_goes_on(self, more_bytes: int) -> None:
-        if self._awaited is not Phase.BODY:
-            self._await(Phase.BODY, BODY_S)
+        if self._awaited is not RequestPhase.BODY:
+            self._await(RequestPhase.BODY, BODY_S)
         self._deadline_s = min(self._deadline_s + more_bytes / BODY_BYTES_PER_S, self.loop.time() + BODY_S)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._phase, self._body_bytes = Phase.HEAD, 0
+        self._phase, self._body_bytes = RequestPhase.HEAD, 0
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
-        self._phase = Phase.BODY
+        self._phase = RequestPhase.BODY
         if len(self.pipeline) > MOST_PIPELINED:
             self.transport.abort()
 
@@ -136,7 +136,7 @@ class Connection(HttpToolsProtocol):
         self._phase = None
         self._cancel()
 
-    def _await(self, phase: Phase, within_s: float) -> None:
+    def _await(self, phase: RequestPhase, within_s: float) -> None:
         """What has begun has to be complete `within_s`."""
         self._cancel()
         self._awaited, self._deadline_s = phase, self.loop.time() + within_s
@@ -157,9 +157,9 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
 
-def protocol() -> type[Connection]:
+def protocol() -> type[LimitedConnection]:
     """For one server: connections with a count of their own."""
-    return type("ServerConnection", (Connection,), {"strangers": Strangers()})
+    return type("ServerConnection", (LimitedConnection,), {"strangers": UnauthenticatedConnections()})
 
 
 def raise_file_limit() -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from cluster import fleet_record
 from cluster.errors import Conflict, FleetError, UserError
-from cluster.paths import open_private, private_dir, refuse_foreign_folder
-from cluster.processes import ProcessId, age_s, alive, running, start_detached, stop
+from cluster.paths import check_owner, open_private, private_dir
+from cluster.processes import ProcessId, age_s, alive, processes_of_module, start_detached, stop
 from orchestrator.server import server_record, token, unix_socket
 from orchestrator.server.server_record import ServerRecord
 
@@ -29,17 +29,17 @@ COMMAND = (sys.executable, "-P", "-m", "orchestrator.server")
 Progress = Callable[[str], None]
 
 
-def find(home: Path) -> ServerRecord | None:
+def find_server(home: Path) -> ServerRecord | None:
     """The living server of this home. A record whose process is gone, or is another one by now, counts as none.
 
     Raises UserError for another user's home: its record would lead our token to a port of theirs.
     """
-    refuse_foreign_folder(home)
+    check_owner(home)
     found = server_record.read(home)
     return found if found and alive(found.process) else None
 
 
-def start(
+def start_server(
     home: Path, port: int | None = None, *, progress: Progress | None = None, command: Sequence[str] = COMMAND
 ) -> ServerRecord:
     """The server of this home, started if there is none: two callers at once get the same one.
@@ -49,10 +49,10 @@ def start(
     Raises UserError when `port` is taken or the token is open to others, Conflict when a server runs that is nowhere
     recorded, FleetError when it does not answer; the message has the end of its log.
     """
-    token.refuse_open(private_dir(home))
+    token.check_token_private(private_dir(home))
     progress = progress or _silent
     with _one_starter(home, progress):
-        if (running := find(home) or _await_recorded(home, progress)) is not None:
+        if (running := find_server(home) or _await_recorded(home, progress)) is not None:
             return running
         if port is not None:
             _refuse_taken(port)
@@ -69,10 +69,10 @@ def stop_server(home: Path) -> bool:
 
     Nodes of the fleet that it had to start again are its children, and live on.
     """
-    found = find(home)
+    found = find_server(home)
     running = [found.process] if found else _unrecorded(home)
     stop(running, grace_s=STOP_GRACE_S, spare=_nodes())
-    server_record.forget(home)
+    server_record.remove(home)
     return bool(running)
 
 
@@ -90,7 +90,7 @@ def _await_recorded(home: Path, progress: Progress) -> ServerRecord | None:
     """
     told, busy_s = "", float("-inf")
     while strays := _unrecorded(home):
-        if (running := find(home)) is not None:
+        if (running := find_server(home)) is not None:
             return running
         if doing := _doing(home):
             told, busy_s = _tell(progress, doing, told), time.monotonic()
@@ -106,7 +106,9 @@ def _await_recorded(home: Path, progress: Progress) -> ServerRecord | None:
 
 def _unrecorded(home: Path) -> list[ProcessId]:
     """Processes of our own user that serve this home, whatever its record says."""
-    return [process for process, words in running("orchestrator.server") if words[:2] == ["--home", str(home)]]
+    return [
+        process for process, words in processes_of_module("orchestrator.server") if words[:2] == ["--home", str(home)]
+    ]
 
 
 def _refuse_taken(port: int) -> None:
@@ -139,7 +141,7 @@ def _one_starter(home: Path, progress: Progress) -> Iterator[None]:
 
 def _doing(home: Path) -> str:
     """What the process that is to be this home's server does before it answers; "" where that takes no time."""
-    found = server_record.doing(home)
+    found = server_record.read_startup_status(home)
     return found[1] if found and alive(found[0]) else ""
 
 
@@ -150,7 +152,7 @@ def _tell(progress: Progress, doing: str, told: str) -> str:
 
 
 def _spawn(home: Path, port: int | None, command: Sequence[str], progress: Progress) -> ServerRecord:
-    server_record.forget(home)
+    server_record.remove(home)
     log = log_path(home)
     private_dir(log.parent)
     if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
@@ -174,7 +176,7 @@ def _await_answer(home: Path, child: ProcessId, log: Path, said_before: int, pro
     """However long it takes while the server tells what it does."""
     deadline, told = time.monotonic() + START_TIMEOUT_S, ""
     while time.monotonic() < deadline:
-        if (running := find(home)) is not None and _answers(running):
+        if (running := find_server(home)) is not None and _answers(running):
             return running
         if not alive(child):
             raise _did_not_start(home, log, said_before)

@@ -15,8 +15,8 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 
 from orchestrator.runtime.exec_relay import MOST, Asked
-from orchestrator.server.service_protocol import Data, Facade
-from orchestrator.server.streams import Item, TooManyStreams, events
+from orchestrator.server.service_protocol import Data, ServiceProtocol
+from orchestrator.server.streams import Item, StreamLimitExceeded, events
 
 WAIT_S = 10.0
 T = TypeVar("T")
@@ -25,7 +25,7 @@ T = TypeVar("T")
 class ExecThreads:
     """Of one server: a command that waits for output holds a thread, and keeps no other request waiting."""
 
-    def __init__(self, service: Facade):
+    def __init__(self, service: ServiceProtocol):
         self.service = service
         self._threads = anyio.CapacityLimiter(3 * MOST)
 
@@ -53,7 +53,7 @@ async def run(request: Request, ref: str, asked: Asked) -> StreamingResponse:
     close = partial(shared.service.exec_close, begun["exec"])
     try:
         return events(request, _output(shared, begun), after=close)
-    except TooManyStreams:
+    except StreamLimitExceeded:
         await shared.call(close)
         raise
 

@@ -61,7 +61,7 @@ class Guard:
     async def _counted(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One more in flight, or refused at once: a queue without an end would let everybody wait."""
         if self.in_flight >= MOST_IN_FLIGHT:
-            await responses.refusal(TooManyRequests(MOST_IN_FLIGHT))(scope, receive, send)
+            await responses.error_response(TooManyRequests(MOST_IN_FLIGHT))(scope, receive, send)
             return
         self.in_flight += 1
         try:

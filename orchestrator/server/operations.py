@@ -16,7 +16,7 @@ import anyio.to_thread
 from fastapi import Request
 
 from cluster.errors import Conflict, FleetError
-from orchestrator.server.service_protocol import Facade
+from orchestrator.server.service_protocol import ServiceProtocol
 from orchestrator.server.streams import HEARTBEAT_S
 
 PROGRESS_EVERY_S = 0.2
@@ -24,11 +24,11 @@ AT_ONCE = 16
 MOST_WAITING = 16
 """Works that wait for one of those threads; beyond it a request is refused."""
 Progress = Callable[[int, int], None]
-Call = Callable[[Facade, Progress], Any]
+Call = Callable[[ServiceProtocol, Progress], Any]
 Item = tuple[str, Any]
 
 
-class TooManyWorks(FleetError):
+class OperationLimitExceeded(FleetError):
     """As many are under way or wait as the server takes."""
 
     retry_after_s = 10
@@ -38,40 +38,40 @@ class TooManyWorks(FleetError):
         self.args = (most,)
 
 
-class Works:
+class LongOperations:
     """Those of one server, in threads of their own. Belongs to one event loop; made on first use in it."""
 
-    def __init__(self, service: Facade):
+    def __init__(self, service: ServiceProtocol):
         self.service = service
-        self.by_key: dict[str, Work] = {}
+        self.by_key: dict[str, LongOperation] = {}
         self.count = 0
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="work")
 
     def refuse_crowd(self) -> None:
-        """Raises TooManyWorks."""
+        """Raises OperationLimitExceeded."""
         if self.count >= AT_ONCE + MOST_WAITING:
-            raise TooManyWorks(self.count)
+            raise OperationLimitExceeded(self.count)
 
-    def begin(self, key: str, asked: Any, call: Call) -> "Work":
-        """Raises TooManyWorks."""
+    def begin(self, key: str, asked: Any, call: Call) -> "LongOperation":
+        """Raises OperationLimitExceeded."""
         self.refuse_crowd()
-        work = Work(self, key, asked, call)
+        work = LongOperation(self, key, asked, call)
         self.count += 1
         if key:
             self.by_key[key] = work
         self._threads.submit(work.run)
         return work
 
-    def ended(self, work: "Work") -> None:
+    def ended(self, work: "LongOperation") -> None:
         self.count -= 1
         if self.by_key.get(work.key) is work:
             del self.by_key[work.key]
 
 
-class Work:
+class LongOperation:
     """One piece of work under way. Belongs to the event loop it was made in, but for `run` and `_tell`."""
 
-    def __init__(self, works: Works, key: str, asked: Any, call: Call):
+    def __init__(self, works: LongOperations, key: str, asked: Any, call: Call):
         self.key, self.asked = key, asked
         self.abandoned = threading.Event()
         self.over = asyncio.Event()
@@ -102,7 +102,7 @@ class Work:
         with suppress(RuntimeError):  # the server has ended, and its loop with it
             self._loop.call_soon_threadsafe(self._ended, item)
 
-    def _report(self, service: Facade) -> Any:
+    def _report(self, service: ServiceProtocol) -> Any:
         """What was answered to its key before, else what the call gives: of two works with one key one makes it."""
         if not self.key:
             return self._call(service, self._tell)
@@ -131,17 +131,17 @@ class Work:
         self.over.set()
 
 
-def works(request: Request) -> Works:
+def works(request: Request) -> LongOperations:
     state = request.app.state
     if state.works is None:
-        state.works = Works(state.service)
-    found: Works = state.works
+        state.works = LongOperations(state.service)
+    found: LongOperations = state.works
     return found
 
 
-def told_once(request: Request, key: str, asked: Any, call: Call) -> AsyncIterator[Item | None]:
+def stream_operation(request: Request, key: str, asked: Any, call: Call) -> AsyncIterator[Item | None]:
     """The events of `call`: `progress` now and then, at last `report`. Raises its error, Conflict for a key that was
-    used for something else; TooManyWorks at once, while a status can still be sent.
+    used for something else; OperationLimitExceeded at once, while a status can still be sent.
     """
     found = works(request)
     if key not in found.by_key:
@@ -149,7 +149,7 @@ def told_once(request: Request, key: str, asked: Any, call: Call) -> AsyncIterat
     return _told_once(found, key, asked, call)
 
 
-async def _told_once(works: Works, key: str, asked: Any, call: Call) -> AsyncIterator[Item | None]:
+async def _told_once(works: LongOperations, key: str, asked: Any, call: Call) -> AsyncIterator[Item | None]:
     if not key:
         async for item in works.begin(key, asked, call).listen():
             yield item

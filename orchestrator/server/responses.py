@@ -10,10 +10,17 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, SpecError, UserError
-from orchestrator.limits import TooMany
+from orchestrator.limits import LimitExceeded
 
 STATUS = (
-    *((NotFound, 404), (Conflict, 409), (UserError, 422), (TooMany, 429), (FleetError, 503), (PolyfleetError, 500)),
+    *(
+        (NotFound, 404),
+        (Conflict, 409),
+        (UserError, 422),
+        (LimitExceeded, 429),
+        (FleetError, 503),
+        (PolyfleetError, 500),
+    ),
 )
 
 
@@ -33,7 +40,7 @@ def _finite(data: Any) -> Any:
     return [_finite(value) for value in data] if isinstance(data, list | tuple) else data
 
 
-def answer(data: Any, status: int = 200) -> Response:
+def json_response(data: Any, status: int = 200) -> Response:
     """What every route returns. Lone surrogates, which UTF-8 cannot hold, leave as `?`."""
     return Response(to_json(data).encode("utf-8", "replace"), status, media_type="application/json")
 
@@ -45,7 +52,7 @@ def error_body(error: PolyfleetError) -> dict[str, Any]:
     return {"error": body}
 
 
-def unforeseen(error: Exception) -> dict[str, Any]:
+def internal_error(error: Exception) -> dict[str, Any]:
     message = f"the server failed: {type(error).__name__}: {error}"
     return {
         "error": {"type": "InternalError", "message": message, "remedy": "its log has the traceback: logs/server.log"}
@@ -57,11 +64,11 @@ def status_of(error: PolyfleetError) -> int:
 
 
 def simple_error(status: int, kind: str, message: str, remedy: str = "") -> Response:
-    return answer({"error": {"type": kind, "message": message, "remedy": remedy}}, status)
+    return json_response({"error": {"type": kind, "message": message, "remedy": remedy}}, status)
 
 
-def refusal(error: PolyfleetError) -> Response:
-    response = answer(error_body(error), status_of(error))
+def error_response(error: PolyfleetError) -> Response:
+    response = json_response(error_body(error), status_of(error))
     if (retry_after_s := getattr(error, "retry_after_s", None)) is not None:
         response.headers["Retry-After"] = str(retry_after_s)
     return response
@@ -72,15 +79,15 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(PolyfleetError)
     async def known(request: Request, error: PolyfleetError) -> Response:
-        return refusal(error)
+        return error_response(error)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         if first["type"] == "json_invalid":
-            return answer(error_body(UserError("the body is not JSON", "send a JSON object")), 422)
+            return json_response(error_body(UserError("the body is not JSON", "send a JSON object")), 422)
         where = [str(part) for part in first["loc"] if part not in ("body", "query", "path", "header")]
-        return answer(
+        return json_response(
             error_body(SpecError(".".join(where), first["msg"], "see /openapi.json for what is accepted")), 422
         )
 
@@ -92,4 +99,4 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
-        return answer(unforeseen(error), 500)
+        return json_response(internal_error(error), 500)

@@ -23,10 +23,10 @@ from cluster.processes import identify
 from cluster.version import VERSION
 from orchestrator.server import server_record, token, unix_socket
 from orchestrator.server.app import make_app
-from orchestrator.server.archive_upload import forget_unfinished
+from orchestrator.server.archive_upload import remove_partial_uploads
 from orchestrator.server.connection_limits import ACCEPTED_AT_ONCE, BACKLOG, protocol, raise_file_limit
 from orchestrator.server.server_record import ServerRecord
-from orchestrator.server.service_protocol import Facade
+from orchestrator.server.service_protocol import ServiceProtocol
 
 DRAIN_S = 3
 ALLOCATED = 20_000
@@ -35,7 +35,7 @@ REQUEST_THREADS = 64
 """Those that wait for the store are written together: more of them cost it no more."""
 
 
-def serve(home: Path, port: int | None, make_service: Callable[[Path], Facade]) -> None:
+def serve(home: Path, port: int | None, make_service: Callable[[Path], ServiceProtocol]) -> None:
     """Serve until told to end: on the home's Unix socket, and on a TCP port unless `port` is None (0: any free one).
 
     Raises Conflict when this home has a server already, UserError when `port` is taken or the user's token is none.
@@ -49,19 +49,19 @@ def serve(home: Path, port: int | None, make_service: Callable[[Path], Facade]) 
         secret = token.read(home)
         listening, path = held.enter_context(unix_socket.listener(home))
         tcp = [] if port is None else [held.enter_context(listener(port))]
-        forget_unfinished(home)
-        with server_record.telling(home):
+        remove_partial_uploads(home)
+        with server_record.startup_status(home):
             service = make_service(home)
         _collect_seldom()
         try:
             _run(service, secret, home, path, [listening, *tcp])
         finally:
-            server_record.forget(home)
+            server_record.remove(home)
             path.unlink(missing_ok=True)  # now: closing may take so long that we are killed
             service.close()
 
 
-def _run(service: Facade, token: str, home: Path, path: Path, listening: list[socket.socket]) -> None:
+def _run(service: ServiceProtocol, token: str, home: Path, path: Path, listening: list[socket.socket]) -> None:
     app = make_app(service, token, home=home, stop=lambda: server.end())
     found = identify(os.getpid())
     port = next((s.getsockname()[1] for s in listening if s.family == socket.AF_INET), 0)

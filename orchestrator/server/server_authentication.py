@@ -24,18 +24,18 @@ class Stream(Protocol):
     def write(self, buffer: bytes, timeout: float | None = None) -> None: ...
 
 
-def proof(token: str, port: int | None, challenge: str) -> str:
+def challenge_response(token: str, port: int | None, challenge: str) -> str:
     """`port` is None on a Unix socket."""
     key = hmac.digest(token.encode(), PURPOSE, "sha256")
     return hmac.digest(key, f"{port or 0}:{challenge}".encode(), "sha256").hex()
 
 
-def knows_token(stream: Stream, port: int, token: str) -> bool:
+def verify_server(stream: Stream, port: int, token: str) -> bool:
     """Whether who answers on `stream` knows the token, which is not sent. The connection can be used afterwards."""
     challenge = secrets.token_hex(32)
     question = f"GET /healthz?challenge={challenge} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n"
     stream.write(question.encode(), TIMEOUT_S)
-    return hmac.compare_digest(_told(stream).encode(), proof(token, port, challenge).encode())
+    return hmac.compare_digest(_told(stream).encode(), challenge_response(token, port, challenge).encode())
 
 
 def _told(stream: Stream) -> str:

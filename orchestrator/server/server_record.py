@@ -64,7 +64,7 @@ def write(home: Path, record: ServerRecord) -> None:
     write_private(home / NAME, json.dumps(asdict(record)))
 
 
-def forget(home: Path) -> None:
+def remove(home: Path) -> None:
     (home / NAME).unlink(missing_ok=True)
 
 
@@ -80,7 +80,7 @@ class _Telling(logging.Handler):
 
 
 @contextmanager
-def telling(home: Path) -> Iterator[None]:
+def startup_status(home: Path) -> Iterator[None]:
     """Whoever started this process can read meanwhile what the store tells: see `doing`."""
     logger, handler = logging.getLogger(LONG_WORK), _Telling(home)
     logger.setLevel(logging.INFO)
@@ -92,7 +92,7 @@ def telling(home: Path) -> Iterator[None]:
         (home / DOING).unlink(missing_ok=True)
 
 
-def doing(home: Path) -> tuple[ProcessId, str] | None:
+def read_startup_status(home: Path) -> tuple[ProcessId, str] | None:
     """The process that is to be the server, and what it does first. Whether it lives still: ask."""
     with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         found = json.loads((home / DOING).read_text())

@@ -12,7 +12,7 @@ from orchestrator.runtime.submissions import Submission
 Data = dict[str, Any]
 
 
-class Facade(Protocol):
+class ServiceProtocol(Protocol):
     """`ref` is a job's id, a unique prefix of it, or the name of the newest job so called; or POOL:PATH."""
 
     def submit(self, spec: Data, package: str, key: str) -> Data: ...

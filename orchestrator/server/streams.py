@@ -18,10 +18,10 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from cluster.errors import FleetError, PolyfleetError, SpecError
-from cluster.untrusted_files import Unreadable, parse_json
+from cluster.untrusted_files import UnreadableFile, parse_json
 from orchestrator.limits import TooManyRequests
-from orchestrator.server.responses import error_body, status_of, to_json, unforeseen
-from orchestrator.server.service_protocol import Data, Facade
+from orchestrator.server.responses import error_body, internal_error, status_of, to_json
+from orchestrator.server.service_protocol import Data, ServiceProtocol
 
 HEARTBEAT_S = 15.0
 POLL_S = (0.2, 1.0)
@@ -39,7 +39,7 @@ Item = tuple[str, Any] | None
 T = TypeVar("T")
 
 
-class TooManyStreams(FleetError):
+class StreamLimitExceeded(FleetError):
     """As many are open as the server serves at a time."""
 
     retry_after_s = 10
@@ -52,7 +52,7 @@ class TooManyStreams(FleetError):
 class Streams:
     """What the streams of one server share. Belongs to one event loop; made on first use in it."""
 
-    def __init__(self, service: Facade):
+    def __init__(self, service: ServiceProtocol):
         self.service = service
         self.open = self.logs = 0
         self._threads = anyio.CapacityLimiter(STREAM_THREADS)
@@ -82,9 +82,9 @@ class Streams:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Raises TooManyStreams."""
+        """Raises StreamLimitExceeded."""
         if self.open >= MOST_STREAMS:
-            raise TooManyStreams(MOST_STREAMS)
+            raise StreamLimitExceeded(MOST_STREAMS)
         self.open += 1
         try:
             yield
@@ -164,7 +164,7 @@ def events(request: Request, source: AsyncIterator[Item], after: Callable[[], No
     """Sends what `source` yields as (event name, data), None being "nothing yet". An error becomes the last event.
     `after` is called in a thread once the stream has ended, however it ends.
 
-    Raises TooManyStreams.
+    Raises StreamLimitExceeded.
     """
     counted = ExitStack()
     counted.enter_context(streams(request).counted())
@@ -185,7 +185,7 @@ def events(request: Request, source: AsyncIterator[Item], after: Callable[[], No
         except PolyfleetError as e:
             yield event("error", error_body(e)["error"] | {"status": status_of(e)})
         except Exception as e:
-            yield event("error", unforeseen(e)["error"] | {"status": 500})
+            yield event("error", internal_error(e)["error"] | {"status": 500})
             raise
 
     return _Counted(body(), counted)
@@ -209,12 +209,12 @@ def cursor_from(text: str) -> dict[str, int]:
         cursor = parse_json((text or "{}").encode(), "cursor", deepest=1)
         if all(type(value) is int and value >= 0 for value in cursor.values()):
             return dict(cursor)
-    except (Unreadable, UnicodeEncodeError, AttributeError):
+    except (UnreadableFile, UnicodeEncodeError, AttributeError):
         pass
     raise SpecError("cursor", "not a cursor", "send back the `cursor` of the answer before, as JSON")
 
 
-class Logs:
+class LogStream:
     """The log of one job from a cursor on, page by page. A name is looked up once: later it may mean another job."""
 
     def __init__(self, request: Request, ref: str, rank: int | None, epoch: int | None, cursor: dict[str, int]):

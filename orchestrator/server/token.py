@@ -15,7 +15,7 @@ ANEW = "`polyfleet server stop`, remove that file, then the same again: a new on
 def read(home: Path) -> str:
     """Raises UserError when there is none, when it is no token, or when others may read it."""
     path = home / NAME
-    refuse_open(home)
+    check_token_private(home)
     try:
         token = tokens.read(path)
     except FileNotFoundError:
@@ -32,7 +32,7 @@ def read(home: Path) -> str:
     return token
 
 
-def refuse_open(home: Path) -> None:
+def check_token_private(home: Path) -> None:
     """Nothing is refused where there is no token yet."""
     path = home / NAME
     mode = stat.S_IMODE(path.stat().st_mode) if path.is_file() else 0

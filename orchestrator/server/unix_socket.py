@@ -61,7 +61,7 @@ def open_folder(path: Path) -> int:
     )
 
 
-def through(descriptor: int, path: Path) -> str:
+def short_socket_path(descriptor: int, path: Path) -> str:
     """The socket's path by way of its open folder, where the system has such paths."""
     near = Path(f"/proc/self/fd/{descriptor}")
     return str(near / path.name) if near.is_dir() else str(path)
@@ -73,7 +73,7 @@ def connect(path: Path, timeout_s: float) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.settimeout(timeout_s)
-        connection.connect(through(descriptor, path))
+        connection.connect(short_socket_path(descriptor, path))
     except BaseException:
         connection.close()
         raise
@@ -97,7 +97,7 @@ def _bind(listening: socket.socket, folder: Path) -> None:
             os.unlink(NAME, dir_fd=descriptor)
         path = folder / NAME
         short = len(os.fsencode(path)) <= LONGEST_BYTES
-        listening.bind(str(path) if short else through(descriptor, path))
+        listening.bind(str(path) if short else short_socket_path(descriptor, path))
         os.chmod(NAME, 0o600, dir_fd=descriptor)
     finally:
         os.close(descriptor)

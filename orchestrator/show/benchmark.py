@@ -7,9 +7,9 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.show.setting_text import way_of
-from orchestrator.show.table import Grid, Stack, facts, grid
-from orchestrator.show.terminal_text import one_line, visible
-from orchestrator.show.units import ago, duration
+from orchestrator.show.table import TableStack, TextTable, facts, grid
+from orchestrator.show.terminal_text import escape_control, one_line
+from orchestrator.show.units import duration, time_since
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -68,7 +68,7 @@ def _style(tile: Tile) -> str:
     return "green" if tile.heat > 0 else "yellow" if tile.heat > -0.6 else "red"
 
 
-def report(results: Data) -> Stack:
+def report(results: Data) -> TableStack:
     """The map, what could not be measured and why, and how far the whole can be trusted."""
     ways = list(dict.fromkeys(way_of(cell) for cell in results["cells"]))
     columns = [column["column"] for column in results["columns"]]
@@ -83,7 +83,7 @@ def report(results: Data) -> Stack:
                 rows.append((one_line(name), tuple(_tile(cell) for cell in cells)))
     heat = HeatMap(tuple(one_line(c) for c in columns), tuple(rows))
     told = [*_trust(results), *_reasons(results), *_notes(results)]
-    return Stack((heat, *(["", *told] if told else [])))
+    return TableStack((heat, *(["", *told] if told else [])))
 
 
 def _tile(cell: Data | None) -> Tile:
@@ -127,16 +127,16 @@ def _reasons(results: Data) -> list[str]:
                 f"{cell['case']} {way_of(cell)}"
             )
     told = [
-        f"{column}: {WORDS.get(status, status)}: {visible(reason)} ({_some(names)})"
+        f"{column}: {WORDS.get(status, status)}: {escape_control(reason)} ({_some(names)})"
         for (column, status, reason), names in found.items()
     ]
-    lost = [f"{column}: lost: {visible(reason)}" for column, reason in results["lost"].items()]
+    lost = [f"{column}: lost: {escape_control(reason)}" for column, reason in results["lost"].items()]
     return [*lost, *told]
 
 
 def _notes(results: Data) -> list[str]:
     """What was done for a measured case that its time alone does not show, each once."""
-    notes = {f"{cell['case']}: {visible(cell['note'])}" for cell in results["cells"] if cell.get("note")}
+    notes = {f"{cell['case']}: {escape_control(cell['note'])}" for cell in results["cells"] if cell.get("note")}
     return sorted(notes)
 
 
@@ -145,11 +145,11 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
-def runs(views: list[Data]) -> Grid:
+def runs(views: list[Data]) -> TextTable:
     from datetime import UTC, datetime
 
     def began(view: Data) -> str:
-        return ago(datetime.fromtimestamp(view["begun_s"], UTC).isoformat())
+        return time_since(datetime.fromtimestamp(view["begun_s"], UTC).isoformat())
 
     return grid(
         ("RUN", "STATE", "RESULTS", "COLUMNS", "BEGAN", "REASON"),
@@ -159,7 +159,7 @@ def runs(views: list[Data]) -> Grid:
     )  # fmt: skip
 
 
-def cases(rows: list[Data]) -> Grid:
+def cases(rows: list[Data]) -> TextTable:
     return grid(
         ("CASE", "FAMILY", "GFLOP", "MB", "ITEMS", "ABOUT"),
         ((r["case"], r["family"], f"{r['flops'] / 1e9:.3g}" if r["flops"] else "", f"{r['bytes_fp32'] / 1e6:.3g}",
@@ -168,23 +168,23 @@ def cases(rows: list[Data]) -> Grid:
     )  # fmt: skip
 
 
-def view(data: Data) -> Stack:
+def view(data: Data) -> TableStack:
     columns = grid(
         ("COLUMN", "JOB", "POOL", "KIND"), ((c["column"], c["job"], c["pool"], c["kind"]) for c in data["columns"])
     )
     head = {"run": data["run"], "state": data["state"], "reason": data["reason"], "cells": data["cells"],
             "doing": data["progress"].get("case", "")}  # fmt: skip
-    return Stack((facts(head), "", columns))
+    return TableStack((facts(head), "", columns))
 
 
-def measured(result: Data) -> Stack:
+def measured(result: Data) -> TableStack:
     """What a benchmark job of its own found: its rows, then what they were taken on."""
     head = ("CASE", "PER CALL", "95 %", "ALONE", "ITEMS/S", "FIRST CALL", "ERROR", "NOTE")
     known = {key: value for key, value in result.items() if key not in ("rows", "noise", "host")}
     noise, host = result["noise"], result["host"]
     known["noise"] = None if noise is None else f"the same configuration measured twice differed by at most {noise:.1%}"
     known["host"] = ": ".join(filter(None, (host["class"], "; ".join(host["reasons"]))))
-    return Stack((grid(head, map(_measured_row, result["rows"])), "", facts(known)))
+    return TableStack((grid(head, map(_measured_row, result["rows"])), "", facts(known)))
 
 
 def _measured_row(row: Data) -> tuple[Any, ...]:
@@ -198,7 +198,7 @@ def _measured_row(row: Data) -> tuple[Any, ...]:
     return (row["case"], *times, duration(row["first_call_s"]), error_told, row["reason"])
 
 
-def compared(data: Data) -> Stack:
+def compared(data: Data) -> TableStack:
     """Two runs: what changed first, the rest after."""
     order = {"SLOWER": 0, "FASTER": 1, "INCONCLUSIVE": 2, "SAME": 3}
     rows = sorted(data["cells"], key=lambda r: order.get(r["verdict"], -1))
@@ -211,8 +211,8 @@ def compared(data: Data) -> Stack:
                    for d in data["environment"]]  # fmt: skip
     missing = [f"only in {data['before']}: {_some(data['only_before'])}"] if data["only_before"] else []
     missing += [f"only in {data['after']}: {_some(data['only_after'])}"] if data["only_after"] else []
-    told = [visible(line) for line in (*environment, *missing)]
-    return Stack((f"{data['before']} to {data['after']}", "", table, *(["", *told] if told else [])))
+    told = [escape_control(line) for line in (*environment, *missing)]
+    return TableStack((f"{data['before']} to {data['after']}", "", table, *(["", *told] if told else [])))
 
 
 def _change(row: Data) -> tuple[Any, ...]:
@@ -223,7 +223,7 @@ def _change(row: Data) -> tuple[Any, ...]:
             row["note"])  # fmt: skip
 
 
-def series(rows: list[Data]) -> Grid:
+def series(rows: list[Data]) -> TextTable:
     def told(row: Data) -> str:
         return "; ".join(f"{s['ratio']:.2f}× from {row['points'][s['at']]['run']} on" for s in row["steps"])
 
@@ -235,10 +235,10 @@ def series(rows: list[Data]) -> Grid:
     )  # fmt: skip
 
 
-def validation(data: Data) -> Stack:
+def validation(data: Data) -> TableStack:
     """Per target the first place where it parts from the first, and the rows around it."""
     first = data["targets"][0]["target"]
-    told: list[Grid | str] = []
+    told: list[TextTable | str] = []
     for one in data["compared"]:
         if not one["comparable"]:
             told.append(f"{one['target']}: {one['reason']}")
@@ -253,5 +253,5 @@ def validation(data: Data) -> Stack:
              for r in worst),
         )  # fmt: skip
         counted = f"{len(one['layers'])} layers, {len(one['gradients'])} gradients, {len(one['steps'])} losses"
-        told += [f"{one['target']}: {visible(verdict)} ({data['precision']}; {counted}); farthest:", table]
-    return Stack(tuple(told))
+        told += [f"{one['target']}: {escape_control(verdict)} ({data['precision']}; {counted}); farthest:", table]
+    return TableStack(tuple(told))

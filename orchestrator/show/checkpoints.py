@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from orchestrator.show.table import Grid, Stack, facts, grid
-from orchestrator.show.terminal_text import visible
+from orchestrator.show.table import TableStack, TextTable, facts, grid
+from orchestrator.show.terminal_text import escape_control
 from orchestrator.show.units import duration, size
 
 Data = dict[str, Any]
 
 
-def checkpoints(rows: list[Data], below: str = "") -> Grid:
+def checkpoints(rows: list[Data], below: str = "") -> TextTable:
     """One line per checkpoint; what is wrong with one only where something is. `below`: what of them was asked for."""
     columns = ["CHECKPOINT", "STEP", "SIZE", "KIND", "SAVED"]
     cells = [_listed(c) for c in rows]
@@ -28,7 +28,7 @@ def _listed(c: Data) -> tuple[Any, ...]:
     return (_place(c), c["step"], saved_bytes, c["producer"]["kind"], c["created"])
 
 
-def shown(data: Data) -> Stack:
+def describe_table(data: Data) -> TableStack:
     producer = {name: value for name, value in data["producer"].items() if value not in (None, "")}
     head = {
         "checkpoint": _place(data),
@@ -41,12 +41,12 @@ def shown(data: Data) -> Stack:
         "tensors": ", ".join(f"{count} {role}" for role, count in data["roles"].items()),
         "tied": ", ".join(f"{name} to {other}" for name, other in data["ties"].items()),
         "by": ", ".join(f"{name} {value}" for name, value in producer.items()),
-        "damaged": visible(data.get("damaged", "")),
+        "damaged": escape_control(data.get("damaged", "")),
     }
     passed_over = [f"{one['path']} is skipped: {one['reason']}" for one in data.get("passed_over", ())]
     rows = ((dtype, held["tensors"], size(held["bytes"])) for dtype, held in data["dtypes"].items())
     table = grid(("DTYPE", "TENSORS", "BYTES"), rows, empty="no tensors")
-    return Stack((facts(head), "", table, *(["", *map(visible, passed_over)] if passed_over else [])))
+    return TableStack((facts(head), "", table, *(["", *map(escape_control, passed_over)] if passed_over else [])))
 
 
 def _place(data: Data) -> str:
@@ -62,17 +62,17 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def verified(data: Data) -> Stack:
+def verified(data: Data) -> TableStack:
     head = {
         "checkpoint": _place(data),
         "step": data["step"],
         "sound": data["ok"],
         "read": f"{size(data['bytes'])} in {_counted(data['chunks'], 'chunk')}",
     }
-    return Stack((facts(head), *(visible(problem) for problem in data["problems"])))
+    return TableStack((facts(head), *(escape_control(problem) for problem in data["problems"])))
 
 
-def planned(data: Data) -> Stack:
+def planned(data: Data) -> TableStack:
     memory, reshard = data["memory"], data["reshard"]
     head = {
         "step": data["step"],
@@ -88,8 +88,8 @@ def planned(data: Data) -> Stack:
         (d["dtype"], d["tensors"], size(d["bytes"]), d["action"], d["to"], d["may_lose"], d["reason"])
         for d in data["dtypes"]
     )
-    left = [visible(sentence) for sentence in data["cannot_follow"]]
-    return Stack((facts(head), "", grid(columns, rows, empty="no tensors"), *(["", *left] if left else [])))
+    left = [escape_control(sentence) for sentence in data["cannot_follow"]]
+    return TableStack((facts(head), "", grid(columns, rows, empty="no tensors"), *(["", *left] if left else [])))
 
 
 def _memory(memory: Data) -> str:
@@ -100,7 +100,7 @@ def _memory(memory: Data) -> str:
     return f"{needed} needed, {size(memory['device_bytes'])} per device: {words[memory['fits']]}"
 
 
-def copied(data: Data) -> Stack:
+def copied(data: Data) -> TableStack:
     head = {
         "source": data["source"],
         "target": data["target"],
@@ -110,10 +110,10 @@ def copied(data: Data) -> Stack:
         else f"{size(data['travelled_bytes'])} of {size(data['bytes'])} travelled, {duration(data['seconds'])}",
         "verified": data["verified"],
     }
-    return Stack((facts(head), *(("", conversion(data["conversion"])) if "conversion" in data else ())))
+    return TableStack((facts(head), *(("", conversion(data["conversion"])) if "conversion" in data else ())))
 
 
-def conversion(data: Data) -> Stack:
+def conversion(data: Data) -> TableStack:
     """What was converted, and what that changed."""
     head = {
         "checkpoint": data["path"],
@@ -129,23 +129,23 @@ def conversion(data: Data) -> Stack:
         for name, t in data["converted"].items()
         for c in (t["change"],)
     )  # fmt: skip
-    notes = [visible(note) for note in data["notes"]]
-    return Stack((facts(head), "", grid(columns, rows, empty="nothing had to be converted"), *notes))
+    notes = [escape_control(note) for note in data["notes"]]
+    return TableStack((facts(head), "", grid(columns, rows, empty="nothing had to be converted"), *notes))
 
 
-def differences(data: Data) -> Stack:
+def differences(data: Data) -> TableStack:
     head = {"a": data["a"], "b": data["b"], "same": data["same"], "equal": f"{data['equal']} tensors, bit for bit"}
     columns = ("TENSOR", "DTYPE", "SHAPE", "CHANGED", "MAX ABS", "MAX REL", "ULP")
     rows = (
         (t["name"], _sides(t, "dtype"), _sides(t, "shape"), t.get("changed", ""), *_errors(t)) for t in data["tensors"]
     )
     other = [
-        *(f"names differ: {visible(sentence)}" for sentence in data.get("names", ())),
-        *(f"only in a: {visible(name)}" for name in data["only_in_a"]),
-        *(f"only in b: {visible(name)}" for name in data["only_in_b"]),
-        *(f"other values: {visible(name)}" for name in data["entries"]),
+        *(f"names differ: {escape_control(sentence)}" for sentence in data.get("names", ())),
+        *(f"only in a: {escape_control(name)}" for name in data["only_in_a"]),
+        *(f"only in b: {escape_control(name)}" for name in data["only_in_b"]),
+        *(f"other values: {escape_control(name)}" for name in data["entries"]),
     ]
-    return Stack((facts(head), "", grid(columns, rows, empty="no tensor differs"), *other))
+    return TableStack((facts(head), "", grid(columns, rows, empty="no tensor differs"), *other))
 
 
 def _sides(row: Data, what: str) -> str:
@@ -158,13 +158,13 @@ def _errors(row: Data) -> tuple[Any, ...]:
     return (f"{row['max_abs']:.3g}", f"{row['max_rel']:.3g}", row["max_ulp"])
 
 
-def pruned(data: Data) -> Stack:
+def pruned(data: Data) -> TableStack:
     verb = "would go" if data["dry_run"] else "deleted"
     head = {"folder": data["root"], "kept": len(data["kept"]), verb: len(data["deleted"]), "freed": size(data["bytes"])}
-    return Stack((facts(head), *(f"{verb}: {visible(name)}" for name in data["deleted"])))
+    return TableStack((facts(head), *(f"{verb}: {escape_control(name)}" for name in data["deleted"])))
 
 
-def imported(data: Data) -> Stack:
+def imported(data: Data) -> TableStack:
     head = {
         "checkpoint": data["path"],
         "from": data["format"],
@@ -173,14 +173,14 @@ def imported(data: Data) -> Stack:
         "holds": ", ".join(f"{name} ({kind})" for name, kind in data["entries"].items()),
         "tensors": data["tensors"],
     }
-    return Stack((facts(head), *map(visible, data["notes"])))
+    return TableStack((facts(head), *map(escape_control, data["notes"])))
 
 
-def exported(data: Data) -> Stack:
+def exported(data: Data) -> TableStack:
     head = {
         "written": data["path"],
         "as": data["format"],
         "tensors": data["tensors"],
         "files": ", ".join(data["files"]),
     }
-    return Stack((facts(head), *map(visible, data["notes"])))
+    return TableStack((facts(head), *map(escape_control, data["notes"])))

@@ -2,18 +2,18 @@
 
 from typing import Any
 
-from orchestrator.show.table import Grid, Stack, facts, grid
-from orchestrator.show.terminal_text import visible
+from orchestrator.show.table import TableStack, TextTable, facts, grid
+from orchestrator.show.terminal_text import escape_control
 from orchestrator.show.units import size, when
 
 Data = dict[str, Any]
 
 
-def files(data: Data) -> Stack:
-    return Stack((_table(data["entries"]), *map(visible, data["notes"])))
+def files(data: Data) -> TableStack:
+    return TableStack((_table(data["entries"]), *map(escape_control, data["notes"])))
 
 
-def _table(entries: list[Data]) -> Grid:
+def _table(entries: list[Data]) -> TextTable:
     rows = ((_name(entry), _size(entry), when(entry["modified_s"])) for entry in entries)
     return grid(("FILE", "SIZE", "CHANGED"), rows, empty="no files")
 
@@ -28,11 +28,11 @@ def _size(entry: Data) -> str:
     return size(entry["bytes"]) if entry["type"] == "file" else ""
 
 
-def transferred(data: Data) -> Stack:
+def transferred(data: Data) -> TableStack:
     count = len(data["files"])
     head = {
         "job": data["job"],
         "to": data["target"],
         "files": f"{count} of {size(data['bytes'])}, {size(data['travelled_bytes'])} travelled",
     }
-    return Stack((facts(head), *map(visible, data["notes"])))
+    return TableStack((facts(head), *map(escape_control, data["notes"])))

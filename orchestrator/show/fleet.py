@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from orchestrator.show.table import Drawn, Grid, Stack, facts, grid
+from orchestrator.show.table import Renderable, TableStack, TextTable, facts, grid
 from orchestrator.show.units import size
 
 Data = dict[str, Any]
@@ -10,7 +10,7 @@ ACT_ON = ("error", "warning")
 LINES = 3
 
 
-def pools(fleet: Data) -> Grid:
+def pools(fleet: Data) -> TextTable:
     """One line per pool."""
     rows = (
         (
@@ -34,12 +34,12 @@ def pools(fleet: Data) -> Grid:
     )
 
 
-def fleet(told: Data) -> Stack:
+def fleet(told: Data) -> TableStack:
     """Pools, who is served first, and what projects hold of their quotas."""
-    parts: list[Grid | str] = [pools(told), "", policy(told["policy"])]
+    parts: list[TextTable | str] = [pools(told), "", policy(told["policy"])]
     if told["projects"]:
         parts += ["", projects(told["projects"])]
-    return Stack(tuple(parts))
+    return TableStack(tuple(parts))
 
 
 def policy(told: Data) -> str:
@@ -50,7 +50,7 @@ def policy(told: Data) -> str:
     return "; ".join([f"policy {told['name']}", *parts])
 
 
-def projects(rows: list[Data]) -> Grid:
+def projects(rows: list[Data]) -> TextTable:
     """A line for each kind of each project's quota."""
     lines = (
         (row["project"], row["kind"], _number(row["quota"]), _number(row["held"]), row["borrowed"] or "", _may(row))
@@ -67,7 +67,7 @@ def _may(row: Data) -> str:
     return "yes" if row["borrow"] else "no"
 
 
-def hosts(rows: list[Data]) -> Grid:
+def hosts(rows: list[Data]) -> TextTable:
     """One line per host of a fleet file: what `polyfleet up` would do there, or why it cannot."""
     lines = (
         (
@@ -85,7 +85,7 @@ def hosts(rows: list[Data]) -> Grid:
     return grid(columns, lines, empty="the fleet file names no hosts: all of it is on this machine")
 
 
-def host_states(rows: list[Data]) -> Grid:
+def host_states(rows: list[Data]) -> TextTable:
     """One line per host of the fleet that is up."""
     lines = (
         (row["host"], row["address"], ", ".join(row["nodes"]), ", ".join(dict.fromkeys(row["nodes"].values())))
@@ -94,7 +94,7 @@ def host_states(rows: list[Data]) -> Grid:
     return grid(("HOST", "ADDRESS", "NODES", "STATE"), lines, empty="no machine has joined this fleet over SSH")
 
 
-def devices(nodes: list[Data]) -> Grid:
+def devices(nodes: list[Data]) -> TextTable:
     """One line per device, and one for each node that has none."""
     rows = [row for node in nodes for row in _device_rows(node)]
     columns = ("POOL", "NODE", "KIND", "DEVICE", "MEMORY", "FREE", "TORCH", "STATE")
@@ -130,7 +130,7 @@ def _device_state(node: Data, device: Data) -> str:
     return f"ready; {node['note']}" if node.get("note") else "ready"
 
 
-def backends(rows: list[Data]) -> Grid:
+def backends(rows: list[Data]) -> TextTable:
     """A line per back end with a tick or a cross, and one for each of its devices."""
     lines = [line for row in rows for line in ((_backend_line(row)), *map(_backend_device, row["devices"]))]
     return grid(("", "BACKEND", "DEVICE", "KIND", "NAME", "FREE", "MEMORY", "NOTE"), lines)
@@ -146,7 +146,7 @@ def _backend_device(device: Data) -> tuple[Any, ...]:
     return ("", "", device["device"], device["kind"], device["name"], *sizes, device["reason"])
 
 
-def libraries(rows: list[Data]) -> Grid:
+def libraries(rows: list[Data]) -> TextTable:
     """A line per execution library; ON is empty where a running process has no switch for it."""
     columns = ("", "LIBRARY", "NAME", "FOR", "VERSION", "ON", "SWITCHED", "BUILD", "NOTE")
     return grid(columns, (_library_line(row) for row in rows))
@@ -168,7 +168,7 @@ def _library_line(row: Data) -> tuple[Any, ...]:
     )
 
 
-def findings(rows: list[Data]) -> Grid:
+def findings(rows: list[Data]) -> TextTable:
     columns = ("LEVEL", "NODE", "SUBJECT", "WHAT", "WHAT TO DO")
     return grid(
         columns,
@@ -177,7 +177,7 @@ def findings(rows: list[Data]) -> Grid:
     )
 
 
-def environments(rows: list[Data]) -> Grid:
+def environments(rows: list[Data]) -> TextTable:
     columns = ("NAME", "STATE", "SIZE", "CURRENT", "PATH")
     return grid(
         columns,
@@ -186,14 +186,14 @@ def environments(rows: list[Data]) -> Grid:
     )
 
 
-def status(data: Data) -> Stack:
+def status(data: Data) -> TableStack:
     """Server, fleet, how many jobs are in which state; a line for each of the first things that are wrong."""
     server = {
         name: data["server"][name]
         for name in ("running", "socket", "url", "pid", "version", "started_at", "home")
         if name in data["server"]
     }
-    parts: list[Drawn | str] = [facts({"server": "running" if server.pop("running") else "not running"} | server)]
+    parts: list[Renderable | str] = [facts({"server": "running" if server.pop("running") else "not running"} | server)]
     if data["fleet"]:
         parts += ["", fleet(data["fleet"])]
     else:
@@ -204,4 +204,4 @@ def status(data: Data) -> Stack:
         parts += ["", *(f"{f['subject']}: {f['message']}" for f in wrong[:LINES])]
         if len(wrong) > LINES:
             parts += [f"and {len(wrong) - LINES} more: `polyfleet doctor`"]
-    return Stack(tuple(parts))
+    return TableStack(tuple(parts))

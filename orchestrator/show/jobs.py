@@ -5,9 +5,9 @@ from typing import Any
 
 from orchestrator.core.states import TERMINAL
 from orchestrator.show import benchmark
-from orchestrator.show.table import Grid, Stack, facts, grid
-from orchestrator.show.terminal_text import visible
-from orchestrator.show.units import ago, between, size, when
+from orchestrator.show.table import TableStack, TextTable, facts, grid
+from orchestrator.show.terminal_text import escape_control
+from orchestrator.show.units import elapsed, size, time_since, when
 
 Data = dict[str, Any]
 COLUMNS = ("id", "task", "state", "kind", "pool", "submitted_at", "started_at", "ended_at", "known_until", "attempts",
@@ -16,7 +16,7 @@ COLUMNS = ("id", "task", "state", "kind", "pool", "submitted_at", "started_at", 
 NO_JOBS = "no jobs; `polyfleet submit FILE.yaml` submits one"
 
 
-def jobs(rows: list[Data], chosen: str = "") -> Grid:
+def jobs(rows: list[Data], chosen: str = "") -> TextTable:
     """One line per job. `chosen` are the options that chose them, as they were typed."""
     columns = ("JOB", "TASK", "STATE", "KIND", "POOL", "SUBMITTED", "RAN", "WHY")
     return grid(
@@ -28,7 +28,7 @@ def jobs(rows: list[Data], chosen: str = "") -> Grid:
                 j["state"],
                 j["kind"],
                 j["pool"],
-                ago(j["submitted_at"]),
+                time_since(j["submitted_at"]),
                 ran(j),
                 _why(j),
             )
@@ -44,16 +44,16 @@ def ran(view: Data) -> str:
     """
     placed = [view.get("placed_at"), *(attempt["placed_at"] for attempt in view.get("attempts", []))]
     first = view["started_at"] or (next(filter(None, placed), None) if view["ended_at"] else None)
-    return between(first, view["ended_at"] or view.get("known_until"))
+    return elapsed(first, view["ended_at"] or view.get("known_until"))
 
 
 def _why(job: Data) -> str:
     return "" if job["state"] == "SUCCEEDED" else str(job["reason"] or "")
 
 
-def job(view: Data) -> Stack:
+def job(view: Data) -> TableStack:
     """All that is known of one job."""
-    parts: list[Grid | Stack | str] = [facts(_head(view))]
+    parts: list[TextTable | TableStack | str] = [facts(_head(view))]
     if view["failure"]:
         parts += ["", *failure(view["failure"])]
     if view["metrics"]:
@@ -62,10 +62,10 @@ def job(view: Data) -> Stack:
         parts += ["", "result", result(view["task"], view["result"])]
     if view["attempts"]:
         parts += ["", attempts(view)]
-    return Stack(tuple(parts))
+    return TableStack(tuple(parts))
 
 
-def result(task: str, returned: Data) -> Grid | Stack:
+def result(task: str, returned: Data) -> TextTable | TableStack:
     """What a task returned: a line for each of its values, of several parts as JSON."""
     if task == "benchmark" and "host" in returned:
         return benchmark.measured(returned)
@@ -77,14 +77,14 @@ def _flat(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, dict | list) else str(value)
 
 
-def reports(rows: list[Data]) -> Grid:
+def reports(rows: list[Data]) -> TextTable:
     """A line for each report of a job, a column for each of its metrics."""
     metrics = dict.fromkeys(name for row in rows for name in row if name not in ("seq", "epoch", "step", "time"))
     lines = ((row["epoch"], row.get("step"), when(row["time"]), *(row.get(name) for name in metrics)) for row in rows)
     return grid(("ATTEMPT", "STEP", "TIME", *metrics), lines, empty="nothing was reported with ctx.report")
 
 
-def history(rows: list[Data]) -> Grid:
+def history(rows: list[Data]) -> TextTable:
     """A line for each event of a job."""
     lines = ((when(row["time"]), row["epoch"] or "", row["event"], _event(row["data"])) for row in rows)
     return grid(("TIME", "ATTEMPT", "EVENT", "WHAT"), lines, empty="no events")
@@ -148,14 +148,14 @@ def _peak(view: Data) -> str | None:
     return size(peaks[-1]) if peaks else None
 
 
-def failure(data: Data) -> list[Grid | str]:
+def failure(data: Data) -> list[TextTable | str]:
     """Where and what, then the traceback of the user's own frames."""
     code = "" if data.get("exit_code") is None else f", exit code {data['exit_code']}"
-    said = visible(f"rank {data['rank']} on node {data['node']} ({data['kind']}{code}): {data['message']}")
-    return [said, visible(data["traceback"]).rstrip()] if data.get("traceback") else [said]
+    said = escape_control(f"rank {data['rank']} on node {data['node']} ({data['kind']}{code}): {data['message']}")
+    return [said, escape_control(data["traceback"]).rstrip()] if data.get("traceback") else [said]
 
 
-def attempts(view: Data) -> Grid:
+def attempts(view: Data) -> TextTable:
     """One line per attempt of a job."""
     columns = ("ATTEMPT", "CANDIDATE", "KIND", "POOL", "PLACED", "RAN", "ENDED AS", "WHY")
     return grid(
@@ -187,18 +187,24 @@ def ended_as(attempt: Data, view: Data) -> str:
     return "interrupted" if attempt["outcome"] == "failed" and not at_fault else str(attempt["outcome"])
 
 
-def plan(answer: Data) -> Stack:
+def plan(answer: Data) -> TableStack:
     """Per candidate and devices: fits, or the sentence that refused it; then what would start."""
     rows = [row for candidate in answer["candidates"] for row in _candidate_rows(candidate, answer.get("runs"))]
     table = grid(("CANDIDATE", "WANTS", "WHERE", "ANSWER"), rows, empty="no candidates")
     would = _would_start(answer)
-    return Stack(
-        (*_state_lines(answer), table, *(["", visible(would)] if would else []), *_late(answer), *_for_others(answer))
+    return TableStack(
+        (
+            *_state_lines(answer),
+            table,
+            *(["", escape_control(would)] if would else []),
+            *_late(answer),
+            *_for_others(answer),
+        )
     )
 
 
 def _late(answer: Data) -> list[str]:
-    return [visible(told)] if (told := answer.get("late")) else []
+    return [escape_control(told)] if (told := answer.get("late")) else []
 
 
 def _for_others(answer: Data) -> list[str]:
@@ -207,8 +213,8 @@ def _for_others(answer: Data) -> list[str]:
     if not then:
         return []
     lines = [f"{other['job']} {other['then']}" for other in then["others"]]
-    told = [visible(line) for line in lines] or ["nothing would change for other jobs"]
-    return ["", visible(f"if {' and '.join(then['changes'])}:"), *told]
+    told = [escape_control(line) for line in lines] or ["nothing would change for other jobs"]
+    return ["", escape_control(f"if {' and '.join(then['changes'])}:"), *told]
 
 
 def _state_lines(answer: Data) -> list[str]:
@@ -216,8 +222,8 @@ def _state_lines(answer: Data) -> list[str]:
     state = answer.get("state")
     if not state:
         return []
-    said = visible(f"{state}: {answer['reason']}" if answer["reason"] else state)
-    missed = [f"it resumed without a part of its state: {visible(why)}" for why in answer.get("missed", ())]
+    said = escape_control(f"{state}: {answer['reason']}" if answer["reason"] else state)
+    missed = [f"it resumed without a part of its state: {escape_control(why)}" for why in answer.get("missed", ())]
     return [said, *missed, *(["it has ended; if it were submitted now:"] if state in TERMINAL else [])]
 
 
@@ -258,14 +264,14 @@ def _placed(start: Data) -> str:
     return f"candidate {start['candidate'] + 1} on {leases}{why}"
 
 
-def offers(answer: Data) -> Stack:
+def offers(answer: Data) -> TableStack:
     """One line per place, the best first. Of places without what a candidate asks for only where it has no other."""
     what, worth = ("CHOSEN", "CANDIDATE", "POOL", "RESOURCES"), ("SPEED PER DEVICE", "PRICE/H", "PRICE/M ITEMS")
     apt = {offer["candidate"] for offer in answer["offers"] if offer["when"] != "not_asked_for"}
     found = [o for o in answer["offers"] if o["when"] != "not_asked_for" or o["candidate"] not in apt]
     never = answer["impossible"]
     table = grid((*what, "WAIT", *worth, "WHY"), map(_offer_row, found), empty=f"nothing to offer: {never}")
-    return Stack((table, *(["", visible(f"can never start: {never}")] if never and found else [])))
+    return TableStack((table, *(["", escape_control(f"can never start: {never}")] if never and found else [])))
 
 
 def _offer_row(offer: Data) -> tuple[Any, ...]:

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from orchestrator.show.table import Grid, grid
+from orchestrator.show.table import TextTable, grid
 
 Data = dict[str, Any]
 
 
-def listed(rows: list[Data]) -> Grid:
+def listed(rows: list[Data]) -> TextTable:
     """A line per implementation; GRADIENTS are those it computes by kernels of its own."""
     columns = ("", "KERNELS", "DEVICE", "DRIVER", "DTYPES", "GRADIENTS", "NOTE")
     return grid(columns, (_line(row) for row in rows))
@@ -21,7 +21,7 @@ def _line(row: Data) -> tuple[Any, ...]:
     return "✓", row["name"], row["device_name"], driver, row["dtypes"], row["gradients"], note
 
 
-def measured(rows: list[Data]) -> Grid:
+def measured(rows: list[Data]) -> TextTable:
     """A line per measurement: how many times as fast as torch's own."""
     columns = ("OPERATION", "DTYPE", "SHAPES", "CASE", "KERNELS", "SPEEDUP", "95 %", "")
     return grid(columns, (_measured_line(row) for row in rows))
@@ -36,7 +36,7 @@ def _measured_line(row: Data) -> tuple[Any, ...]:
     return *about, f"{row['speedup']:.2f}", f"{row['low']:.2f} - {row['high']:.2f}", verdict
 
 
-def resource_use(rows: list[Data]) -> Grid:
+def resource_use(rows: list[Data]) -> TextTable:
     """A line per target, dtype and kernel with the most that a form of it takes, then one for each that is refused."""
     columns = ("TARGET", "DTYPE", "KERNEL", "FORMS", "REGISTERS", "SPILLS", "SHARED KIB", "")
     kernels: dict[tuple[str, str, str], list[Data]] = {}

@@ -4,28 +4,28 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.show.table import Grid, Stack, text
+from orchestrator.show.table import TableStack, TextTable, text
 
-Draw = Callable[[Any], Grid | Stack]
+Draw = Callable[[Any], TextTable | TableStack]
 MAX_LINES = 60
 """Of a printed answer; the data has all."""
 
 
-def _printed(table: Grid | Stack) -> str:
+def _printed(table: TextTable | TableStack) -> str:
     """The table as wide as the terminal, cut to `MAX_LINES`."""
     lines = text(table, shutil.get_terminal_size().columns).split("\n")
     hidden = len(lines) - MAX_LINES
     return "\n".join([*lines[:MAX_LINES], *([f"… and {hidden} more lines"] if hidden > 0 else [])])
 
 
-class Rows(list[dict[str, Any]]):
+class TableView(list[dict[str, Any]]):
     """A list of rows. `draw` makes the table of them."""
 
     def __init__(self, rows: list[dict[str, Any]], draw: Draw):
         super().__init__(rows)
         self._draw = draw
 
-    def __rich__(self) -> Grid | Stack:
+    def __rich__(self) -> TextTable | TableStack:
         return self._draw(self)
 
     def __repr__(self) -> str:
@@ -35,14 +35,14 @@ class Rows(list[dict[str, Any]]):
         return self._draw(self).html()
 
 
-class Facts(dict[str, Any]):
+class KeyValueView(dict[str, Any]):
     """A mapping. `draw` makes the table of it."""
 
     def __init__(self, data: dict[str, Any], draw: Draw):
         super().__init__(data)
         self._draw = draw
 
-    def __rich__(self) -> Grid | Stack:
+    def __rich__(self) -> TextTable | TableStack:
         return self._draw(self)
 
     def __repr__(self) -> str:

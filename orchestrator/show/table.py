@@ -42,7 +42,7 @@ WHOLE = frozenset({"JOB", "CHECKPOINT"})
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class TextTable:
     """`empty` is said in place of a table without rows."""
 
     columns: tuple[str, ...]
@@ -81,13 +81,15 @@ class Grid:
         return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
-def grid(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "", empty: str = "nothing") -> Grid:
+def grid(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "", empty: str = "nothing"
+) -> TextTable:
     """Cells of any type: None is shown as nothing, control characters are filtered."""
     cells = (tuple("" if cell is None else one_line(_value(cell)) for cell in row) for row in rows)
-    return Grid(tuple(columns), tuple(cells), one_line(title), empty)
+    return TextTable(tuple(columns), tuple(cells), one_line(title), empty)
 
 
-def text(drawn: "Drawn", columns: int) -> str:
+def text(drawn: "Renderable", columns: int) -> str:
     """As a terminal of so many columns shows it, without colours."""
     import io
 
@@ -99,7 +101,7 @@ def text(drawn: "Drawn", columns: int) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip("\n").split("\n"))
 
 
-class Drawn(Protocol):
+class Renderable(Protocol):
     """What a terminal and a notebook can show."""
 
     def __rich__(self) -> "RenderableType": ...
@@ -108,10 +110,10 @@ class Drawn(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class TableStack:
     """Tables and lines, one below the other."""
 
-    parts: tuple[Drawn | str, ...]
+    parts: tuple[Renderable | str, ...]
 
     def __rich__(self) -> "RenderableType":
         from rich.console import Group
@@ -123,7 +125,7 @@ class Stack:
         return "".join(f"<pre>{escape(part)}</pre>" if isinstance(part, str) else part.html() for part in self.parts)
 
 
-def facts(data: dict[str, Any]) -> Grid:
+def facts(data: dict[str, Any]) -> TextTable:
     """Names and values, one pair per line; what is not known is left out."""
     return grid(
         ("", ""),

@@ -14,24 +14,24 @@ _CONTROLS = re.compile(
 )
 
 
-def visible(text: object) -> str:
+def escape_control(text: object) -> str:
     """`text` without escape sequences; each other control character shown as `\\x1b` would be written."""
     return _CONTROLS.sub(_written, _SEQUENCES.sub("", str(text)))
 
 
 def one_line(text: object) -> str:
     """For a table's cell: no line ends either."""
-    return " ".join(visible(text).split("\n")).replace("\t", " ")
+    return " ".join(escape_control(text).split("\n")).replace("\t", " ")
 
 
 def log_lines(text: str) -> list[str]:
     """One log line as lines to print: carriage returns (progress bars) become line ends: nothing is painted over."""
     if text.isprintable():
         return [text]
-    return visible(re.sub(r"\r+", "\n", text.rstrip("\r\n"))).split("\n")
+    return escape_control(re.sub(r"\r+", "\n", text.rstrip("\r\n"))).split("\n")
 
 
-def escaped(document: str) -> str:
+def escape_document(document: str) -> str:
     """A JSON document with the control characters JSON itself leaves alone written as `\\u009b`; it means the same."""
     return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}" if match[0] > " " else match[0], document)
 

@@ -2,32 +2,32 @@
 
 from collections import Counter
 
-from orchestrator.show.table import Grid, Stack, grid
-from orchestrator.show.units import duration, moment, size
+from orchestrator.show.table import TableStack, TextTable, grid
+from orchestrator.show.units import duration, size, timestamp
 from orchestrator.top import MOST, DeviceNow, JobNow, NodeNow, Now
 
 BAR = 10
 MOST_JOBS = 30
 
 
-def top(now: Now) -> Stack:
+def top(now: Now) -> TableStack:
     hidden = len(now["jobs"]) - MOST_JOBS
     more = [f"and {hidden} more: `polyfleet jobs`"] if hidden > 0 else []
-    return Stack((_summary(now), "", devices(now["nodes"]), "", jobs(now["jobs"][:MOST_JOBS]), *more))
+    return TableStack((_summary(now), "", devices(now["nodes"]), "", jobs(now["jobs"][:MOST_JOBS]), *more))
 
 
 def _summary(now: Now) -> str:
     every = [device for node in now["nodes"] for device in node["devices"]]
     used = sum(device["job"] is not None for device in every)
     states = Counter(job["state"] for job in now["jobs"])
-    at = moment(now["at"])
+    at = timestamp(now["at"])
     jobs = ", ".join(f"{count}{'+' * (count >= MOST)} {state}" for state, count in states.items())
     clock = [f"{at:%H:%M:%S} UTC"] if at else []
     devices = f"{len(now['nodes'])} nodes, {used} of {len(every)} devices in use"
     return "   ".join([*clock, devices, f"jobs: {jobs or 'none runs or waits'}"])
 
 
-def devices(nodes: list[NodeNow]) -> Grid:
+def devices(nodes: list[NodeNow]) -> TextTable:
     """One line per device, and one for each node that has none; what is the node's stands in its first line. A column
     of which nobody tells anything is left out.
     """
@@ -73,7 +73,7 @@ def _of(used: int | None, total: int | None) -> str:
     return f"{size(used)} / {size(total)}" if total else size(used)
 
 
-def jobs(rows: list[JobNow]) -> Grid:
+def jobs(rows: list[JobNow]) -> TextTable:
     columns = ("JOB", "STATE", "KIND", "NODES", "RAN", "STEP", "RATE", "LEFT", "WHY")
     lines = (
         (

@@ -25,7 +25,7 @@ def duration(seconds: float | None) -> str:
     return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def moment(iso: str | None) -> datetime | None:
+def timestamp(iso: str | None) -> datetime | None:
     return datetime.fromisoformat(iso).astimezone(UTC) if iso else None
 
 
@@ -37,9 +37,9 @@ def when(wall_s: float) -> str:
         return ""
 
 
-def ago(iso: str | None, now: datetime | None = None) -> str:
+def time_since(iso: str | None, now: datetime | None = None) -> str:
     """How long ago, in one unit; "" where there is no time."""
-    then = moment(iso)
+    then = timestamp(iso)
     if then is None:
         return ""
     seconds = int(((now or datetime.now(UTC)) - then).total_seconds())
@@ -51,9 +51,9 @@ def ago(iso: str | None, now: datetime | None = None) -> str:
     return f"{seconds // 86_400} days ago"
 
 
-def between(start: str | None, end: str | None, now: datetime | None = None) -> str:
+def elapsed(start: str | None, end: str | None, now: datetime | None = None) -> str:
     """From `start` to `end`, or to now where it has not ended; "" where the clock was set back by more than that."""
-    if (first := moment(start)) is None:
+    if (first := timestamp(start)) is None:
         return ""
-    seconds = ((moment(end) or now or datetime.now(UTC)) - first).total_seconds()
+    seconds = ((timestamp(end) or now or datetime.now(UTC)) - first).total_seconds()
     return duration(seconds) if seconds >= 0 else ""

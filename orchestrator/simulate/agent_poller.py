@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import control as core
 from orchestrator.core import messages as m
-from orchestrator.simulate.machine import Machine
+from orchestrator.simulate.machine import SimulatedNode
 
 if TYPE_CHECKING:
     from orchestrator.simulate.server import Server
@@ -15,7 +15,7 @@ AGAIN_S = 0.5
 SOON_S = 0.015
 
 
-class Watching:
+class AgentPolling:
     """`agents` are Ray ids by node."""
 
     def __init__(self, server: "Server"):
@@ -80,7 +80,7 @@ class Watching:
         if number == self._asked.get(node):
             self._watch(node, ray_id)
 
-    def died(self, machine: Machine, ray_id: str, gone: bool) -> None:
+    def died(self, machine: SimulatedNode, ray_id: str, gone: bool) -> None:
         """Ray tells that the agent's process ended."""
         for node, known in self.agents.items():
             if known == ray_id:

@@ -4,10 +4,10 @@ agent.
 
 from typing import TYPE_CHECKING
 
-from workers.messages import AttemptReport, Failure, Order, Outcome, RankEvent
+from workers.messages import AttemptStatus, Failure, Order, Outcome, RankEvent
 
 if TYPE_CHECKING:
-    from orchestrator.simulate.machine import Machine
+    from orchestrator.simulate.machine import SimulatedNode
 
 CHECKPOINT_S = 5.0
 """Of work between two checkpoints."""
@@ -18,7 +18,7 @@ SETTLED_S = 2.0
 ENDED_BY = {"preempt": "preempted", "cancel": "cancelled", "fence": "fenced"}
 
 
-class Attempt:
+class SimulatedAttempt:
     """`ended` is set once no process of it runs. `work_s` is left of `script` when it starts from `step`."""
 
     __slots__ = (
@@ -27,7 +27,7 @@ class Attempt:
         "first_rank",
     )
 
-    def __init__(self, machine: "Machine", order: Order, now_s: float, step: int, number: int):
+    def __init__(self, machine: "SimulatedNode", order: Order, now_s: float, step: int, number: int):
         self.key = f"{order.job}.{order.epoch}.{order.node_rank}"
         self.job, self.epoch, self.rank = order.job, order.epoch, order.node_rank
         self.first_rank = order.first_rank
@@ -175,8 +175,8 @@ class Attempt:
         elif not (self.ended or self.stop):
             self.end("failed", self.failure("user", "connection closed by peer"), 1)
 
-    def report(self, cursor: int, known: str) -> AttemptReport | None:
+    def report(self, cursor: int, known: str) -> AttemptStatus | None:
         if self.phase == known and cursor >= self.at:
             return None
         told = tuple(event for event in self.events if event.at > cursor)
-        return AttemptReport(self.job, self.epoch, self.rank, self.phase, told, self.at, self.outcome)
+        return AttemptStatus(self.job, self.epoch, self.rank, self.phase, told, self.at, self.outcome)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from orchestrator.simulate.invariants import Violation
-from orchestrator.simulate.world import World
+from orchestrator.simulate.world import Simulation
 
 EVENTS_PER_WORLD = 12_000
 TOLD_EVERY = 1_000_000
@@ -13,7 +13,7 @@ TOLD_EVERY = 1_000_000
 
 
 @dataclass(slots=True)
-class Found:
+class CampaignResult:
     first_seed: int
     next_seed: int
     events: int = 0
@@ -36,11 +36,11 @@ def campaign(
     *,
     keep_going: bool = False,
     tell: Callable[[str], None] = lambda text: None,
-) -> Found:
+) -> CampaignResult:
     """Worlds of seed, seed + 1, … It ends with the first violation, unless it keeps going."""
-    found, began_s, told = Found(seed, seed), time.perf_counter(), 0
+    found, began_s, told = CampaignResult(seed, seed), time.perf_counter(), 0
     while found.events < events:
-        world = World(found.next_seed)
+        world = Simulation(found.next_seed)
         violation = world.run(per_world)
         found.events += world.clock.happened
         for name, count in world.injector.injected.items():

@@ -7,7 +7,7 @@ from typing import Any
 Action = Callable[..., Any]
 
 
-class Clock:
+class VirtualClock:
     """`now_s` is the time of what happens now; `happened` counts what did."""
 
     def __init__(self) -> None:

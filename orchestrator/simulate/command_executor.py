@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import commands as c
 from orchestrator.core import messages as m
-from orchestrator.simulate.fences import Change, Fences
-from orchestrator.simulate.launch import Launching
-from orchestrator.simulate.machine import Machine, Refused
+from orchestrator.simulate.fences import FenceChange, SimulatedFences
+from orchestrator.simulate.launch import SimulatedLaunch
+from orchestrator.simulate.machine import Refused, SimulatedNode
 
 if TYPE_CHECKING:
     from orchestrator.simulate.server import Server
@@ -16,14 +16,14 @@ ANSWER_S = 3.0
 Then = Callable[[Exception | None], None]
 
 
-class Unanswered(Exception):
+class SimulatedTimeout(Exception):
     """No answer within its limit."""
 
 
-class Carrying:
+class CommandExecutor:
     def __init__(self, server: "Server"):
         self.server, self.world = server, server.world
-        self.fences = Fences(server, lambda: server._carrying is self)
+        self.fences = SimulatedFences(server, lambda: server._carrying is self)
         self.wanted: dict[str, str] = {}
         self.taken: set[str] = set()
         self.copied: set[str] = set()
@@ -31,7 +31,7 @@ class Carrying:
     def out(self, command: c.Command) -> None:
         HANDLERS[type(command)](self, command)
 
-    def ask(self, node: str, limit_s: float, act: Callable[[Machine], Any], then: Then) -> None:
+    def ask(self, node: str, limit_s: float, act: Callable[[SimulatedNode], Any], then: Then) -> None:
         """`act` at the node's agent; `then` here, once, with what went wrong."""
         server, world = self.server, self.world
         ray_id, life = server.watching.agents.get(node, ""), server.life
@@ -51,7 +51,7 @@ class Carrying:
                 error = e
             world.from_node(machine, lambda: server._mine(life, finish, (error,)))  # type: ignore[arg-type]
 
-        server.later(limit_s, finish, Unanswered(f"node {node} gave no answer within {limit_s:.0f} s"))
+        server.later(limit_s, finish, SimulatedTimeout(f"node {node} gave no answer within {limit_s:.0f} s"))
         if machine is None:
             server.later(0.05, finish, Refused(f"node {node} has no agent"))
         else:
@@ -68,7 +68,7 @@ class Carrying:
 
     def forget(self, command: c.Forget) -> None:
         generation = self.server.generation
-        act: Callable[[Machine], None] = lambda machine: machine.forget(generation, command.job, command.epoch)  # noqa: E731
+        act: Callable[[SimulatedNode], None] = lambda machine: machine.forget(generation, command.job, command.epoch)  # noqa: E731
         self.ask(command.node, ANSWER_S, act, lambda error: None)
 
     def fence(self, command: c.Fence) -> None:
@@ -82,7 +82,7 @@ class Carrying:
         def told(_: int, stands: int, error: str) -> None:
             self.server.tell(m.Fenced(command.job, epoch, stands, error, command.asked_s))
 
-        self.fences.change(command.job, Change(write, told))
+        self.fences.change(command.job, FenceChange(write, told))
 
     def release(self, command: c.Release) -> None:
         self.taken.discard(command.place)
@@ -179,23 +179,23 @@ class Carrying:
 
     def launch(self, command: c.Launch) -> None:
         self.taken.add(command.place)
-        Launching(self, command).reserve(0.0)
+        SimulatedLaunch(self, command).reserve(0.0)
 
 
-HANDLERS: dict[type, Callable[[Carrying, Any], None]] = {
-    c.Launch: Carrying.launch,
-    c.Stop: Carrying.stop,
-    c.Forget: Carrying.forget,
-    c.Fence: Carrying.fence,
-    c.Release: Carrying.release,
-    c.MakeAgent: Carrying.make_agent,
-    c.RestartAgent: Carrying.restart_agent,
-    c.RestartNode: Carrying.restart_node,
-    c.DropAgent: Carrying.drop_agent,
-    c.RestAgent: Carrying.rest_agent,
-    c.AskNodes: Carrying.ask_nodes,
-    c.StoreReport: Carrying.store_report,
-    c.Replicate: Carrying.replicate,
-    c.Refuse: Carrying.nothing,
-    c.Warn: Carrying.nothing,
+HANDLERS: dict[type, Callable[[CommandExecutor, Any], None]] = {
+    c.Launch: CommandExecutor.launch,
+    c.Stop: CommandExecutor.stop,
+    c.Forget: CommandExecutor.forget,
+    c.Fence: CommandExecutor.fence,
+    c.Release: CommandExecutor.release,
+    c.MakeAgent: CommandExecutor.make_agent,
+    c.RestartAgent: CommandExecutor.restart_agent,
+    c.RestartNode: CommandExecutor.restart_node,
+    c.DropAgent: CommandExecutor.drop_agent,
+    c.RestAgent: CommandExecutor.rest_agent,
+    c.AskNodes: CommandExecutor.ask_nodes,
+    c.StoreReport: CommandExecutor.store_report,
+    c.Replicate: CommandExecutor.replicate,
+    c.Refuse: CommandExecutor.nothing,
+    c.Warn: CommandExecutor.nothing,
 }

@@ -4,18 +4,18 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from orchestrator.simulate.attempt import Attempt
+from orchestrator.simulate.attempt import SimulatedAttempt
 from orchestrator.simulate.faults import Faults
-from orchestrator.simulate.machine import Machine
+from orchestrator.simulate.machine import SimulatedNode
 
 if TYPE_CHECKING:
-    from orchestrator.simulate.world import World
+    from orchestrator.simulate.world import Simulation
 
 SHORT_OR_LONG_S = (0.5, 3.0, 4.0, 9.0, 12.0, 30.0, 60.0)
 
 
 class Injector:
-    def __init__(self, world: "World"):
+    def __init__(self, world: "Simulation"):
         self.world = world
         self.active = True
         self.injected: dict[str, int] = {}
@@ -32,7 +32,7 @@ class Injector:
             act(self)
             self.world.after(self.world.rng.expovariate(1.0 / mean_s), self._again, name, act, mean_s)
 
-    def machine(self) -> Machine:
+    def machine(self) -> SimulatedNode:
         return self.world.rng.choice(self.world.there())
 
     def long_s(self) -> float:
@@ -65,7 +65,7 @@ class Injector:
             machine.agent_stopped = True
             self.world.after(self.long_s(), self.agent_goes_on, machine)
 
-    def agent_goes_on(self, machine: Machine) -> None:
+    def agent_goes_on(self, machine: SimulatedNode) -> None:
         if machine.agent_stopped:
             machine.agent_stopped = False
             if not machine.frozen:
@@ -76,7 +76,7 @@ class Injector:
         machine.agent_fails = True
         self.world.after(self.long_s(), self.agent_works, machine)
 
-    def agent_works(self, machine: Machine) -> None:
+    def agent_works(self, machine: SimulatedNode) -> None:
         machine.agent_fails = False
 
     def machine_frozen(self) -> None:
@@ -88,12 +88,12 @@ class Injector:
                 self.world.after(9.0, self.declared_dead, machine, ray_id)
             self.world.after(seconds, self.thaw, machine)
 
-    def declared_dead(self, machine: Machine, ray_id: str) -> None:
+    def declared_dead(self, machine: SimulatedNode, ray_id: str) -> None:
         """Ray has not heard of it: it comes back under another id."""
         if machine.frozen and machine.ray_id == ray_id and ray_id and self.world.rng.random() < 0.8:
             self.world.ray.declare_dead(machine)
 
-    def thaw(self, machine: Machine) -> None:
+    def thaw(self, machine: SimulatedNode) -> None:
         if machine.frozen or machine.agent_stopped:
             machine.frozen = machine.agent_stopped = False
             machine.go_on()
@@ -106,7 +106,7 @@ class Injector:
             attempt.frozen = True
             self.world.after(self.long_s(), self.attempt_goes_on, attempt)
 
-    def attempt_goes_on(self, attempt: Attempt) -> None:
+    def attempt_goes_on(self, attempt: SimulatedAttempt) -> None:
         attempt.frozen = False
         attempt.thawed_s = self.world.now_s
         self.world.after(2.5, self.world.alone, attempt)
@@ -116,21 +116,21 @@ class Injector:
         if machine.ray_id:
             self.raylet_out(machine)
 
-    def raylet_out(self, machine: Machine) -> None:
+    def raylet_out(self, machine: SimulatedNode) -> None:
         """Its agent ends with it, which is often seen first."""
         if machine.agent_up and not machine.frozen and self.world.rng.random() < 0.5:
             self.world.server.watching.died(machine, machine.ray_id, gone=False)
         self.world.ray.left(machine)
         self.world.after(self.world.rng.choice((1.0, 5.0, 25.0)), self.raylet_back, machine)
 
-    def raylet_back(self, machine: Machine) -> None:
+    def raylet_back(self, machine: SimulatedNode) -> None:
         if machine.powered and not machine.ray_id:
             self.world.ray.join(machine)
 
     def power_lost(self) -> None:
         self.power_out(self.machine())
 
-    def power_out(self, machine: Machine) -> None:
+    def power_out(self, machine: SimulatedNode) -> None:
         if machine.powered:
             machine.powered = False
             self.world.ray.left(machine)
@@ -139,7 +139,7 @@ class Injector:
             machine.frozen = False
             self.world.after(self.world.rng.choice((5.0, 20.0, 60.0)), self.power, machine)
 
-    def power(self, machine: Machine) -> None:
+    def power(self, machine: SimulatedNode) -> None:
         if not (machine.powered or machine.gone):
             machine.powered = True
             self.world.ray.join(machine)
@@ -176,18 +176,18 @@ class Injector:
         machine.cut_out = True
         self.world.after(self.long_s(), self.join, machine)
 
-    def cut(self, machine: Machine, both: bool) -> None:
+    def cut(self, machine: SimulatedNode, both: bool) -> None:
         machine.cut_in = machine.cut_out = both
         ray_id, seconds = machine.ray_id, self.long_s()
         if seconds > 9.0 and ray_id:
             self.world.after(9.0, self.cut_off, machine, ray_id)
         self.world.after(seconds, self.join, machine)
 
-    def cut_off(self, machine: Machine, ray_id: str) -> None:
+    def cut_off(self, machine: SimulatedNode, ray_id: str) -> None:
         if machine.cut_in and machine.cut_out and machine.ray_id == ray_id:
             self.world.ray.declare_dead(machine)
 
-    def join(self, machine: Machine) -> None:
+    def join(self, machine: SimulatedNode) -> None:
         machine.cut_in = machine.cut_out = False
         if machine.ray_id and machine.ray_id not in self.world.ray.listed and machine.powered and not machine.frozen:
             self.raylet_out(machine)

@@ -9,21 +9,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False, slots=True)
-class Change:
+class FenceChange:
     """Of a fence. `write` gets what stands and returns what is to stand; `told` gets both and "" or an error."""
 
     write: Callable[[int], int]
     told: Callable[[int, int, str], None]
 
 
-class Fences:
+class SimulatedFences:
     """`counts()` is whether this server still acts by these."""
 
     def __init__(self, server: "Server", counts: Callable[[], bool]):
         self.server, self.world, self.counts = server, server.world, counts
-        self._waiting: dict[str, list[Change]] = {}
+        self._waiting: dict[str, list[FenceChange]] = {}
 
-    def change(self, job: str, change: Change) -> None:
+    def change(self, job: str, change: FenceChange) -> None:
         """One is under way at a time; of those that wait, the newest counts."""
         queue = self._waiting.setdefault(job, [])
         if len(queue) == 2:
@@ -32,7 +32,7 @@ class Fences:
         if len(queue) == 1:
             self._begin(job)
 
-    def give_up(self, job: str, change: Change) -> None:
+    def give_up(self, job: str, change: FenceChange) -> None:
         """Nobody waits for it any more: it is not begun; under way it may still be made."""
         change.told = lambda before, after, error: None
         if change in (queue := self._waiting.get(job, []))[1:]:
@@ -48,7 +48,7 @@ class Fences:
         change = self._waiting[job][0]
         self.server.later(self.world.rng.uniform(0.002, 0.05), self._write, job, change)
 
-    def _write(self, job: str, change: Change) -> None:
+    def _write(self, job: str, change: FenceChange) -> None:
         """A head that does not answer may do it later, do it without telling so, or not do it; the folder has it then
         all the same, or neither has.
         """
@@ -81,7 +81,7 @@ class Fences:
         self._stands(job, before, after, self.server.life)
         self.server.later(0.005, self._told, job, change, before, 0 if error else after, error)
 
-    def _arrive(self, job: str, change: Change, before: int, after: int, sent: tuple[int, int]) -> None:
+    def _arrive(self, job: str, change: FenceChange, before: int, after: int, sent: tuple[int, int]) -> None:
         """What the head has got it does, also when the server has ended meanwhile, or left. A call to one that is gone
         for good ends with an error. `sent`: to which head, by which life of the server.
         """
@@ -103,7 +103,7 @@ class Fences:
         if after > before:
             ray.raised_by[job] = life
 
-    def _told(self, job: str, change: Change, before: int, after: int, error: str) -> None:
+    def _told(self, job: str, change: FenceChange, before: int, after: int, error: str) -> None:
         queue = self._waiting.get(job, [])
         if change not in queue[:1]:
             return

@@ -19,7 +19,7 @@ from orchestrator.core.throughput import Throughput
 from orchestrator.simulate.fleets import Fleet
 from orchestrator.simulate.replay import TOGETHER_S
 from orchestrator.simulate.trace_jobs import facts, node_names
-from workers.messages import AttemptReport, Outcome, RankEvent
+from workers.messages import AttemptStatus, Outcome, RankEvent
 
 BEGINS_S = 1.0
 """When the trace begins by the clock of the controller, for which 0 is before everything."""
@@ -93,7 +93,7 @@ class Controlling(ABC):
 
     def _beat(self) -> None:
         """All nodes answer: what runs there, what its ranks told, and what has ended."""
-        reports: dict[str, list[AttemptReport]] = {}
+        reports: dict[str, list[AttemptStatus]] = {}
         there: dict[str, set[str]] = {}
         for runs, state in [*((runs, "") for runs in self.running.values()), *self.over]:
             for report, node in self._reports(runs, state):
@@ -111,12 +111,12 @@ class Controlling(ABC):
         self.control = done.control
         self.commands += done.commands
 
-    def _reports(self, runs: Runs, state: str) -> Iterable[tuple[AttemptReport, str]]:
+    def _reports(self, runs: Runs, state: str) -> Iterable[tuple[AttemptStatus, str]]:
         job, phase = f"j{runs.job}", "ended" if state else "running"
         for rank, node in enumerate(runs.nodes):
             outcome = Outcome(job, runs.epoch, rank, state, {}) if state else None
             events = tuple(runs.events) if rank == 0 else ()
-            yield AttemptReport(job, runs.epoch, rank, phase, events, runs.at if rank == 0 else 0, outcome), node
+            yield AttemptStatus(job, runs.epoch, rank, phase, events, runs.at if rank == 0 else 0, outcome), node
 
     def settle(self) -> None:
         """Plans, and what they command, until nothing changes any more at this moment."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
-from cluster.catalogue import meets
+from cluster.catalogue import matches_pattern
 from orchestrator.core.commands import Command, Stop, StoreReport
 from orchestrator.core.draft import Control
 from orchestrator.core.fold import Record, apply, ignored
@@ -12,13 +12,13 @@ from orchestrator.core.messages import LaunchFailed, Message
 from orchestrator.core.model import Event
 from orchestrator.core.nodes import EVENTS as OF_NODES
 from orchestrator.core.states import TERMINAL, State
-from orchestrator.simulate.attempt import Attempt
+from orchestrator.simulate.attempt import SimulatedAttempt
 from orchestrator.simulate.consistency import contradictions, steps_back
 from orchestrator.simulate.overdue_flags import Overdue
 
 if TYPE_CHECKING:
-    from orchestrator.simulate.machine import Machine
-    from orchestrator.simulate.world import World
+    from orchestrator.simulate.machine import SimulatedNode
+    from orchestrator.simulate.world import Simulation
 
 SENTENCES = {
     "I0": "no message makes the controller fail",
@@ -91,7 +91,7 @@ class Broken(Exception):
 class Checks:
     """Told of all that happens, in order. Raises Broken."""
 
-    def __init__(self, world: "World"):
+    def __init__(self, world: "Simulation"):
         self.world = world
         self.leases: dict[tuple[str, int], str] = {}
         self.asked: dict[tuple[str, str], int] = {}
@@ -232,7 +232,7 @@ class Checks:
                 return
             if want.exclusive and len(numbers) != len(facts.devices):
                 self.broken("I3", event.job, f"holds {numbers} of {devices_id} and asked for whole nodes")
-            if not any(pattern == "any" or meets(pattern, kind) for pattern in want.kinds):
+            if not any(pattern == "any" or matches_pattern(pattern, kind) for pattern in want.kinds):
                 self.broken("I10", event.job, f"{kind} is none of {want.kinds}")
             if name in was.drained:
                 self.broken("I10", event.job, f"{devices_id} is drained")
@@ -280,7 +280,7 @@ class Checks:
             for place in sorted((gone - used) & self.world.ray.reserved.keys()):
                 self.broken("I20", "", f"{place} counts as released and is reserved in Ray")
 
-    def started(self, attempt: Attempt) -> None:
+    def started(self, attempt: SimulatedAttempt) -> None:
         """Processes of an attempt begin on a node."""
         job, world = attempt.job, self.world
         if self.used.setdefault((job, attempt.epoch), attempt.number) != attempt.number:
@@ -293,14 +293,14 @@ class Checks:
             if other.machine is attempt.machine and set(other.devices) & set(attempt.devices):
                 self.broken("I2", job, f"{attempt.key} and {other.key} use the same devices of {other.machine.label}")
 
-    def alone(self, attempt: Attempt) -> None:
+    def alone(self, attempt: SimulatedAttempt) -> None:
         """Some time after it was thawed: a stale one has ended."""
         now_s = self.world.now_s
         for other in self.world.processes.get(attempt.job, ()) if not attempt.exempt(now_s) else ():
             if other.epoch > attempt.epoch and not other.exempt(now_s):
                 self.broken("I4", attempt.job, f"{attempt.key} was thawed and runs on beside {other.key}")
 
-    def may_restart(self, machine: "Machine") -> None:
+    def may_restart(self, machine: "SimulatedNode") -> None:
         """It is about to be started again."""
         records = self.world.store.records
         for attempt in machine.attempts.values():
@@ -308,7 +308,7 @@ class Checks:
             if not attempt.ended and live is not None and live.epoch == attempt.epoch:
                 self.broken("I17", attempt.job, f"{attempt.key} runs on {machine.label}")
 
-    def committed(self, attempt: Attempt) -> None:
+    def committed(self, attempt: SimulatedAttempt) -> None:
         """A checkpoint of `attempt` was committed."""
         for other in self.world.processes.get(attempt.job, ()):
             if other.epoch > attempt.epoch and not other.exempt(self.world.now_s):

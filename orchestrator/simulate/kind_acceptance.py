@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from cluster.catalogue import EMULATED, known_kind, model
+from cluster.catalogue import EMULATED, model, require_known_kind
 from cluster.errors import UserError
 from orchestrator.core import fit
 from orchestrator.core.model import Candidate, Devices, Job
@@ -93,7 +93,7 @@ def spelled(fleet: Fleet, kinds: Iterable[str]) -> Fleet:
     """With names of kinds as the log has them, or the catalogue. Raises UserError for one that neither knows."""
     known = set(kinds)
     try:
-        named = [kind if kind in known else known_kind(kind) for kind in fleet.kinds]
+        named = [kind if kind in known else require_known_kind(kind) for kind in fleet.kinds]
     except UserError as e:
         raise UserError(f"--fleet: {e.message}", f"{e.remedy}; the log has {', '.join(sorted(known)[:20])}") from None
     if twice := [kind for kind in named if named.count(kind) > 1]:

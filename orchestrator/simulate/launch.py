@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import commands as c
 from orchestrator.core import messages as m
-from orchestrator.simulate.fences import Change
-from orchestrator.simulate.machine import Machine, Refused, RefusedForUser
+from orchestrator.simulate.fences import FenceChange
+from orchestrator.simulate.machine import Refused, RefusedForUser, SimulatedNode
 
 if TYPE_CHECKING:
-    from orchestrator.simulate.command_executor import Carrying
+    from orchestrator.simulate.command_executor import CommandExecutor
 
 START_S = 8.0
 RESERVE_S = 6.0
@@ -24,10 +24,10 @@ def newest_epoch(error: Exception) -> int:
     return getattr(error, "seen", 0)
 
 
-class Launching:
+class SimulatedLaunch:
     """One launch: reserve, fence, send the code, start everywhere at once, answer."""
 
-    def __init__(self, carrying: "Carrying", command: c.Launch):
+    def __init__(self, carrying: "CommandExecutor", command: c.Launch):
         self.carrying, self.command = carrying, command
         self.server, self.world = carrying.server, carrying.world
         self.left = len(command.orders)
@@ -97,7 +97,7 @@ class Launching:
                 self.fail("the fence cannot be written in time")
 
         answered: list[bool] = []
-        change = Change(lambda stands: stands if refused(stands) else command.epoch, told)
+        change = FenceChange(lambda stands: stands if refused(stands) else command.epoch, told)
         self.server.later(FENCE_S, late)
         self.carrying.fences.change(command.job, change)
 
@@ -114,7 +114,7 @@ class Launching:
         for node, order in zip(self.command.nodes, self.command.orders, strict=True):
             self.maybe.add(node)
 
-            def act(machine: Machine, order: Any = order) -> None:
+            def act(machine: SimulatedNode, order: Any = order) -> None:
                 machine.start(generation, order, number)
 
             self.carrying.ask(node, START_S, act, lambda error, node=node: self.started(node, error))  # type: ignore[misc]

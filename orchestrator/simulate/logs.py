@@ -17,7 +17,7 @@ from orchestrator.core.throughput import Key, Measured, Throughput
 from orchestrator.simulate.log_trace import Log
 from orchestrator.store import database_setting, sqlite
 from orchestrator.store.backup import ROWS_AT_ONCE, snapshot, version_in
-from orchestrator.store.damaged_rows import Damage, Damaged, data_of, readable
+from orchestrator.store.damaged_rows import DamagedDataError, DamageList, data_of, readable
 from orchestrator.store.database import name_of, parsed, sqlite_url
 from orchestrator.store.job_cache import NODE
 from orchestrator.store.job_rows import fold_rows
@@ -42,7 +42,7 @@ def read_log(where: str) -> Log:
 
 def _url(where: str) -> str:
     if "://" in where:
-        return database_setting.for_arguments(where)
+        return database_setting.strip_password(where)
     path = Path(where)
     try:
         is_folder, is_file = path.is_dir(), path.is_file()
@@ -58,7 +58,7 @@ def _url(where: str) -> str:
 
 def _records(connection: Connection) -> tuple[list[Record], int]:
     """And how many jobs have a history that cannot be trusted."""
-    damage, found, unreadable = Damage(), [], 0
+    damage, found, unreadable = DamageList(), [], 0
     for job, rows in groupby(_events(connection), key=lambda row: row.job):
         if isinstance(job, str) and job.startswith(NODE):
             continue
@@ -100,5 +100,5 @@ def _rates(connection: Connection) -> dict[Key, Measured]:
 
 def _readable(lines: Iterable[Row[tuple[object, ...]]]) -> Iterator[dict[str, Any]]:
     for line in lines:
-        with suppress(Damaged):
+        with suppress(DamagedDataError):
             yield data_of(line.data)

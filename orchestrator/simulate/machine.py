@@ -3,14 +3,14 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cluster.catalogue import meets
+from cluster.catalogue import matches_pattern
 from cluster.types import Device, NodeFacts
 from orchestrator.core.model import Candidate, Job
-from orchestrator.simulate.attempt import Attempt
-from workers.messages import PROTOCOL, AttemptReport, Order
+from orchestrator.simulate.attempt import SimulatedAttempt
+from workers.messages import PROTOCOL, AttemptStatus, Order
 
 if TYPE_CHECKING:
-    from orchestrator.simulate.world import World
+    from orchestrator.simulate.world import Simulation
 
 FENCES_EVERY_S = 1.0
 WATCH_S = 2.0
@@ -32,13 +32,13 @@ class RefusedForUser(Refused):
     """What its user got wrong keeps a part from being started."""
 
 
-class Machine:
+class SimulatedNode:
     """`attempts`, `seen` (newest epoch by job) and `generation` lie on its disk. `ray_id` is "" while no raylet runs.
 
     `gone`: it never comes back. `cut_in`: nothing of the server reaches it; `cut_out`: what it says arrives nowhere.
     """
 
-    def __init__(self, world: "World", label: str, pool: str, kind: str, count: int):
+    def __init__(self, world: "Simulation", label: str, pool: str, kind: str, count: int):
         self.world, self.label, self.pool, self.kind, self.count = world, label, pool, kind, count
         self.ray_id = ""
         self.powered, self.gone = True, False
@@ -46,7 +46,7 @@ class Machine:
         self.cut_in = self.cut_out = False
         self.generation = 0
         self.gather_s = world.rng.choice(GATHER_S)
-        self.attempts: dict[str, Attempt] = {}
+        self.attempts: dict[str, SimulatedAttempt] = {}
         self.seen: dict[str, int] = {}
         self.heard_s = -1e9
         self.waiting: list[Callable[[], None]] = []
@@ -92,7 +92,7 @@ class Machine:
         """One node's part of it, if nothing else ran here."""
         many = want.exclusive or self.count >= want.min_count
         allowed = job.recovery.cross_vendor or job.backend in ("", self.pool)
-        return many and allowed and any(kind == "any" or meets(kind, self.kind) for kind in want.kinds)
+        return many and allowed and any(kind == "any" or matches_pattern(kind, self.kind) for kind in want.kinds)
 
     def facts(self) -> NodeFacts:
         if self._facts is None or self._facts.ray_node_id != self.ray_id:
@@ -173,11 +173,11 @@ class Machine:
         else:
             self.world.after(self.gather_s, self._give_up, number)
 
-    def _news(self, known: Mapping[str, tuple[int, str]]) -> list[AttemptReport]:
+    def _news(self, known: Mapping[str, tuple[int, str]]) -> list[AttemptStatus]:
         reports = (attempt.report(*known.get(key, (0, ""))) for key, attempt in self.attempts.items())
         return [report for report in reports if report is not None]
 
-    def _answer(self, reports: list[AttemptReport]) -> None:
+    def _answer(self, reports: list[AttemptStatus]) -> None:
         assert self._watch is not None
         answer, self._watch = self._watch[2], None
         now_s, facts = self.world.now_s, None
@@ -212,7 +212,7 @@ class Machine:
         self.seen[order.job] = order.epoch
         if order.node_rank == self.world.scripts[order.job].refused_rank:
             raise RefusedForUser("the submitted folder cannot be used")
-        attempt = Attempt(self, order, self.world.now_s, self.world.newest_step(order.job), number)
+        attempt = SimulatedAttempt(self, order, self.world.now_s, self.world.newest_step(order.job), number)
         self.attempts[key] = attempt
         self.world.started(attempt)
         self.told()

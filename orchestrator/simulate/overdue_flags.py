@@ -11,7 +11,7 @@ from orchestrator.core.states import TERMINAL
 from orchestrator.core.timing import LEASE_MARGIN_S, NODE_SILENT_S
 
 if TYPE_CHECKING:
-    from orchestrator.simulate.world import World
+    from orchestrator.simulate.world import Simulation
 
 ABOVE_S = 30.0
 """A fence above an attempt that counts keeps its ranks from saving."""
@@ -23,7 +23,7 @@ Key = tuple[str, str, int]
 class Overdue:
     """Checked every few seconds. Times start again while the server cannot act, and with each new server."""
 
-    def __init__(self, world: "World"):
+    def __init__(self, world: "Simulation"):
         self.world = world
         self._since_s: dict[Key, float] = {}
         self._life = 0

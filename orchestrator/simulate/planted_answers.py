@@ -115,15 +115,15 @@ def users_error_tried_again() -> list[Change]:
 
 def conflict_taken_for_a_newer_attempt() -> list[Change]:
     """A launch whose code another one sends as well is told of as if its own epoch had run."""
-    was = launch.Launching._failed
+    was = launch.SimulatedLaunch._failed
 
-    def failed(launching: launch.Launching, cause: Exception) -> None:
+    def failed(launching: launch.SimulatedLaunch, cause: Exception) -> None:
         if isinstance(cause, launch.UploadConflict):
             launching.fail(str(cause), seen=launching.command.epoch)
         else:
             was(launching, cause)
 
-    return [(launch.Launching, "_failed", failed)]
+    return [(launch.SimulatedLaunch, "_failed", failed)]
 
 
 BUGS = (

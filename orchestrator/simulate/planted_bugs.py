@@ -30,7 +30,7 @@ from orchestrator.core.gang import Option
 from orchestrator.core.model import Job
 from orchestrator.core.states import State
 from orchestrator.simulate.faults import Faults
-from orchestrator.simulate.machine import Machine
+from orchestrator.simulate.machine import SimulatedNode
 from orchestrator.simulate.planted_answers import BUGS, Change
 from orchestrator.simulate.ray import Ray
 from orchestrator.simulate.server import Server
@@ -136,7 +136,7 @@ def epochs_used_again() -> list[Change]:
 
 def lease_stretched() -> list[Change]:
     """A lease is given from when a request arrives, however long it was on its way."""
-    return [(Machine, "lease_from", lambda machine, heard: machine.world.now_s)]
+    return [(SimulatedNode, "lease_from", lambda machine, heard: machine.world.now_s)]
 
 
 def devices_given_twice() -> list[Change]:

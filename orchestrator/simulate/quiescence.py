@@ -8,7 +8,7 @@ from orchestrator.core.states import TERMINAL, State
 from orchestrator.simulate.users import Script
 
 if TYPE_CHECKING:
-    from orchestrator.simulate.world import World
+    from orchestrator.simulate.world import Simulation
 
 BOUND_S = 600.0
 """Virtual time from the last fault until all is settled, beside what jobs need for themselves."""
@@ -20,7 +20,7 @@ LOOK_S = 5.0
 MOST = 400_000
 
 
-def settle(world: "World") -> None:
+def run_until_quiet(world: "Simulation") -> None:
     """Raises Broken with the first of L1 to L7 that does not hold in time."""
     world.users.active = False
     server = world.server
@@ -38,7 +38,7 @@ def settle(world: "World") -> None:
     probe(world)
 
 
-def _give_up_waiting(world: "World") -> None:
+def _give_up_waiting(world: "Simulation") -> None:
     """Users cancel jobs that are to wait for a node that never comes, or a day for an attempt that nobody knows."""
     gone, control = {machine.label for machine in world.machines if machine.gone}, world.server.control
     waiting = {live.job for live in control.lives.values() if gone & {part.node for part in live.parts}}
@@ -47,16 +47,16 @@ def _give_up_waiting(world: "World") -> None:
             world.users.cancel(job)
 
 
-def _recovery(world: "World", job: str) -> Recovery:
+def _recovery(world: "Simulation", job: str) -> Recovery:
     return world.store.records[job].job.recovery
 
 
-def _work_s(world: "World") -> float:
+def _work_s(world: "Simulation") -> float:
     """As if all open jobs ran one after the other: gangs that need the same node do."""
     return sum(world.scripts[record.job.id].work_s + AROUND_S for record in world.store.open())
 
 
-def unsettled(world: "World") -> tuple[str, str, str] | None:
+def unsettled(world: "Simulation") -> tuple[str, str, str] | None:
     """The first thing that is not as it has to be: which law, which job, and what."""
     control = world.server.control
     if lost := sorted(world.acked - world.store.records.keys()):
@@ -72,7 +72,7 @@ def unsettled(world: "World") -> tuple[str, str, str] | None:
     return _left(world) or _nodes(world) or _idle(world)
 
 
-def _left(world: "World") -> tuple[str, str, str] | None:
+def _left(world: "Simulation") -> tuple[str, str, str] | None:
     control = world.server.control
     if control.releasing or world.ray.reserved:
         return "L3", "", f"reservations are left: {dict(control.releasing)}, {world.ray.reserved}"
@@ -85,7 +85,7 @@ def _left(world: "World") -> tuple[str, str, str] | None:
     return None
 
 
-def _nodes(world: "World") -> tuple[str, str, str] | None:
+def _nodes(world: "Simulation") -> tuple[str, str, str] | None:
     from orchestrator.core import nodes
 
     control, now_s = world.server.control, world.server.now().s
@@ -96,7 +96,7 @@ def _nodes(world: "World") -> tuple[str, str, str] | None:
     return None
 
 
-def _idle(world: "World") -> tuple[str, str, str] | None:
+def _idle(world: "Simulation") -> tuple[str, str, str] | None:
     """Nothing runs, so a job that waits must be one that this fleet cannot run."""
     for record in world.server.control.records.values():
         job = record.job
@@ -111,7 +111,7 @@ def _idle(world: "World") -> tuple[str, str, str] | None:
     return None
 
 
-def ends(world: "World") -> None:
+def ends(world: "Simulation") -> None:
     """Each job has the end that its script gives it, within its budgets."""
     for record in world.store.records.values():
         job, script = record.job, world.scripts[record.job.id]
@@ -127,7 +127,7 @@ def ends(world: "World") -> None:
         world.checks.broken("I8", "", "a fold of the whole log differs from what was kept up to date")
 
 
-def probe(world: "World") -> None:
+def probe(world: "Simulation") -> None:
     """One small job on each machine's kind."""
     for kind in sorted({machine.kind for machine in world.there()}):
         job = Job(f"probe-{kind}", "probe", "run", (Candidate((kind,)),))
@@ -140,6 +140,6 @@ def probe(world: "World") -> None:
             world.checks.broken("P7", job.id, f"is {_state(world, job.id)} after {PROBE_S:.0f} s")
 
 
-def _state(world: "World", job: str) -> State | None:
+def _state(world: "Simulation", job: str) -> State | None:
     record = world.store.records.get(job)
     return record.job.state if record else None

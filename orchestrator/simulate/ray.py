@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from orchestrator.core.messages import NodeSeen
 
 if TYPE_CHECKING:
-    from orchestrator.simulate.machine import Machine
-    from orchestrator.simulate.world import World
+    from orchestrator.simulate.machine import SimulatedNode
+    from orchestrator.simulate.world import Simulation
 
 
 class Ray:
@@ -15,9 +15,9 @@ class Ray:
     ranks read them before they save; `raised_by`: the life of the server that raised each.
     """
 
-    def __init__(self, world: "World"):
+    def __init__(self, world: "Simulation"):
         self.world = world
-        self.by_id: dict[str, Machine] = {}
+        self.by_id: dict[str, SimulatedNode] = {}
         self.listed: dict[str, NodeSeen] = {}
         self.hidden: set[str] = set()
         self.reserved: dict[str, frozenset[tuple[str, int]]] = {}
@@ -45,7 +45,7 @@ class Ray:
         """The highest of its fence that a rank or an agent may read."""
         return max(self.fences.get(job, 0), self.folder.get(job, 0))
 
-    def join(self, machine: "Machine") -> None:
+    def join(self, machine: "SimulatedNode") -> None:
         """A raylet starts: it is listed a little later, under a new id."""
         self._numbered += 1
         ray_id = machine.ray_id = f"{self.world.rng.getrandbits(32):08x}{self._numbered}"
@@ -53,11 +53,11 @@ class Ray:
         machine.agent_up = machine.agent_gone = False
         self.world.after(self.world.rng.uniform(0.1, 1.0), self._list, machine, ray_id)
 
-    def _list(self, machine: "Machine", ray_id: str) -> None:
+    def _list(self, machine: "SimulatedNode", ray_id: str) -> None:
         if machine.ray_id == ray_id:
             self.listed[ray_id] = NodeSeen(ray_id, machine.label, pool=machine.pool)
 
-    def left(self, machine: "Machine") -> None:
+    def left(self, machine: "SimulatedNode") -> None:
         """Its raylet is gone; Ray finds out after some seconds. Its actor goes with it."""
         ray_id, machine.ray_id = machine.ray_id, ""
         machine.agent_down()
@@ -72,7 +72,7 @@ class Ray:
             if any(node == ray_id for node, _ in held):
                 self.reserved.pop(place)
 
-    def declare_dead(self, machine: "Machine") -> None:
+    def declare_dead(self, machine: "SimulatedNode") -> None:
         """Ray takes a frozen or cut off node for dead: its raylet ends as soon as it hears of that."""
         ray_id = machine.ray_id
         if ray_id:

@@ -10,10 +10,10 @@ from orchestrator.core import messages as m
 from orchestrator.core.demand import NodeGroup
 from orchestrator.core.model import Candidate, Job, Recovery
 from orchestrator.simulate.faults import Faults
-from orchestrator.simulate.machine import Machine
-from orchestrator.simulate.quiescence import settle
+from orchestrator.simulate.machine import SimulatedNode
+from orchestrator.simulate.quiescence import run_until_quiet
 from orchestrator.simulate.users import Script, Users
-from orchestrator.simulate.world import World
+from orchestrator.simulate.world import Simulation
 
 LASTS_S = 100.0
 ONE = Candidate(("cpu",))
@@ -27,7 +27,7 @@ class Storyteller(Users):
         """Nothing by chance."""
 
 
-class Story(World):
+class Scenario(Simulation):
     """Three nodes of two CPU devices, one with a TPU that nobody needs until a job moves there, and one that the
     autoscaler starts for the only job that needs it.
     """
@@ -37,12 +37,12 @@ class Story(World):
         super().__init__(seed, Faults(doubled=doubled), jobs_per_s=1.0)
         self.armed = (crash_at, 1) if crash_at else None
 
-    def _machines(self) -> list[Machine]:
-        cpus = [Machine(self, f"cpu-{i}", "cpu", "cpu", 2) for i in range(3)]
+    def _machines(self) -> list[SimulatedNode]:
+        cpus = [SimulatedNode(self, f"cpu-{i}", "cpu", "cpu", 2) for i in range(3)]
         self.groups = (NodeGroup("neuron", "neuron", "neuron", "neuron:trn1", 1, {"CPU": 8.0}, 1, keep_idle_s=5.0),)
-        self.grown = [Machine(self, "neuron-0", "neuron", "neuron:trn1", 1)]
+        self.grown = [SimulatedNode(self, "neuron-0", "neuron", "neuron:trn1", 1)]
         self.grown[0].powered, self.grown[0].gone = False, True
-        return [*cpus, Machine(self, "tpu-0", "tpu", "tpu:v5e", 1), *self.grown]
+        return [*cpus, SimulatedNode(self, "tpu-0", "tpu", "tpu:v5e", 1), *self.grown]
 
     def _begin(self) -> None:
         self.users = Storyteller(self, 1.0)
@@ -57,7 +57,7 @@ class Story(World):
     def _set_clock(self, offset_s: float) -> None:
         self.wall_offset_s += offset_s
 
-    def _submit(self, told: "Line") -> None:
+    def _submit(self, told: "ScenarioJob") -> None:
         more: dict[str, Any] = {"priority": told.priority, "recovery": told.recovery, "replicas": told.replicas}
         job = Job(told.name, told.name, "run", (told.want,), **more)
         self.scripts[job.id] = told.script
@@ -74,12 +74,12 @@ class Story(World):
         """The end of every job. Raises Broken."""
         self.clock.run(self.now_s + LASTS_S, 10**9)
         self.healed = True
-        settle(self)
+        run_until_quiet(self)
         return {name: str(record.job.state) for name, record in self.store.records.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ScenarioJob:
     at_s: float
     name: str
     script: Script
@@ -92,56 +92,58 @@ class Line:
 AGAIN = Recovery(max_restarts=2, grace_s=3.0, lease_s=5.0, backoff_s=0.5)
 GANG = Candidate(("cpu",), nodes=2)
 JOBS = (
-    Line(3.0, "plain", Script(4.0)),
-    Line(3.2, "gang", Script(8.0), GANG),
-    Line(3.4, "long", Script(30.0), replicas=1),
-    Line(3.6, "fails", Script(8.0, tuple((start, 0, 1.0, "user") for start in range(9)), may_fail=True)),
-    Line(9.0, "again", Script(8.0, ((0, 0, 1.0, "user"),)), recovery=AGAIN),
-    Line(12.0, "urgent", Script(3.0), Candidate(("cpu",), count=2, min_count=2, nodes=3), priority=9),
-    Line(14.0, "cancelled", Script(60.0)),
-    Line(15.0, "moved", Script(30.0)),
-    Line(16.0, "nowhere", Script(1.0, may_fail=True), Candidate(("tpu:v5p",)), recovery=Recovery(on_disconnect="stop")),
-    Line(22.0, "grown", Script(3.0), Candidate(("neuron:trn1",))),
-    Line(40.0, "cut off", Script(40.0), GANG),
-    Line(41.0, "overtaken", Script(12.0)),
-    Line(72.0, "withheld", Script(2.0), Candidate(("tpu:v5e",))),
+    ScenarioJob(3.0, "plain", Script(4.0)),
+    ScenarioJob(3.2, "gang", Script(8.0), GANG),
+    ScenarioJob(3.4, "long", Script(30.0), replicas=1),
+    ScenarioJob(3.6, "fails", Script(8.0, tuple((start, 0, 1.0, "user") for start in range(9)), may_fail=True)),
+    ScenarioJob(9.0, "again", Script(8.0, ((0, 0, 1.0, "user"),)), recovery=AGAIN),
+    ScenarioJob(12.0, "urgent", Script(3.0), Candidate(("cpu",), count=2, min_count=2, nodes=3), priority=9),
+    ScenarioJob(14.0, "cancelled", Script(60.0)),
+    ScenarioJob(15.0, "moved", Script(30.0)),
+    ScenarioJob(
+        16.0, "nowhere", Script(1.0, may_fail=True), Candidate(("tpu:v5p",)), recovery=Recovery(on_disconnect="stop")
+    ),
+    ScenarioJob(22.0, "grown", Script(3.0), Candidate(("neuron:trn1",))),
+    ScenarioJob(40.0, "cut off", Script(40.0), GANG),
+    ScenarioJob(41.0, "overtaken", Script(12.0)),
+    ScenarioJob(72.0, "withheld", Script(2.0), Candidate(("tpu:v5e",))),
 )
 
 
-def migrate(world: Story) -> None:
+def migrate(world: Scenario) -> None:
     if "moved" in world.server.control.records:
         world.moved.add("moved")
         world.server.receive(m.MigrateAsked("moved", ("tpu:v5e",)))
 
 
-def agent_hangs(world: Story) -> None:
+def agent_hangs(world: Scenario) -> None:
     world.machines[2].agent_stopped = True
     world.after(30.0, world.injector.agent_goes_on, world.machines[2])
 
 
-def cut(world: Story) -> None:
+def cut(world: Scenario) -> None:
     world.injector.cut(world.machines[1], both=True)
 
 
-def newer_elsewhere(world: Story) -> None:
+def newer_elsewhere(world: Scenario) -> None:
     """As after an older backup: nodes have seen an epoch that the log does not know."""
     for machine in world.machines:
         machine.seen["overtaken"] = 3
 
 
-def server_again(world: Story) -> None:
+def server_again(world: Scenario) -> None:
     world.server.kill()
 
 
-def raylet_again(world: Story) -> None:
+def raylet_again(world: Scenario) -> None:
     world.injector.raylet_out(world.machines[0])
 
 
-def ray_withholds(world: Story) -> None:
+def ray_withholds(world: Scenario) -> None:
     world.ray.withheld.add((world.machines[3].ray_id, 0))
 
 
-ACTS: tuple[tuple[float, Callable[[Story], None]], ...] = (
+ACTS: tuple[tuple[float, Callable[[Scenario], None]], ...] = (
     (20.0, migrate),
     (21.0, lambda world: world.cancel("cancelled")),
     (25.0, lambda world: world.server.receive(m.DrainAsked("cpu-0", "service", now=True))),

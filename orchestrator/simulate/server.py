@@ -14,12 +14,12 @@ from orchestrator.core.commands import Command
 from orchestrator.core.draft import Control
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Event, Job
-from orchestrator.simulate.agent_poller import AGAIN_S, Watching
-from orchestrator.simulate.command_executor import Carrying
-from orchestrator.simulate.store import NotStored
+from orchestrator.simulate.agent_poller import AGAIN_S, AgentPolling
+from orchestrator.simulate.command_executor import CommandExecutor
+from orchestrator.simulate.store import SimulatedStoreError
 
 if TYPE_CHECKING:
-    from orchestrator.simulate.world import World
+    from orchestrator.simulate.world import Simulation
 
 TICK_S = 0.5
 LIST_S = 1.0
@@ -49,7 +49,7 @@ class Dead(Exception):
 class Server:
     """`life` numbers its processes: what an earlier one began and had not sent is not done."""
 
-    def __init__(self, world: "World"):
+    def __init__(self, world: "Simulation"):
         self.world, self.store = world, world.store
         self.control = Control()
         self.up = self.frozen = False
@@ -61,7 +61,7 @@ class Server:
         self._turn_s = world.rng.choice(TURN_S)
         self._ticks_each_turn = world.rng.random() < 0.25  # an idle server does, a busy one has no time for it
         self._turning = False
-        self._carrying, self.watching = Carrying(self), Watching(self)
+        self._carrying, self.watching = CommandExecutor(self), AgentPolling(self)
 
     def now(self) -> m.Now:
         return m.Now(self.world.now_s + self.clock_s, self.world.wall_s)
@@ -73,7 +73,7 @@ class Server:
         self.life += 1
         self.up, self.frozen, self.joined, self._turning = True, False, False, False
         self.inbox, self._held = [], []
-        self._carrying, self.watching = Carrying(self), Watching(self)
+        self._carrying, self.watching = CommandExecutor(self), AgentPolling(self)
         self.clock_s = self.world.rng.uniform(0.0, 1e5)
         self.generation = self.store.next_generation(max(g.generation for g in self.world.machines))
         records = self.store.open()
@@ -137,7 +137,7 @@ class Server:
             stored = self.store.append([submitted(job, {}, self.world.wall_s)])
             self.world.checks.stored(stored, had)
             self.reach(crash_points.of_event("submitted", crash_points.AFTER))
-        except NotStored:
+        except SimulatedStoreError:
             return False
         except Dead:
             self.kill()
@@ -187,7 +187,7 @@ class Server:
                     self.world.note(event, now.s)
                 for event in events:
                     self.reach(crash_points.of_event(event.event, crash_points.AFTER))
-        except NotStored:
+        except SimulatedStoreError:
             self.inbox = [(x, done) for x, done in taken if not isinstance(x, m.Tick)] + self.inbox
             self.later(AGAIN_S, self._turn)
             return

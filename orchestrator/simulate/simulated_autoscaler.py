@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from orchestrator.simulate.machine import Machine
-    from orchestrator.simulate.world import World
+    from orchestrator.simulate.machine import SimulatedNode
+    from orchestrator.simulate.world import Simulation
 
 LOOK_S = 1.0
 IDLE_S = 3.0
@@ -15,7 +15,7 @@ class Autoscaler:
     while, is taken away: for Ray an agent is work.
     """
 
-    def __init__(self, world: "World"):
+    def __init__(self, world: "Simulation"):
         self.world = world
         self._idle_s: dict[str, float] = {}
 
@@ -33,12 +33,12 @@ class Autoscaler:
             idle = (machine for machine in there if self._idle_s[machine.label] > IDLE_S)
             self._take(next(idle, None))
 
-    def _start(self, machine: "Machine") -> None:
+    def _start(self, machine: "SimulatedNode") -> None:
         machine.powered, machine.gone = True, False
         self._idle_s[machine.label] = 0.0
         self.world.after(2.0, self.world.ray.join, machine)
 
-    def _take(self, machine: "Machine | None") -> None:
+    def _take(self, machine: "SimulatedNode | None") -> None:
         if machine is not None and machine.ray_id:
             machine.powered, machine.gone = False, True
             self.world.ray.left(machine)

@@ -11,11 +11,11 @@ from orchestrator.core.model import Event
 from orchestrator.core.states import TERMINAL
 
 
-class NotStored(Exception):
+class SimulatedStoreError(Exception):
     """Nothing of a transaction was kept."""
 
 
-class Store:
+class SimulatedStore:
     """`told_at` is by (job, epoch): the highest position stored of its reports and checkpoints."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Store:
     def append(self, events: Iterable[Event]) -> list[Event]:
         """One transaction. Raises NotStored."""
         if self.refuses:
-            raise NotStored
+            raise SimulatedStoreError
         stored = [replace(event, seq=len(self.log) + i) for i, event in enumerate(events, 1)]
         for event in stored:
             self._take(event)

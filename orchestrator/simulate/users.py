@@ -8,7 +8,7 @@ from orchestrator.core import messages as m
 from orchestrator.core.model import Candidate, Job, Recovery
 
 if TYPE_CHECKING:
-    from orchestrator.simulate.world import World
+    from orchestrator.simulate.world import Simulation
 
 KINDS = ("cpu", "tpu:v5e", "nvidia:A100-80GB")
 MOST_OPEN = 12
@@ -80,7 +80,7 @@ def make(rng: Random, number: int) -> tuple[Job, Script]:
 
 
 class Users:
-    def __init__(self, world: "World", jobs_per_s: float):
+    def __init__(self, world: "Simulation", jobs_per_s: float):
         self.world, self.mean_s = world, 1.0 / jobs_per_s
         self.number = 0
         self.waiting: list[Job] = []

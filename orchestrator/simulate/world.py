@@ -6,17 +6,17 @@ from random import Random
 from typing import Any
 
 from orchestrator.core.demand import NodeGroup
-from orchestrator.simulate.attempt import Attempt
-from orchestrator.simulate.clock import Clock
+from orchestrator.simulate.attempt import SimulatedAttempt
+from orchestrator.simulate.clock import VirtualClock
 from orchestrator.simulate.event_text import brief
 from orchestrator.simulate.fault_injector import Injector
 from orchestrator.simulate.faults import Faults, swarm
 from orchestrator.simulate.invariants import Broken, Checks, Violation
-from orchestrator.simulate.machine import Machine
+from orchestrator.simulate.machine import SimulatedNode
 from orchestrator.simulate.ray import Ray
 from orchestrator.simulate.server import Server
 from orchestrator.simulate.simulated_autoscaler import Autoscaler
-from orchestrator.simulate.store import Store
+from orchestrator.simulate.store import SimulatedStore
 from orchestrator.simulate.users import KINDS, Script, Users
 
 CHUNK_S = 10.0
@@ -25,14 +25,14 @@ TRACED = 100_000
 FAULTY = ("fault", "server")
 
 
-class World:
+class Simulation:
     def __init__(self, seed: int, faults: Faults | None = None, *, jobs_per_s: float | None = None):
-        self.seed, self.clock = seed, Clock()
+        self.seed, self.clock = seed, VirtualClock()
         self.rng = Random(seed)  # noqa: S311 - a world to be had again, no secret
         self.faults = swarm(self.rng) if faults is None else faults
         self.wall_offset_s = 1.7e9
         self.scripts: dict[str, Script] = {}
-        self.processes: dict[str, list[Attempt]] = {}
+        self.processes: dict[str, list[SimulatedAttempt]] = {}
         self.starts: dict[str, list[int]] = {}
         self.steps: dict[str, int] = {}
         self.forgotten: dict[tuple[str, int], set[int]] = {}
@@ -44,9 +44,9 @@ class World:
         self.healed = self.went_back = False
         self.trace: deque[tuple[float, Any, Any]] = deque(maxlen=TRACED)
         self._launches = 0
-        self.store, self.ray = Store(), Ray(self)
+        self.store, self.ray = SimulatedStore(), Ray(self)
         self.groups: tuple[NodeGroup, ...] = ()
-        self.grown: list[Machine] = []
+        self.grown: list[SimulatedNode] = []
         self.machines = list(self._machines())
         self.checks = Checks(self)
         self.server = Server(self)
@@ -54,10 +54,12 @@ class World:
         self.injector = Injector(self)
         self._begin()
 
-    def _machines(self) -> list[Machine]:
+    def _machines(self) -> list[SimulatedNode]:
         kinds = self.rng.sample(KINDS, self.rng.choice((1, 2, 2, 3)))
         return [
-            Machine(self, f"{kind.partition(':')[0]}-{i}", kind.partition(":")[0], kind, self.rng.choice((1, 2, 4)))
+            SimulatedNode(
+                self, f"{kind.partition(':')[0]}-{i}", kind.partition(":")[0], kind, self.rng.choice((1, 2, 4))
+            )
             for kind in kinds
             for i in range(self.rng.choice((1, 2, 3)))
         ]
@@ -99,14 +101,14 @@ class World:
     def newest_step(self, job: str) -> int:
         return self.steps.get(job, 0)
 
-    def there(self) -> list[Machine]:
+    def there(self) -> list[SimulatedNode]:
         """Machines that have not gone for good."""
         return [machine for machine in self.machines if not machine.gone]
 
-    def alive(self) -> list[Attempt]:
+    def alive(self) -> list[SimulatedAttempt]:
         return [attempt for running in self.processes.values() for attempt in running]
 
-    def started(self, attempt: Attempt) -> None:
+    def started(self, attempt: SimulatedAttempt) -> None:
         self.checks.started(attempt)
         self.processes[attempt.job].append(attempt)
         starts = self.starts.setdefault(attempt.job, [])
@@ -114,26 +116,26 @@ class World:
             starts.append(attempt.epoch)
         attempt.number = starts.index(attempt.epoch)
 
-    def committed(self, attempt: Attempt) -> None:
+    def committed(self, attempt: SimulatedAttempt) -> None:
         self.checks.committed(attempt)
         self.steps[attempt.job] = max(attempt.step, self.steps.get(attempt.job, 0))
 
-    def alone(self, attempt: Attempt) -> None:
+    def alone(self, attempt: SimulatedAttempt) -> None:
         self.checks.alone(attempt)
 
-    def sisters_lose(self, ended: Attempt) -> None:
+    def sisters_lose(self, ended: SimulatedAttempt) -> None:
         for sister in self.processes[ended.job]:
             if sister.epoch == ended.epoch:
                 self.after(self.rng.uniform(0.02, 2.0), sister.connection_lost)
 
-    def kill_agent(self, machine: Machine, gone: bool) -> None:
+    def kill_agent(self, machine: SimulatedNode, gone: bool) -> None:
         ray_id = machine.ray_id
         if machine.agent_up and not machine.frozen:
             machine.agent_down()
             machine.agent_gone = gone
             self.after(self.rng.uniform(0.1, 1.0), self._agent_ended, machine, ray_id, gone)
 
-    def _agent_ended(self, machine: Machine, ray_id: str, gone: bool) -> None:
+    def _agent_ended(self, machine: SimulatedNode, ray_id: str, gone: bool) -> None:
         if machine.ray_id != ray_id:
             return
         if not (machine.cut_in or machine.cut_out or self.ray.away):
@@ -141,23 +143,23 @@ class World:
         if not gone:
             self.after(self.rng.uniform(0.2, 2.0), self._agent_again, machine, ray_id)
 
-    def _agent_again(self, machine: Machine, ray_id: str) -> None:
+    def _agent_again(self, machine: SimulatedNode, ray_id: str) -> None:
         if machine.ray_id == ray_id and machine.powered:
             machine.agent_up = True
 
-    def to_node(self, machine: Machine, ray_id: str, action: Callable[[], Any]) -> None:
+    def to_node(self, machine: SimulatedNode, ray_id: str, action: Callable[[], Any]) -> None:
         if machine.cut_in or self._is_lost():
             return
         self.after(self._delay_s(), self._arrives, machine, ray_id, action)
 
-    def _arrives(self, machine: Machine, ray_id: str, action: Callable[[], Any]) -> None:
+    def _arrives(self, machine: SimulatedNode, ray_id: str, action: Callable[[], Any]) -> None:
         if machine.ray_id != ray_id or machine.cut_in:
             return
         if machine.agent_gone and not self.ray.away:
             self.from_node(machine, lambda: self.server.watching.died(machine, ray_id, True))
         machine.call(action)
 
-    def from_node(self, machine: Machine, action: Callable[[], Any]) -> None:
+    def from_node(self, machine: SimulatedNode, action: Callable[[], Any]) -> None:
         if not machine.cut_out and not self._is_lost():
             self.after(self._delay_s(), action)
 
@@ -191,13 +193,13 @@ class World:
 
     def run(self, events: int) -> Violation | None:
         """So many events under faults, then heal, and see that everything comes to its end."""
-        from orchestrator.simulate.quiescence import settle
+        from orchestrator.simulate.quiescence import run_until_quiet
 
         try:
             self.clock.run(float("inf"), int(events * 0.8))
             self.healed = True
             self.injector.heal()
-            settle(self)
+            run_until_quiet(self)
         except Broken as e:
             return e.violation
         return None

@@ -11,7 +11,7 @@ from sqlalchemy.pool import NullPool
 
 from cluster.errors import UserError
 from orchestrator.store import database_file_copy, migrations, postgresql, schema, sqlite
-from orchestrator.store.database import is_sqlite, name_of, parsed, trouble
+from orchestrator.store.database import is_sqlite, name_of, parsed, translate_error
 
 ROWS_AT_ONCE = 2000
 MADE_BY = "a server makes it when it starts for the first time"
@@ -34,7 +34,7 @@ def backup(url: str, target: Path) -> int:
                 error = e.orig if isinstance(e, DBAPIError) else e
                 if not isinstance(error, sqlite3.Error):
                     raise
-                raise sqlite.copy_trouble(error, target, target) from e
+                raise sqlite.translate_copy_error(error, target, target) from e
     return target.stat().st_size
 
 
@@ -64,7 +64,7 @@ def snapshot(url: str) -> Iterator[Connection]:
                 connection.exec_driver_sql("BEGIN").close()
             yield connection
     except DBAPIError as e:
-        raise trouble(e, found) from e
+        raise translate_error(e, found) from e
     finally:
         engine.dispose()
 
@@ -78,7 +78,7 @@ def version_in(connection: Connection, where: str) -> int:
 
 def file_engine(path: Path) -> Engine:
     """For a SQLite file that nobody else knows yet. Its transactions begin as we say: one sync, not one a row."""
-    engine = create_engine("sqlite://", creator=lambda: sqlite.plain(path), poolclass=NullPool)
+    engine = create_engine("sqlite://", creator=lambda: sqlite.plain_connection(path), poolclass=NullPool)
     event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN").close())
     return engine
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Row, func, select
 
 from orchestrator.store.codec import encode
-from orchestrator.store.damaged_rows import Damage, Damaged, DamagedRow, data_of, readable
+from orchestrator.store.damaged_rows import DamagedDataError, DamagedRow, DamageList, data_of, readable
 from orchestrator.store.schema import benchmark_lines as table
-from orchestrator.store.unit_of_work import Work
+from orchestrator.store.unit_of_work import UnitOfWork
 
 if TYPE_CHECKING:
     from orchestrator.store.database import Database
-    from orchestrator.store.writer import Writer
+    from orchestrator.store.writer import StoreWriter
 
 Data = dict[str, Any]
 WORDS = ("begun", "columns", "ended", "baseline")
@@ -22,14 +22,14 @@ WORDS = ("begun", "columns", "ended", "baseline")
 class BenchmarkLines:
     """Shares the store's writer: a line is durable when `append` returns. Raises FleetError when it cannot be."""
 
-    def __init__(self, database: "Database", writer: "Writer", damage: Damage):
+    def __init__(self, database: "Database", writer: "StoreWriter", damage: DamageList):
         self._database, self._writer, self._damage = database, writer, damage
         self._lock = threading.Lock()
         self._counts: dict[str, int] | None = None
 
     def append(self, run: str, line: Data) -> None:
         row = {"run": run, "time": time.time(), "line": str(line["line"]), "data": encode(line)}
-        self._writer.submit(Work(benchmark_lines=[row]))
+        self._writer.submit(UnitOfWork(benchmark_lines=[row]))
         with self._lock:
             if self._counts is not None and line["line"] == "cell":
                 self._counts[run] = self._counts.get(run, 0) + 1
@@ -44,7 +44,7 @@ class BenchmarkLines:
     def _line(self, row: Row[Any]) -> Data | None:
         try:
             return data_of(row.data)
-        except Damaged as e:
+        except DamagedDataError as e:
             self._damage.add(DamagedRow("benchmark_lines", row.seq, readable(row.run), readable(row.line), str(e)))
             return None
 

@@ -17,7 +17,7 @@ MOST = 1000
 """Of more, only the number is kept."""
 
 
-class Damaged(ValueError):
+class DamagedDataError(ValueError):
     """The reason why a row is."""
 
 
@@ -35,7 +35,7 @@ class DamagedRow:
         return f"row {self.seq} of table {self.table} ({self.event} of {self.owner}) {self.why}"
 
 
-class Damage:
+class DamageList:
     """What was found since the start. Safe to use from many threads."""
 
     def __init__(self) -> None:
@@ -60,24 +60,24 @@ class Damage:
 
 
 def event_of(row: Row[Any]) -> Event:
-    """Raises Damaged. A database without strict types returns whatever was written."""
+    """Raises DamagedDataError. A database without strict types returns whatever was written."""
     if type(row.epoch) is not int or row.epoch < 0:
-        raise Damaged("has an epoch that is not a number")
+        raise DamagedDataError("has an epoch that is not a number")
     if not isinstance(row.time, int | float) or not math.isfinite(row.time):
-        raise Damaged("has a time that is not a number")
+        raise DamagedDataError("has a time that is not a number")
     return Event(_word(row.job, "job"), _word(row.event, "event"), row.epoch, row.time, data_of(row.data), row.seq)
 
 
 def data_of(text: Any) -> dict[str, Any]:
-    """Raises Damaged for what is not one JSON object."""
+    """Raises DamagedDataError for what is not one JSON object."""
     if not isinstance(text, str):
-        raise Damaged("has data that is not text")
+        raise DamagedDataError("has data that is not text")
     try:
         data = decode(text)
     except (ValueError, RecursionError) as e:
-        raise Damaged(f"has data that is not JSON: {e}") from None
+        raise DamagedDataError(f"has data that is not JSON: {e}") from None
     if not isinstance(data, dict):
-        raise Damaged("has data that is not a JSON object")
+        raise DamagedDataError("has data that is not a JSON object")
     return data
 
 
@@ -87,5 +87,5 @@ def readable(text: Any) -> str:
 
 def _word(text: Any, what: str) -> str:
     if not isinstance(text, str) or not text:
-        raise Damaged(f"has no readable {what}")
+        raise DamagedDataError(f"has no readable {what}")
     return text

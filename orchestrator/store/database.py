@@ -125,11 +125,11 @@ class Database:
             raise FleetError(f"{self.name} cannot be opened: {e.strerror or e}", "check the folder and its mode") from e
 
     def trouble(self, error: DBAPIError) -> FleetError:
-        return trouble(error, self._url)
+        return translate_error(error, self._url)
 
     def room(self) -> tuple[int | None, int | None]:
         """(bytes of the database, bytes free on its disk), or None twice where it is not a file here."""
-        return sqlite.room(self._path) if self._path else (None, None)
+        return sqlite.disk_space(self._path) if self._path else (None, None)
 
     def close_readers(self) -> None:
         """Before the writing connection is closed: the last one to go checkpoints, and that must be the writer. Nobody
@@ -184,12 +184,12 @@ def name_of(url: URL) -> str:
     return str(sqlite.path_of(url)) if is_sqlite(url) else postgresql.name_of(url)
 
 
-def trouble(error: DBAPIError, url: URL) -> FleetError:
+def translate_error(error: DBAPIError, url: URL) -> FleetError:
     """What a failed statement means to a person."""
     if is_sqlite(url) and error.orig is not None:
-        return sqlite.trouble(error.orig, sqlite.path_of(url))
+        return sqlite.translate_error(error.orig, sqlite.path_of(url))
     kind = ConnectionLost if postgresql.lost(error) else FleetError
-    return kind(*postgresql.trouble(error, postgresql.name_of(url)))
+    return kind(*postgresql.translate_error(error, postgresql.name_of(url)))
 
 
 def sqlite_url(path: Path) -> str:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cluster.errors import FleetError, UserError
-from cluster.paths import synced
+from cluster.paths import write_durably
 from orchestrator.store import sqlite
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ def before_upgrade(path: Path, version: int) -> Path:
         unfinished.unlink(missing_ok=True)
     copy(path, target)
     log.info("the tables of %s are being brought up to date; %s is the database as it was", path, target)
-    for old in sqlite.automatic(path)[AUTOMATIC_KEPT:]:
+    for old in sqlite.automatic_backup_path(path)[AUTOMATIC_KEPT:]:
         old.unlink(missing_ok=True)
     return target
 
@@ -42,7 +42,7 @@ def copy(path: Path, target: Path) -> None:
             source.execute("VACUUM INTO ?", [str(part)]).close()
             finish(part)
     except sqlite3.Error as e:
-        raise sqlite.copy_trouble(e, path, target) from e
+        raise sqlite.translate_copy_error(e, path, target) from e
 
 
 def finish(part: Path) -> None:
@@ -65,7 +65,7 @@ def published(target: Path) -> Iterator[Path]:
     try:
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         yield part
-        synced(part)
+        write_durably(part)
         _link(part, target)
     except OSError as e:
         raise FleetError(f"{target} cannot be written: {e.strerror or e}", "name a file on another disk") from e
@@ -73,7 +73,7 @@ def published(target: Path) -> Iterator[Path]:
         for rest in (part, part.with_name(f"{part.name}-journal")):
             with suppress(OSError):
                 rest.unlink(missing_ok=True)
-    synced(target.parent)
+    write_durably(target.parent)
 
 
 def _link(part: Path, target: Path) -> None:

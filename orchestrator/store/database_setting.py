@@ -59,7 +59,7 @@ def open_store(home: Path) -> "EventStore":
     return store
 
 
-def for_arguments(url: str) -> str:
+def strip_password(url: str) -> str:
     """`url`, unless it has a password: every user of the machine can read a command line. Raises UserError then."""
     from orchestrator.store.database import parsed
     from orchestrator.store.postgresql import without_password

@@ -16,15 +16,15 @@ from orchestrator.core.model import Event
 from orchestrator.store import job_rows
 from orchestrator.store.benchmark_lines import BenchmarkLines
 from orchestrator.store.codec import encode
-from orchestrator.store.damaged_rows import Damage, Damaged, DamagedRow, data_of, event_of, readable
+from orchestrator.store.damaged_rows import DamagedDataError, DamagedRow, DamageList, data_of, event_of, readable
 from orchestrator.store.database import Database
-from orchestrator.store.idempotency import Answer, Asked, Once
-from orchestrator.store.job_cache import Ledger
+from orchestrator.store.idempotency import IdempotentRequest, IdempotentRequests, StoredResponse
+from orchestrator.store.job_cache import JobCache
 from orchestrator.store.job_table import AT_ONCE, METRICS, JobTable
 from orchestrator.store.retention import Retention
 from orchestrator.store.schema import LAST, counters, events, jobs, reports
-from orchestrator.store.unit_of_work import LARGEST, LONGEST_JOB, Stored, Work, storable, work_of
-from orchestrator.store.writer import Writer
+from orchestrator.store.unit_of_work import LARGEST, LONGEST_JOB, Stored, UnitOfWork, make_unit, storable
+from orchestrator.store.writer import StoreWriter
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class StoreState:
     failed_s: float
     size_bytes: int | None
     free_bytes: int | None
-    damage: Damage
+    damage: DamageList
     reports_lost: int
 
 
@@ -61,14 +61,14 @@ class EventStore:
 
     def __init__(self, url: str):
         self._database = Database(url)
-        self.damage = Damage()
-        self._ledger = Ledger()
+        self.damage = DamageList()
+        self._ledger = JobCache()
         self.jobs = JobTable(self._database, self._ledger, self.damage)
-        self._writer = Writer(self._database, self._ledger, self.jobs, self.damage)
+        self._writer = StoreWriter(self._database, self._ledger, self.jobs, self.damage)
         self.retention = Retention(self._database, self._writer, self._ledger, self.jobs)
         self.identity = self._database.identity
         self.benchmarks = BenchmarkLines(self._database, self._writer, self.damage)
-        self._once = Once(self._database, self._writer, self.damage)
+        self._once = IdempotentRequests(self._database, self._writer, self.damage)
         self._writer.start()
 
     def close(self) -> None:
@@ -93,19 +93,19 @@ class EventStore:
 
     def append(self, new: Sequence[Event], strict: bool = False) -> list[int]:
         """Their numbers, in order. Durable when it returns, with the rows of their jobs; when it raises, none of them
-        is stored. With `strict` it raises NotCounted where one of them does not count.
+        is stored. With `strict` it raises EventIgnored where one of them does not count.
         """
-        numbers: list[int] = self._writer.submit(work_of(new, strict)) if new else []
+        numbers: list[int] = self._writer.submit(make_unit(new, strict)) if new else []
         return numbers
 
-    def once(self, key: str, digest: str, make: Callable[[], Answer], stored: Stored = lambda _: None) -> Data:
+    def once(self, key: str, digest: str, make: Callable[[], StoredResponse], stored: Stored = lambda _: None) -> Data:
         """As `once_each` with one request; raises its error."""
-        (told,) = self.once_each([Asked(key, digest, make)], stored)
+        (told,) = self.once_each([IdempotentRequest(key, digest, make)], stored)
         if isinstance(told, Exception):
             raise told
         return told
 
-    def once_each(self, asked: Sequence[Asked], stored: Stored = lambda _: None) -> list[Data | Exception]:
+    def once_each(self, asked: Sequence[IdempotentRequest], stored: Stored = lambda _: None) -> list[Data | Exception]:
         """The body that each `make` gave the first time its key was used, however often and from wherever it is asked
         again; or the error of that request.
 
@@ -132,7 +132,7 @@ class EventStore:
     def mark_damaged(self, job: str, why: str) -> None:
         """Say, now and after a start, that the history of `job` cannot be trusted."""
         marked = jobs.update().where(jobs.c.id == job).values(damaged=why)
-        self._writer.submit(Work(action=lambda connection: connection.execute(marked)))
+        self._writer.submit(UnitOfWork(action=lambda connection: connection.execute(marked)))
         self.jobs.damaged[job] = why
 
     def refresh(self, after: int) -> int | None:
@@ -142,7 +142,7 @@ class EventStore:
         with self._database.reading() as connection:
             looked, rows = job_rows.outdated(connection, after, self.damage)
         if rows:
-            self._writer.submit(Work(action=partial(self.jobs.change, rows=rows)))
+            self._writer.submit(UnitOfWork(action=partial(self.jobs.change, rows=rows)))
         return looked
 
     def differences(self) -> list[str]:
@@ -209,7 +209,9 @@ class EventStore:
         copies of one database give different ones.
         """
         step = 1 + secrets.randbelow(GENERATION_STEP)
-        generation: int = self._writer.submit(Work(action=partial(_next, name="generation", floor=floor, step=step)))
+        generation: int = self._writer.submit(
+            UnitOfWork(action=partial(_next, name="generation", floor=floor, step=step))
+        )
         return generation
 
     @property
@@ -241,7 +243,7 @@ class EventStore:
             for row in rows:
                 try:
                     found[row.id] = data_of(row.metrics) if row.metrics is not None else {}
-                except Damaged:
+                except DamagedDataError:
                     continue  # named when the reports themselves are read
         return {job: data for job, data in found.items() if data}
 
@@ -257,14 +259,14 @@ class EventStore:
     def _event(self, row: Row[Any]) -> Event | None:
         try:
             return event_of(row)
-        except Damaged as e:
+        except DamagedDataError as e:
             self.damage.add(DamagedRow("events", row.seq, readable(row.job), readable(row.event), str(e)))
             return None
 
     def _metrics(self, row: Row[Any]) -> Data | None:
         try:
             return data_of(row.data)
-        except Damaged as e:
+        except DamagedDataError as e:
             self.damage.add(DamagedRow("reports", row.seq, readable(row.job), "report", str(e)))
             return None
 
@@ -279,7 +281,7 @@ def _at(checkpoint: str | None) -> int:
     """Of the data of an event; 0 where it cannot be read, which is told when its job's history is."""
     try:
         at = data_of(checkpoint).get("at", 0) if checkpoint is not None else 0
-    except Damaged:
+    except DamagedDataError:
         return 0
     return at if isinstance(at, int) else 0
 

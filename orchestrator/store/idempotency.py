@@ -14,12 +14,12 @@ from sqlalchemy import Row, bindparam, select
 from cluster.errors import Conflict, FleetError, UserError
 from orchestrator.core.model import Event
 from orchestrator.store.codec import decode, encode
-from orchestrator.store.damaged_rows import Damage, Damaged, DamagedRow, data_of
+from orchestrator.store.damaged_rows import DamagedDataError, DamagedRow, DamageList, data_of
 from orchestrator.store.database import Database
-from orchestrator.store.job_cache import NotCounted
+from orchestrator.store.job_cache import EventIgnored
 from orchestrator.store.schema import requests
-from orchestrator.store.unit_of_work import Stored, Unanswered, Work, storable, work_of
-from orchestrator.store.writer import Writer
+from orchestrator.store.unit_of_work import CommitPending, Stored, UnitOfWork, make_unit, storable
+from orchestrator.store.writer import StoreWriter
 
 LONGEST_KEY = 255
 LIMIT_S = 20.0
@@ -34,7 +34,7 @@ KNOWN = select(requests).where(requests.c.key.in_(bindparam("keys", expanding=Tr
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StoredResponse:
     """What a request is answered with, and the events that make it true: stored together, or not at all."""
 
     body: Data
@@ -43,28 +43,28 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class IdempotentRequest:
     """A request. `digest` is of its body; with key "" nothing is remembered. `make` draws the ids of new jobs: it is
     asked again when one of them is taken.
     """
 
     key: str
     digest: str
-    make: Callable[[], Answer]
+    make: Callable[[], StoredResponse]
 
 
-class Once:
+class IdempotentRequests:
     """Safe to use from many threads: of two requests with one key the second waits until the first is answered, and is
-    refused where that takes long. Keys of requests that were told Unanswered are in use until it is known what came of
-    them.
+    refused where that takes long. Keys of requests that were told CommitPending are in use until it is known what came
+    of them.
     """
 
-    def __init__(self, database: Database, writer: Writer, damage: Damage):
+    def __init__(self, database: Database, writer: StoreWriter, damage: DamageList):
         self._database, self._writer, self._damage = database, writer, damage
         self._changed = threading.Condition()
         self._in_use: set[str] = set()
 
-    def each(self, asked: Sequence[Asked], stored: Stored) -> list[Told]:
+    def each(self, asked: Sequence[IdempotentRequest], stored: Stored) -> list[Told]:
         """The answer or the error of each, in order."""
         told: dict[int, Told] = {}
         while left := [n for n in range(len(asked)) if n not in told]:
@@ -72,7 +72,7 @@ class Once:
             told |= self._each({n: asked[n] for n in sorted(first.values())}, stored)
         return [told[n] for n in range(len(asked))]
 
-    def _each(self, asked: dict[int, Asked], stored: Stored) -> dict[int, Told]:
+    def _each(self, asked: dict[int, IdempotentRequest], stored: Stored) -> dict[int, Told]:
         """By number; no two have the same key."""
         told: dict[int, Told] = {n: error for n, one in asked.items() if (error := _wrong(one.key))}
         keys = {one.key: n for n, one in asked.items() if one.key and n not in told}
@@ -87,7 +87,7 @@ class Once:
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._in_use.isdisjoint(keys), LIMIT_S):
-                raise Unanswered(
+                raise CommitPending(
                     f"a request with the same key has waited for the job store for {LIMIT_S:.0f} s",
                     "ask again: the same key has one effect",
                 )
@@ -103,7 +103,7 @@ class Once:
             self._in_use.difference_update(keys)
             self._changed.notify_all()
 
-    def _keep(self, key: str, unit: Work, late: set[str]) -> None:
+    def _keep(self, key: str, unit: UnitOfWork, late: set[str]) -> None:
         """In use until it is done: nobody can look up yet whether that key has an answer."""
         late.add(key)
         unit.done.add_done_callback(lambda _: self._free({key}))
@@ -112,19 +112,19 @@ class Once:
         wanted = [key for key in keys if key not in self._writer.doubtful]
         return self._database.rows(KNOWN, keys=wanted) if wanted else []
 
-    def _repeated(self, asked: Asked, known: Row[Any]) -> Told:
+    def _repeated(self, asked: IdempotentRequest, known: Row[Any]) -> Told:
         if known.digest != asked.digest:
             return Conflict(f"the idempotency key {asked.key[:40]!r} was used with another request", "use a new key")
         try:
             return data_of(known.body)
-        except Damaged as e:
+        except DamagedDataError as e:
             self._damage.add(DamagedRow("requests", 0, asked.key[:40], "answer", str(e)))
             return FleetError(
                 f"the stored answer to the idempotency key {asked.key[:40]!r} is damaged: it {e}",
                 "look for its job with `polyfleet jobs`; restore the database from a backup",
             )
 
-    def _answered(self, asked: dict[int, Asked], stored: Stored, late: set[str]) -> dict[int, Told]:
+    def _answered(self, asked: dict[int, IdempotentRequest], stored: Stored, late: set[str]) -> dict[int, Told]:
         """Made and stored; made again where an id was taken."""
         told: dict[int, Told] = {}
         for left in reversed(range(DRAWS)):
@@ -132,12 +132,12 @@ class Once:
             if not waiting:
                 break
             drawn = self._drawn(waiting, stored, late)
-            told |= {n: one for n, one in drawn.items() if not (left and isinstance(one, NotCounted))}
+            told |= {n: one for n, one in drawn.items() if not (left and isinstance(one, EventIgnored))}
         return told
 
-    def _drawn(self, asked: dict[int, Asked], stored: Stored, late: set[str]) -> dict[int, Told]:
+    def _drawn(self, asked: dict[int, IdempotentRequest], stored: Stored, late: set[str]) -> dict[int, Told]:
         told: dict[int, Told] = {}
-        units: dict[int, Work] = {}
+        units: dict[int, UnitOfWork] = {}
         for n, one in asked.items():
             try:
                 told[n], work = _kept(one, one.make(), stored)
@@ -149,14 +149,14 @@ class Once:
         for n, result in zip(units, self._writer.submit_all(list(units.values()), LIMIT_S), strict=True):
             if isinstance(result, Exception):
                 told[n] = result
-            if isinstance(result, Unanswered) and asked[n].key:
+            if isinstance(result, CommitPending) and asked[n].key:
                 self._keep(asked[n].key, units[n], late)
         return told
 
 
-def _kept(asked: Asked, answer: Answer, stored: Stored) -> tuple[Data, Work]:
+def _kept(asked: IdempotentRequest, answer: StoredResponse, stored: Stored) -> tuple[Data, UnitOfWork]:
     """(what is told, now and when it is asked again; what is to be stored)"""
-    body, work = encode(answer.body), work_of(answer.events, strict=True)
+    body, work = encode(answer.body), make_unit(answer.events, strict=True)
     work.stored = stored if answer.events else None
     if asked.key:
         kept = {"status": answer.status, "body": body, "time": time.time()}

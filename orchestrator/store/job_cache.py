@@ -19,7 +19,7 @@ ENDED_KEPT = 2000
 Data = dict[str, Any]
 
 
-class NotCounted(PolyfleetError):
+class EventIgnored(PolyfleetError):
     """An event that the job's history has no place for: whoever wrote it did not look at the job first."""
 
     def __init__(self, job: str, event: str, why: str):
@@ -34,7 +34,7 @@ def is_open(record: Record) -> bool:
 
 
 @dataclass(slots=True)
-class Turn:
+class Batch:
     """What the events of one transaction change: nobody sees it before the transaction is durable.
 
     `before` has the jobs that are not in memory; `numbers` the new jobs, by id.
@@ -46,16 +46,16 @@ class Turn:
     numbers: dict[str, int] = field(default_factory=dict)
 
     def take(self, events: Iterable[Event], strict: bool) -> None:
-        """All of `events` or, when one of them does not count and `strict` says so, none. Raises NotCounted."""
+        """All of `events` or, when one of them does not count and `strict` says so, none. Raises EventIgnored."""
         changed: dict[str, Record] = {}
         new: dict[str, int] = {}
         for event in events:
             if event.job.startswith(NODE):
                 continue
             record = changed.get(event.job) or self.after.get(event.job) or self._before(event.job)
-            why, after = counted(record, event)
+            why, after = apply_event(record, event)
             if why and strict:
-                raise NotCounted(event.job, event.event, why)
+                raise EventIgnored(event.job, event.event, why)
             if after is not None and not why:
                 changed[event.job] = after
                 if record is None:
@@ -67,7 +67,7 @@ class Turn:
         return self.known(job) or self.before.get(job)
 
 
-def counted(record: Record | None, event: Event) -> tuple[str, Record | None]:
+def apply_event(record: Record | None, event: Event) -> tuple[str, Record | None]:
     """(why the event does not count or "", the record after it)."""
     try:
         why = ignored(record, event)
@@ -76,7 +76,7 @@ def counted(record: Record | None, event: Event) -> tuple[str, Record | None]:
         return repr(e), record
 
 
-class Ledger:
+class JobCache:
     """Of open jobs all, of ended ones those used last. Safe to read from many threads."""
 
     def __init__(self, ended_kept: int = ENDED_KEPT) -> None:
@@ -119,11 +119,11 @@ class Ledger:
         with self._lock:
             self._open.clear()
 
-    def turn(self, load: Callable[[list[str]], Iterable[Record]], events: Iterable[Event]) -> Turn:
+    def turn(self, load: Callable[[list[str]], Iterable[Record]], events: Iterable[Event]) -> Batch:
         """Begin a transaction with `events`; `load` reads records that are not in memory."""
         jobs = dict.fromkeys(event.job for event in events)
         unknown = [job for job in jobs if not job.startswith(NODE) and self.get(job) is None]
-        return Turn(self.get, {record.job.id: record for record in load(unknown)} if unknown else {})
+        return Batch(self.get, {record.job.id: record for record in load(unknown)} if unknown else {})
 
     def _put(self, record: Record) -> None:
         job = record.job.id

@@ -9,8 +9,8 @@ from sqlalchemy import Connection, Row, RowMapping, bindparam, exists, select
 
 from orchestrator.core.fold import Record
 from orchestrator.store import record_codec
-from orchestrator.store.damaged_rows import Damage, Damaged, DamagedRow, event_of, readable
-from orchestrator.store.job_cache import NODE, counted, is_open
+from orchestrator.store.damaged_rows import DamagedDataError, DamagedRow, DamageList, event_of, readable
+from orchestrator.store.job_cache import NODE, apply_event, is_open
 from orchestrator.store.schema import events, jobs, long_work, removals
 
 HARMLESS = ("checkpoint", "replicated", "unreplicated", "resumed")
@@ -26,7 +26,7 @@ Data = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
+class RebuiltJob:
     """What the events of one job make of it. `damaged` is the first reason why that cannot be trusted, or ""."""
 
     job: str
@@ -37,7 +37,7 @@ class Folded:
 
 def values(number: int, record: Record, damaged: str = "") -> Data:
     """The row of a job."""
-    job, data = record.job, record_codec.encode(record)
+    job, data = record.job, record_codec.encode_record(record)
     return {
         "number": number,
         "id": job.id,
@@ -55,7 +55,7 @@ def values(number: int, record: Record, damaged: str = "") -> Data:
     }
 
 
-def fold_rows(job: str, rows: Iterable[Row[Any]], damage: Damage) -> Folded:
+def fold_rows(job: str, rows: Iterable[Row[Any]], damage: DamageList) -> RebuiltJob:
     """Rows of `events` of one job, oldest first. A row that cannot be read is added to `damage` and left out, and so is
     the first that has no place in the history; what follows from that is not told.
     """
@@ -63,20 +63,20 @@ def fold_rows(job: str, rows: Iterable[Row[Any]], damage: Damage) -> Folded:
     for row in rows:
         try:
             event = event_of(row)
-            why, record = counted(record, event)
+            why, record = apply_event(record, event)
             why = f"cannot be used: {why}" if why and not damaged else ""
             number = number or (row.seq if record else 0)
-        except Damaged as e:
+        except DamagedDataError as e:
             why = str(e)
         if why:
             told = DamagedRow("events", row.seq, readable(row.job), readable(row.event), why)
             damage.add(told)
             is_harmless = row.event in HARMLESS and not why.startswith("cannot")
             damaged = damaged or ("" if is_harmless else str(told))
-    return Folded(job, number, record, damaged)
+    return RebuiltJob(job, number, record, damaged)
 
 
-def fold_jobs(connection: Connection, ids: list[str], damage: Damage) -> Iterator[Folded]:
+def fold_jobs(connection: Connection, ids: list[str], damage: DamageList) -> Iterator[RebuiltJob]:
     """Of those jobs, by id. Nodes among them are left out: their events make no record."""
     of_jobs = [job for job in ids if not job.startswith(NODE)]
     wanted = select(events).where(events.c.job.in_(of_jobs)).order_by(events.c.job, events.c.seq)
@@ -84,7 +84,7 @@ def fold_jobs(connection: Connection, ids: list[str], damage: Damage) -> Iterato
         yield fold_rows(readable(job), rows, damage)
 
 
-def fold_all(connection: Connection, damage: Damage) -> Iterator[Folded]:
+def fold_all(connection: Connection, damage: DamageList) -> Iterator[RebuiltJob]:
     """Of every job in the log but those being removed, a few at a time."""
     last = ""
     gone = exists().where(removals.c.job == events.c.job, removals.c.node == "")
@@ -97,7 +97,7 @@ def fold_all(connection: Connection, damage: Damage) -> Iterator[Folded]:
         last = ids[-1]
 
 
-def rebuild(connection: Connection, damage: Damage) -> int:
+def rebuild(connection: Connection, damage: DamageList) -> int:
     """Write every row of `jobs` anew from the log; how many there are."""
     connection.execute(jobs.delete())
     count, waiting = 0, []
@@ -114,7 +114,7 @@ def rebuild(connection: Connection, damage: Damage) -> int:
     return count
 
 
-def rebuild_some(connection: Connection, ids: Iterable[str], damage: Damage) -> None:
+def rebuild_some(connection: Connection, ids: Iterable[str], damage: DamageList) -> None:
     """Those rows anew; a job without a `submitted` event loses its row."""
     for job in ids:
         connection.execute(jobs.delete().where(jobs.c.id == job))
@@ -123,7 +123,7 @@ def rebuild_some(connection: Connection, ids: Iterable[str], damage: Damage) -> 
                 connection.execute(jobs.insert(), values(folded.number, folded.record, folded.damaged))
 
 
-def differences(connection: Connection, damage: Damage) -> Iterator[str]:
+def differences(connection: Connection, damage: DamageList) -> Iterator[str]:
     """What `jobs` says otherwise than the log, a sentence for each job."""
     seen = 0
     mine = select(jobs).where(jobs.c.id == bindparam("id"))
@@ -150,7 +150,7 @@ def _differing(row: RowMapping, wanted: Data) -> list[str]:
     return [name for name in wanted if row[name] != wanted[name] and name not in ("damaged", *own)]
 
 
-def outdated(connection: Connection, after: int, damage: Damage) -> tuple[int | None, list[Data]]:
+def outdated(connection: Connection, after: int, damage: DamageList) -> tuple[int | None, list[Data]]:
     """Some rows of ended jobs numbered above `after`: the number of the last, None where there are no more, and what
     those of another version would be today. One whose events lead elsewhere is left as it is.
     """
@@ -165,4 +165,4 @@ def outdated(connection: Connection, after: int, damage: Damage) -> tuple[int | 
     return (rows[-1].number if rows else None), found
 
 
-__all__ = ["Folded", "differences", "fold_all", "fold_jobs", "outdated", "rebuild", "rebuild_some", "values"]
+__all__ = ["RebuiltJob", "differences", "fold_all", "fold_jobs", "outdated", "rebuild", "rebuild_some", "values"]

@@ -14,8 +14,8 @@ from orchestrator.core.fold import Record
 from orchestrator.core.states import State
 from orchestrator.store import job_rows, record_codec
 from orchestrator.store.bulk_insert import insert_rows
-from orchestrator.store.damaged_rows import Damage, Damaged, DamagedRow, data_of, readable
-from orchestrator.store.job_cache import Ledger, Turn
+from orchestrator.store.damaged_rows import DamagedDataError, DamagedRow, DamageList, data_of, readable
+from orchestrator.store.job_cache import Batch, JobCache
 from orchestrator.store.schema import LAST, jobs, long_work, removals, reports
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ FIXED = ("id", "number", "name", "task", "submitted", "damaged")
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class JobPage:
     """Jobs, newest last. `before` is what to ask for next, None where there is no more; `metrics` the newest by id."""
 
     records: list[Record]
@@ -64,7 +64,7 @@ class JobTable:
     Rows of events above `acknowledged` may be taken out again: nobody is shown them.
     """
 
-    def __init__(self, database: "Database", ledger: Ledger, damage: Damage):
+    def __init__(self, database: "Database", ledger: JobCache, damage: DamageList):
         self._database, self._ledger, self._damage = database, ledger, damage
         self.damaged: dict[str, str] = {}
         self.acknowledged = 0
@@ -122,7 +122,7 @@ class JobTable:
                 if record := self._record(connection, row):
                     yield record
 
-    def write(self, connection: Connection, turn: Turn) -> None:
+    def write(self, connection: Connection, turn: Batch) -> None:
         """The rows of a transaction."""
         rows = [(job, job_rows.values(turn.numbers.get(job, 0), record)) for job, record in turn.after.items()]
         if new := [row for job, row in rows if job in turn.numbers]:
@@ -146,7 +146,7 @@ class JobTable:
         self._ledger.put_ended(found)
         return found[0] if found else None
 
-    def page(self, states: Iterable[str], name: str, before: int | None, limit: int) -> Page:
+    def page(self, states: Iterable[str], name: str, before: int | None, limit: int) -> JobPage:
         """The newest `limit` jobs of those states, or of all, numbered below `before`."""
         top = self.acknowledged + 1 if before is None else min(before, self.acknowledged + 1)
         wanted, states = set(states), set(states) or ({str(s) for s in State} if name else set())
@@ -158,7 +158,7 @@ class JobTable:
             pairs = [(row, self._ledger.get(row.id) or self._record(connection, row)) for row in rows]
         found = [(row, record) for row, record in pairs if record and _is_in(record, wanted)]
         metrics = {row.id: self._metrics(row) for row, _ in found}
-        return Page([record for _, record in found], numbers[-1] if more else None, metrics)
+        return JobPage([record for _, record in found], numbers[-1] if more else None, metrics)
 
     def ids_from(self, prefix: str) -> list[str]:
         """Of jobs whose id begins so, at most `MANY`."""
@@ -207,7 +207,7 @@ class JobTable:
                     known
                     and same_age
                     and folded.record
-                    and record_codec.encode(folded.record) != record_codec.encode(known)
+                    and record_codec.encode_record(folded.record) != record_codec.encode_record(known)
                 ):
                     found[folded.job] = "its events lead to another state than was stored with them"
         return found
@@ -224,18 +224,18 @@ class JobTable:
         if row.version != record_codec.version():
             return None
         try:
-            record = record_codec.decode(row.data, row.digest)
+            record = record_codec.decode_record(row.data, row.digest)
             if record.job.id == row.id and record.seq == row.seq and record.job.state == row.state:
                 return record
-            raise Damaged("has data of another job or state")
-        except Damaged as e:
+            raise DamagedDataError("has data of another job or state")
+        except DamagedDataError as e:
             self._damage.add(DamagedRow("jobs", row.number, readable(row.id), readable(row.state), str(e)))
             return None
 
     def _metrics(self, row: Any) -> Data:
         try:
             return data_of(row.metrics) if row.metrics is not None else {}
-        except Damaged:
+        except DamagedDataError:
             return {}  # named when the reports themselves are read
 
 

@@ -171,7 +171,7 @@ def lost(error: DBAPIError) -> bool:
     return error.connection_invalidated or state.startswith(CONNECTION) or state in NOT_NOW
 
 
-def trouble(error: DBAPIError, name: str) -> tuple[str, str]:
+def translate_error(error: DBAPIError, name: str) -> tuple[str, str]:
     """(what happened, what to do)."""
     state = getattr(error.orig, "sqlstate", None) or ""
     said = " ".join(str(error.orig).split())
@@ -196,13 +196,13 @@ def _engine(url: URL, limit_s: float, session: str = "polyfleet store", **pool: 
     }
     try:
         engine = create_engine(url.difference_update_query(["options"]), connect_args=arguments, **pool)
-        from orchestrator.store.postgresql_timeouts import Patient
+        from orchestrator.store.postgresql_timeouts import TimeLimitedConnection
     except (NoSuchModuleError, ModuleNotFoundError) as e:
         raise UserError(f"PostgreSQL's driver psycopg is missing: {e}", NEEDS_DRIVER) from None
 
     @event.listens_for(engine, "do_connect")
     def _connect(_dialect: Any, _record: Any, words: list[Any], named: dict[str, Any]) -> Any:
-        connection = Patient.connect(*words, **named)
+        connection = TimeLimitedConnection.connect(*words, **named)
         connection.limit_s = limit_s
         return connection
 

@@ -16,7 +16,7 @@ LOOK_S = 0.5
 LONGEST_S = 60.0
 
 
-class Patient(psycopg.Connection[Any]):
+class TimeLimitedConnection(psycopg.Connection[Any]):
     """`limit_s` is for one call, such as a statement with its whole result; None for any time it takes. Past it the
     connection is cut, which the call tells as a lost connection.
     """

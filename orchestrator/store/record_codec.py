@@ -9,27 +9,27 @@ from typing import Any, get_args, get_type_hints
 from orchestrator.core.fold import Record
 from orchestrator.store.codec import decode as json_of
 from orchestrator.store.codec import encode as text_of
-from orchestrator.store.damaged_rows import Damaged
+from orchestrator.store.damaged_rows import DamagedDataError
 
 FOLD = 2
 """Raised when the same events fold to another Record although its fields are the same."""
 
 
-def encode(record: Record) -> str:
+def encode_record(record: Record) -> str:
     try:
         return str(_adapter().dump_json(record).decode())
     except ValueError:  # text that is not Unicode, such as half of a surrogate pair
         return text_of(_adapter().dump_python(record, mode="python"))
 
 
-def decode(text: Any, digest: int) -> Record:
-    """Raises Damaged for what `encode` did not write."""
+def decode_record(text: Any, digest: int) -> Record:
+    """Raises DamagedDataError for what `encode` did not write."""
     if not isinstance(text, str) or checksum(text) != digest:
-        raise Damaged("has data that does not match its checksum")
+        raise DamagedDataError("has data that does not match its checksum")
     try:
         return _parsed(text)
     except (ValueError, RecursionError) as e:
-        raise Damaged(f"has data that is not a record: {e}") from None
+        raise DamagedDataError(f"has data that is not a record: {e}") from None
 
 
 def checksum(text: str) -> int:

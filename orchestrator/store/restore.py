@@ -12,10 +12,10 @@ from sqlalchemy import URL, Connection, inspect, select, text
 from sqlalchemy.exc import DBAPIError
 
 from cluster.errors import Conflict, FleetError, UserError
-from cluster.paths import synced
+from cluster.paths import write_durably
 from orchestrator.store import database_file_copy, postgresql, schema, sqlite
 from orchestrator.store.backup import copy_rows, file_engine, snapshot, version_in
-from orchestrator.store.database import is_sqlite, name_of, parsed, sqlite_url, trouble
+from orchestrator.store.database import is_sqlite, name_of, parsed, sqlite_url, translate_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ def restore(url: str, file: Path, replace_other: bool = False) -> str:
             return _into_file(sqlite.path_of(found), backup, replace_other)
         return _into_postgresql(found, backup, replace_other)
     except DBAPIError as e:
-        raise trouble(e, found) from e
+        raise translate_error(e, found) from e
     except sqlite3.Error as e:
-        raise sqlite.trouble(e, file) from e
+        raise sqlite.translate_error(e, file) from e
     except OSError as e:
         said = f"{name_of(found)} cannot be replaced: {e.strerror or e}"
         raise FleetError(said, "check the disk and the folder") from e
@@ -97,7 +97,7 @@ def _stage(backup: Backup, staged: Path) -> None:
     database_file_copy.finish(staged)
     with file_engine(staged).begin() as connection:
         schema.prepare(connection, str(backup.file), lambda _: None)
-    synced(staged)
+    write_durably(staged)
 
 
 def _replace(path: Path, staged: Path) -> str:
@@ -110,17 +110,17 @@ def _replace(path: Path, staged: Path) -> str:
         _keep(path, kept)
         if beside[0].exists():  # of a database so damaged that its log cannot be folded into it
             _keep(beside[0], kept.with_name(f"{kept.name}-wal"))
-        synced(path.parent)
+        write_durably(path.parent)
     for file in beside:
         file.unlink(missing_ok=True)
     staged.replace(path)
-    synced(path.parent)
+    write_durably(path.parent)
     return str(kept) if is_there else ""
 
 
 def _fold_log(path: Path) -> None:
     """What a killed server left in the log belongs to the database, and would be taken for a part of the next one."""
-    with suppress(sqlite3.Error), closing(sqlite.plain(path)) as connection:
+    with suppress(sqlite3.Error), closing(sqlite.plain_connection(path)) as connection:
         connection.execute("PRAGMA synchronous=FULL").close()
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
 
@@ -138,7 +138,7 @@ def _keep(file: Path, under: Path) -> None:
     except OSError:  # a file system without hard links
         os.close(os.open(under, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         shutil.copyfile(file, under)
-        synced(under)
+        write_durably(under)
 
 
 def _into_postgresql(url: URL, backup: Backup, replace_other: bool) -> str:
@@ -159,7 +159,7 @@ def _into_postgresql(url: URL, backup: Backup, replace_other: bool) -> str:
 
 def _moved(target: Connection, there: set[str], backup: Backup, name: str, replace_other: bool) -> str:
     if schema.schema_version.name not in there:
-        schema.refuse_others(there, name)
+        schema.check_own_tables(there, name)
         return ""
     schema.version_of(target, name)
     _refuse_other(backup, _identity(target), name, replace_other)

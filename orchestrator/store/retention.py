@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, Table, and_, or_, select, tuple_
 
 from orchestrator.core.fold import Record
-from orchestrator.store.job_cache import Ledger
+from orchestrator.store.job_cache import JobCache
 from orchestrator.store.schema import counters, events, jobs, removals, reports, requests
-from orchestrator.store.unit_of_work import Work
+from orchestrator.store.unit_of_work import UnitOfWork
 
 if TYPE_CHECKING:
     from orchestrator.store.database import Database
     from orchestrator.store.job_table import JobTable
-    from orchestrator.store.writer import Writer
+    from orchestrator.store.writer import StoreWriter
 
 JOBS_AT_ONCE = 50
 ROWS_AT_ONCE = 500
@@ -26,7 +26,7 @@ ROWS_AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AttemptFolderRef:
     """The folder of an attempt of a removed job."""
 
     node: str
@@ -37,7 +37,7 @@ class Place:
 class Retention:
     """Each call is one transaction of the store's writer. Raises FleetError when it cannot be written."""
 
-    def __init__(self, database: "Database", writer: "Writer", ledger: Ledger, table: "JobTable"):
+    def __init__(self, database: "Database", writer: "StoreWriter", ledger: JobCache, table: "JobTable"):
         self._database, self._writer, self._ledger, self._table = database, writer, ledger, table
 
     def remove_jobs(self, ended_before_s: float, up_to: int) -> int:
@@ -72,15 +72,17 @@ class Retention:
         with self._database.reading() as connection:
             return list(connection.scalars(left))
 
-    def places(self, node: str, after: Place | None = None) -> list[Place]:
+    def places(self, node: str, after: AttemptFolderRef | None = None) -> list[AttemptFolderRef]:
         """Some folders that are left to remove there, by job and epoch, beyond `after`."""
         left = select(removals).where(removals.c.node == node).order_by(removals.c.job, removals.c.epoch)
         if after is not None:
             left = left.where(tuple_(removals.c.job, removals.c.epoch) > (after.job, after.epoch))
         with self._database.reading() as connection:
-            return [Place(row.node, row.job, row.epoch) for row in connection.execute(left.limit(ROWS_AT_ONCE))]
+            return [
+                AttemptFolderRef(row.node, row.job, row.epoch) for row in connection.execute(left.limit(ROWS_AT_ONCE))
+            ]
 
-    def removed(self, places: list[Place]) -> None:
+    def removed(self, places: list[AttemptFolderRef]) -> None:
         """Those folders are no more."""
         each = [and_(removals.c.job == p.job, removals.c.node == p.node, removals.c.epoch == p.epoch) for p in places]
         if each:
@@ -92,13 +94,13 @@ class Retention:
         self._submit(lambda connection: connection.execute(removals.delete().where(old)))
 
     def _submit(self, action: Any) -> Any:
-        return self._writer.submit(Work(action=action))
+        return self._writer.submit(UnitOfWork(action=action))
 
     def _remove(self, connection: Connection, ids: list[str]) -> None:
         now_s = time.time()
         left = [{"job": job, "node": "", "epoch": 0, "time": now_s} for job in ids]
         for record in self._table.load_some(connection, ids):
-            left += [{"job": p.job, "node": p.node, "epoch": p.epoch, "time": now_s} for p in places_of(record)]
+            left += [{"job": p.job, "node": p.node, "epoch": p.epoch, "time": now_s} for p in attempt_folders(record)]
         connection.execute(removals.insert(), left)
         connection.execute(jobs.delete().where(jobs.c.id.in_(ids)))
 
@@ -115,10 +117,10 @@ class Retention:
         return connection.scalar(select(removals.c.job).where(here).limit(1)) is not None
 
 
-def places_of(record: Record) -> set[Place]:
+def attempt_folders(record: Record) -> set[AttemptFolderRef]:
     """A devices id begins with its node."""
     return {
-        Place(devices_id.partition("/")[0], record.job.id, attempt.epoch)
+        AttemptFolderRef(devices_id.partition("/")[0], record.job.id, attempt.epoch)
         for attempt in record.attempts
         for devices_id, _ in attempt.leases
     }

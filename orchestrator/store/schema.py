@@ -155,7 +155,7 @@ def prepare(connection: Connection, where: str, before_upgrade: Callable[[int], 
     """
     there = set(inspect(connection).get_table_names())
     if schema_version.name not in there:
-        refuse_others(there, where)
+        check_own_tables(there, where)
         create(connection)
     else:
         found = version_of(connection, where)
@@ -188,7 +188,7 @@ def version_of(connection: Connection, where: str) -> int:
     return found
 
 
-def refuse_others(there: set[str], where: str) -> None:
+def check_own_tables(there: set[str], where: str) -> None:
     """Raises FleetError for tables of our names that no job store has made."""
     if taken := sorted(there & set(metadata.tables)):
         raise FleetError(

@@ -75,7 +75,7 @@ def reader(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def plain(path: Path) -> sqlite3.Connection:
+def plain_connection(path: Path) -> sqlite3.Connection:
     """A connection to a file that no server has open and none can open meanwhile."""
     connection = sqlite3.connect(path, isolation_level=None)
     connection.text_factory = _text
@@ -118,7 +118,7 @@ def engines(url: URL) -> tuple[Engine, Engine]:
     return writer, readers
 
 
-def room(path: Path) -> tuple[int, int]:
+def disk_space(path: Path) -> tuple[int, int]:
     """(bytes of the database and its log, bytes free on that disk)."""
     free = os.statvfs(path.parent)
     files = (path, path.with_name(path.name + "-wal"))
@@ -133,7 +133,7 @@ def _text(data: bytes) -> str | bytes:
         return data
 
 
-def trouble(error: BaseException, path: Path) -> FleetError:
+def translate_error(error: BaseException, path: Path) -> FleetError:
     """What a failed statement means to a person. `error` is SQLite's own."""
     primary = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if primary in FULL:
@@ -150,14 +150,14 @@ def trouble(error: BaseException, path: Path) -> FleetError:
     return FleetError(f"the job store {path} failed: {error}", "the server's log has more")
 
 
-def automatic(path: Path) -> list[Path]:
+def automatic_backup_path(path: Path) -> list[Path]:
     """Copies of the database that upgrades of its tables made, newest first."""
     return sorted(path.parent.glob(f"{path.stem}-version-*-*.db"), key=_age, reverse=True)
 
 
 def newest_copy(path: Path) -> Path | None:
     """The newest one that Polyfleet made: in an upgrade, or by `backup` without a name."""
-    found = [*automatic(path), *(path.parent / BACKUPS).glob("*.db")]
+    found = [*automatic_backup_path(path), *(path.parent / BACKUPS).glob("*.db")]
     return max(found, key=_age, default=None)
 
 
@@ -168,12 +168,12 @@ def _age(path: Path) -> float:
         return 0.0
 
 
-def copy_trouble(error: sqlite3.Error, path: Path, target: Path) -> FleetError:
+def translate_copy_error(error: sqlite3.Error, path: Path, target: Path) -> FleetError:
     """As `trouble`, of a copy of `path` to `target`: it fails where there is no space for it."""
     code = getattr(error, "sqlite_errorcode", 0)
     if code & 0xFF in FULL and code != sqlite3.SQLITE_IOERR_READ:
         return FleetError(f"{target} cannot be written: {error}", "name a file on a disk with more free space")
-    return trouble(error, path)
+    return translate_error(error, path)
 
 
 class DamagedFile(FleetError):

@@ -25,7 +25,7 @@ Stored = Callable[[list[Record]], None]
 
 
 @dataclass(slots=True)
-class Work:
+class UnitOfWork:
     """Committed together, or not at all. `rows` are those of `events`, without their `seq`. With `strict`, an event
     that does not count fails the unit. `action` runs in the same transaction. `done` gets the numbers of the events,
     or what the action returned, once all is durable; before anybody can see it, `stored` gets the records of its jobs.
@@ -47,13 +47,13 @@ class StoreBusy(FleetError):
     retry_after_s = 5
 
 
-class Unanswered(FleetError):
+class CommitPending(FleetError):
     """It is being written, and may be stored yet."""
 
     retry_after_s = 5
 
 
-def answered(units: Sequence[Work], deadline_s: float) -> bool:
+def wait_committed(units: Sequence[UnitOfWork], deadline_s: float) -> bool:
     """Whether all are done, waiting for them until then (monotonic; infinite: however long it takes)."""
     for unit in units:
         try:
@@ -63,18 +63,18 @@ def answered(units: Sequence[Work], deadline_s: float) -> bool:
     return True
 
 
-def told_of(unit: Work) -> Any:
+def committed_result(unit: UnitOfWork) -> Any:
     """What came of it, or the error."""
     if not unit.done.done():
-        return Unanswered("the job store has not answered yet", "it may be stored; ask again with the same key")
+        return CommitPending("the job store has not answered yet", "it may be stored; ask again with the same key")
     return unit.done.exception() or unit.done.result()
 
 
-def work_of(new: Sequence[Event], strict: bool) -> Work:
+def make_unit(new: Sequence[Event], strict: bool) -> UnitOfWork:
     """What is folded is what will be read: numbers that JSON has not are words by then. Raises UserError."""
     rows = [_row(event) for event in new]
     as_read = [Event(e.job, e.event, e.epoch, e.time_s, decode(row["data"])) for e, row in zip(new, rows, strict=True)]
-    return Work(as_read, rows, strict)
+    return UnitOfWork(as_read, rows, strict)
 
 
 def storable(what: str, text: str, longest: int) -> str:

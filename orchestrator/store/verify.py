@@ -9,8 +9,8 @@ from sqlalchemy.exc import DBAPIError
 
 from orchestrator.store import job_rows, schema, sqlite
 from orchestrator.store.backup import NOT_COPIED, ROWS_AT_ONCE, snapshot, version_in
-from orchestrator.store.damaged_rows import Damage, Damaged, DamagedRow, data_of, event_of, readable
-from orchestrator.store.database import is_sqlite, name_of, parsed, trouble
+from orchestrator.store.damaged_rows import DamagedDataError, DamagedRow, DamageList, data_of, event_of, readable
+from orchestrator.store.database import is_sqlite, name_of, parsed, translate_error
 
 MOST = 100
 """Findings that are told; of more, only the number."""
@@ -18,7 +18,7 @@ MOST = 100
 OUR_OWN = {*NOT_COPIED, schema.identity.name}
 
 Check = Callable[[Connection], Iterable[str]]
-CHECKS: list[Check] = [lambda connection: job_rows.differences(connection, Damage())]
+CHECKS: list[Check] = [lambda connection: job_rows.differences(connection, DamageList())]
 """What else has to be true of a store of this version. Each yields a sentence for what is not."""
 
 ROW_CHECKS: dict[str, Callable[[Row[Any]], object]] = {
@@ -72,7 +72,7 @@ def _look(connection: Connection, checked: Checked, url: str) -> None:
             try:
                 _read(connection, table, checked)
             except DBAPIError as e:
-                checked.add(f"table {table.name}: {trouble(e, parsed(url)).message}")
+                checked.add(f"table {table.name}: {translate_error(e, parsed(url)).message}")
         elif is_current:
             checked.add(f"table {table.name} is missing")
     if is_current and not checked.findings:
@@ -99,7 +99,7 @@ def _wrong(table: Table, row: Row[Any]) -> Iterator[str]:
     try:
         if check is not None:
             check(row)
-    except Damaged as e:
+    except DamagedDataError as e:
         owner = readable(getattr(row, "job", getattr(row, "run", getattr(row, "key", "?"))))
         event = readable(getattr(row, "event", getattr(row, "line", table.name)))
         yield str(DamagedRow(table.name, getattr(row, "seq", 0), owner[:40], event, str(e)))

@@ -15,13 +15,13 @@ from sqlalchemy import Connection, Table, func, select
 from cluster.errors import FleetError
 from orchestrator.store import job_rows
 from orchestrator.store.bulk_insert import insert_rows
-from orchestrator.store.damaged_rows import Damage
+from orchestrator.store.damaged_rows import DamageList
 from orchestrator.store.database import RECONNECT_PAUSE_S, RECONNECT_S, ConnectionLost, Database
-from orchestrator.store.job_cache import Ledger, NotCounted, Turn, numbered
+from orchestrator.store.job_cache import Batch, EventIgnored, JobCache, numbered
 from orchestrator.store.job_table import JobTable
 from orchestrator.store.schema import benchmark_lines, counters, events, reports, requests
 from orchestrator.store.schema import writer as writers
-from orchestrator.store.unit_of_work import Row, StoreBusy, Work, answered, told_of
+from orchestrator.store.unit_of_work import Row, StoreBusy, UnitOfWork, committed_result, wait_committed
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ CLOSE_S = 30.0
 KEYS_AT_ONCE = 500
 
 
-class Writer(threading.Thread):
+class StoreWriter(threading.Thread):
     """`last_seq` is of the newest durable event, `last_report` of the newest report; `committed` is notified of events.
 
     Reports that did not fit or could not be written are counted in `reports_lost`. `trouble` is the error of the last
@@ -50,14 +50,14 @@ class Writer(threading.Thread):
     a `doubtful` key may lie in the database although nobody was told so: readers look past them.
     """
 
-    def __init__(self, database: Database, ledger: Ledger, table: JobTable, damage: Damage):
+    def __init__(self, database: Database, ledger: JobCache, table: JobTable, damage: DamageList):
         super().__init__(name="store-writer", daemon=True)
         self._ledger, self._table, self._damage = ledger, table, damage
         self.committed = threading.Condition()
         self.reports_lost = 0
         self._database = database
         self._wake = threading.Condition()
-        self._work: deque[Work] = deque()
+        self._work: deque[UnitOfWork] = deque()
         self._reports: deque[Row] = deque()
         self._closing = False
         self._connection: Connection | None = None
@@ -76,17 +76,17 @@ class Writer(threading.Thread):
             table.acknowledged = self.last_seq
             table.load(connection)
 
-    def submit(self, work: Work) -> Any:
+    def submit(self, work: UnitOfWork) -> Any:
         """Blocks until durable. Raises FleetError when it is not, and then nothing of it is stored."""
         (told,) = self.submit_all([work], math.inf)
         if isinstance(told, Exception):
             raise told
         return told
 
-    def submit_all(self, units: Sequence[Work], limit_s: float) -> list[Any]:
+    def submit_all(self, units: Sequence[UnitOfWork], limit_s: float) -> list[Any]:
         """As `submit` with each, at once: what that returns or raises. What is not begun after WAIT_S is taken back.
         What is being written is waited for: the database's own limits end that, unless a disk never answers. For who
-        need not know, it is Unanswered after `limit_s`.
+        need not know, it is CommitPending after `limit_s`.
         """
         begun_s = time.monotonic()
         with self._wake:
@@ -94,12 +94,12 @@ class Writer(threading.Thread):
                 return [FleetError("the job store is closed", "start the server again") for _ in units]
             self._work.extend(units)
             self._wake.notify()
-        if not answered(units, begun_s + WAIT_S):
+        if not wait_committed(units, begun_s + WAIT_S):
             self._take_back(units)
-            answered(units, begun_s + limit_s)
-        return [told_of(unit) for unit in units]
+            wait_committed(units, begun_s + limit_s)
+        return [committed_result(unit) for unit in units]
 
-    def _take_back(self, units: Sequence[Work]) -> None:
+    def _take_back(self, units: Sequence[UnitOfWork]) -> None:
         """Nothing is stored of those that still wait for their turn."""
         mine = {id(unit) for unit in units}
         with self._wake:
@@ -153,7 +153,7 @@ class Writer(threading.Thread):
             finally:
                 self._begun_s = None
 
-    def _next(self) -> tuple[list[Work], list[Row]] | None:
+    def _next(self) -> tuple[list[UnitOfWork], list[Row]] | None:
         """What to write next; None once closed and empty."""
         with self._wake:
             self._wake.wait_for(lambda: self._work or self._reports or self._closing)
@@ -163,20 +163,20 @@ class Writer(threading.Thread):
             lines = [self._reports.popleft() for _ in range(min(REPORTS_AT_ONCE, len(self._reports)))]
         return (work, lines) if work or lines else None
 
-    def _group(self) -> Iterator[Work]:
+    def _group(self) -> Iterator[UnitOfWork]:
         count = 0
         while self._work and count < GROUP:
             unit = self._work.popleft()
             count += max(1, len(unit.events))
             yield unit
 
-    def _all_waiting(self) -> list[Work]:
+    def _all_waiting(self) -> list[UnitOfWork]:
         """They have waited for the failed try already: none waits for one after the other."""
         with self._wake:
             waiting, self._work = list(self._work), deque()
         return waiting
 
-    def _written(self, work: list[Work], lines: list[Row]) -> None:
+    def _written(self, work: list[UnitOfWork], lines: list[Row]) -> None:
         """Commit, and again on a new connection where one was lost. In a longer outage all are told at the first try,
         and at once those with an action: only events, keys and lines are taken out again where a commit went through.
         """
@@ -194,7 +194,7 @@ class Writer(threading.Thread):
                 work = [unit for unit in work if not unit.done.done()]
                 time.sleep(RECONNECT_PAUSE_S)
 
-    def _commit(self, work: list[Work], lines: list[Row]) -> None:
+    def _commit(self, work: list[UnitOfWork], lines: list[Row]) -> None:
         connection = self._connected()
         lines = [row | {"seq": self.last_report + n} for n, row in enumerate(lines, start=1)]
         with connection.begin():
@@ -214,22 +214,22 @@ class Writer(threading.Thread):
         self._last_line += len(measured)
         self._acknowledge(work, results, turn, len(rows))
 
-    def _numbered(self, work: list[Work], turn: Turn) -> tuple[list[Work], list[Row]]:
+    def _numbered(self, work: list[UnitOfWork], turn: Batch) -> tuple[list[UnitOfWork], list[Row]]:
         """The units whose events count, and the rows of their events; the others are answered."""
-        kept: list[Work] = []
+        kept: list[UnitOfWork] = []
         rows: list[Row] = []
         for unit in work:
             first = self.last_seq + len(rows) + 1
             try:
                 turn.take(numbered(unit.events, first), unit.strict)
-            except NotCounted as e:
+            except EventIgnored as e:
                 unit.done.set_exception(e)
                 continue
             kept.append(unit)
             rows += [row | {"seq": seq} for seq, row in enumerate(unit.rows, first)]
         return kept, rows
 
-    def _acknowledge(self, work: list[Work], results: list[Any], turn: Turn, written: int) -> None:
+    def _acknowledge(self, work: list[UnitOfWork], results: list[Any], turn: Batch, written: int) -> None:
         first = self.last_seq + 1
         self.trouble, self._lost_s = ("", 0.0), 0.0
         for unit in work:
@@ -244,7 +244,7 @@ class Writer(threading.Thread):
             unit.done.set_result(result if unit.action else list(range(first, first + len(unit.rows))))
             first += len(unit.rows)
 
-    def _failed(self, work: list[Work], lines: list[Row], error: FleetError) -> None:
+    def _failed(self, work: list[UnitOfWork], lines: list[Row], error: FleetError) -> None:
         """Nobody is told that it worked, and nothing stays that might have: see `_connected`."""
         log.error("%s", error)
         self.trouble = (str(error), time.monotonic())
@@ -252,7 +252,7 @@ class Writer(threading.Thread):
         self._doubt(work)
         _refuse(work, error)
 
-    def _doubt(self, work: list[Work]) -> None:
+    def _doubt(self, work: list[UnitOfWork]) -> None:
         """It may be stored or not, unless there was no connection: the next one begins by taking it out."""
         if self._connection is not None:
             self.doubtful |= {unit.request["key"] for unit in work if unit.request}
@@ -260,7 +260,7 @@ class Writer(threading.Thread):
             self._connection.invalidate()
             self.disconnect()
 
-    def _broke(self, work: list[Work], lines: list[Row], error: BaseException) -> None:
+    def _broke(self, work: list[UnitOfWork], lines: list[Row], error: BaseException) -> None:
         """A fault of ours: nobody may wait for a thread that is gone."""
         with self._wake:
             self._closing = True
@@ -293,7 +293,7 @@ class Writer(threading.Thread):
         return self._connection
 
 
-def _refuse(work: list[Work], error: FleetError) -> None:
+def _refuse(work: list[UnitOfWork], error: FleetError) -> None:
     for unit in work:
         if not unit.done.done():
             unit.done.set_exception(type(error)(*error.args))

@@ -27,10 +27,10 @@ from orchestrator.ignore_file import FILE, GIT_FILE, ignored
 from orchestrator.job_spec import parse_job
 from orchestrator.log_lines import parsed
 from orchestrator.server import server_record as server_record
-from workers.attempt.attempt import Attempt
-from workers.attempt.folders import AttemptId, Folder
-from workers.code_archives import Packages
-from workers.messages import AttemptReport, Outcome
+from workers.attempt.attempt import LocalAttempt
+from workers.attempt.folders import AttemptFolder, AttemptId
+from workers.code_archives import NodeCodeArchives
+from workers.messages import AttemptStatus, Outcome
 
 ROOT = Path(__file__).parents[2]
 
@@ -152,7 +152,11 @@ def _archives() -> list[bytes]:
 
 def _archive(data: bytes, folder: Path) -> object:
     """All the way: checked as at an upload, sent to a node, unpacked there."""
-    path, store, target = folder / "upload.zip", Packages(folder / "packages", archive_unpack.read), folder / "work"
+    path, store, target = (
+        folder / "upload.zip",
+        NodeCodeArchives(folder / "packages", archive_unpack.read),
+        folder / "work",
+    )
     sha = hashlib.sha256(data).hexdigest()
     path.write_bytes(data)
     shutil.rmtree(target, ignore_errors=True)
@@ -211,8 +215,8 @@ def _fleet_file(data: bytes, folder: Path) -> object:
 
 
 def _place(data: bytes, folder: Path) -> object:
-    place = checkpoint_location.parse(_text(data), "source")
-    assert checkpoint_location.parse(str(place), "source") == place
+    place = checkpoint_location.parse_location(_text(data), "source")
+    assert checkpoint_location.parse_location(str(place), "source") == place
     assert ".." not in place.path.split("/") and not place.path.startswith("/")
     assert not place.scheme or place.scheme in checkpoint_location.SCHEMES
     return place
@@ -245,11 +249,11 @@ def _json(data: bytes, folder: Path) -> object:
     return [untrusted_files.parse_json(data, "a file")]
 
 
-def _attempt(folder: Path) -> Attempt:
-    attempt = Folder(folder / "attempts" / "j-1.1.0")
+def _attempt(folder: Path) -> LocalAttempt:
+    attempt = AttemptFolder(folder / "attempts" / "j-1.1.0")
     for path in (attempt.path, attempt.events.parent):
         path.mkdir(parents=True, exist_ok=True)
-    return Attempt(AttemptId("j-1", 1, 0), attempt, 20.0)
+    return LocalAttempt(AttemptId("j-1", 1, 0), attempt, 20.0)
 
 
 def _event_lines() -> list[bytes]:
@@ -269,7 +273,7 @@ def _events(data: bytes, folder: Path) -> object:
     told = attempt.report(0, "starting", 1000, 1 << 20)
     if told is not None:
         assert all(isinstance(event.t, int | float) and abs(event.t) < 1e300 for event in told.events)
-        assert AttemptReport.parse(json.loads(json.dumps(told.to_plain(), allow_nan=False))) == told
+        assert AttemptStatus.parse(json.loads(json.dumps(told.to_plain(), allow_nan=False))) == told
     return told
 
 

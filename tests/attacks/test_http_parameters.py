@@ -18,7 +18,7 @@ from orchestrator.core.fold import submitted
 from orchestrator.job_spec import parse_job
 from orchestrator.server.app import make_app
 from orchestrator.server.serve import listener, server_config
-from orchestrator.server.service_protocol import Facade
+from orchestrator.server.service_protocol import ServiceProtocol
 from orchestrator.service import Service
 
 TOKEN = "t" * 64
@@ -99,7 +99,7 @@ def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]
     ]
 
 
-DOCUMENT = make_app(cast(Facade, None), "").openapi()
+DOCUMENT = make_app(cast(ServiceProtocol, None), "").openapi()
 
 
 def of_kind(parameter: dict[str, Any]) -> st.SearchStrategy[bytes]:

@@ -17,9 +17,9 @@ from patience import wait_for
 from orchestrator.core.model import Event
 from orchestrator.store.event_store import EventStore
 from workers.agent import Agent
-from workers.attempt.attempt import Attempt
-from workers.attempt.folders import AttemptId, Folder
-from workers.attempt.rank_files import Reader
+from workers.attempt.attempt import LocalAttempt
+from workers.attempt.folders import AttemptFolder, AttemptId
+from workers.attempt.rank_files import RankFileReader
 from workers.messages import Order, Outcome, RankEvent
 from workers.rank_events import LONGEST_LINE_BYTES
 
@@ -81,7 +81,9 @@ class Node:
 
     def in_place(self, job):
         """Its code has done what it wanted to, and stays."""
-        self.until(Folder(self.root / f"node/attempts/{job}.1.0").shared.joinpath("done").exists, f"{job} is done")
+        self.until(
+            AttemptFolder(self.root / f"node/attempts/{job}.1.0").shared.joinpath("done").exists, f"{job} is done"
+        )
 
     def probe(self, name="probe"):
         """An honest neighbour runs, tells and ends."""
@@ -189,7 +191,7 @@ def test_each_bad_line_is_refused_counted_and_followed_by_the_next(node):
 def test_a_bad_line_alone_never_becomes_an_event(line, tmp_path):
     folder = folder_of(tmp_path)
     folder.events.write_text(line.replace('"NOW"', str(time.time())) + "\n", errors="surrogateescape")
-    reader = Reader(folder)
+    reader = RankFileReader(folder)
     assert reader.events(0, 10, 4 * LONGEST_LINE_BYTES).events == []
     assert reader.refused == 1, reader.reason
 
@@ -371,7 +373,7 @@ def test_a_folder_that_nobody_may_enter_is_unreadable(tmp_path):
     if (child := os.fork()) == 0:
         os.setuid(65534)
         try:
-            Reader(folder).events(0, 10, 1000)
+            RankFileReader(folder).events(0, 10, 1000)
         except Exception as e:
             os.write(writing, f"{type(e).__name__} {e}".encode())
         os._exit(0)
@@ -383,7 +385,7 @@ def test_a_folder_that_nobody_may_enter_is_unreadable(tmp_path):
 
 
 def folder_of(root):
-    folder = Folder(root / "attempts" / "j.1.0")
+    folder = AttemptFolder(root / "attempts" / "j.1.0")
     folder.path.mkdir(parents=True)
     folder.shared.mkdir(parents=True)
     folder.order.write_text("{}")
@@ -424,7 +426,7 @@ def test_no_bytes_in_any_file_raise_hang_or_are_stored_badly(tmp_path, store, ev
     folder.events.write_bytes(b"\n".join(events) + b"\n")
     folder.result.write_bytes(result)
     folder.outcome.write_bytes(outcome)
-    attempt, cursor = Attempt(AttemptId("j", 1, 0), folder, 1.0), 0
+    attempt, cursor = LocalAttempt(AttemptId("j", 1, 0), folder, 1.0), 0
     while cursor < folder.events.stat().st_size:
         attempt.settle()
         told = attempt.report(cursor, "", 100, 1 << 20)

@@ -12,7 +12,7 @@ from log_readers import Direct, Node, lines, pages, reader, record
 
 from cluster import log_files
 from cluster.errors import UserError
-from cluster.untrusted_files import Unreadable
+from cluster.untrusted_files import UnreadableFile
 from workers.attempt.folder_setup import log_limit_bytes
 from workers.attempt.rank_log import RankLog
 from workers.attempt.redaction import Redactor
@@ -195,9 +195,9 @@ def test_a_log_that_was_replaced_is_not_read(ended, make):
     other.write_text(stamped(1, "other"))
     path.unlink()
     make(path)
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableFile):
         log_files.read(path, 0, 1000)
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableFile):
         log_files.last(path, 5)
     assert [line["text"] for line in lines(ended.logs, record(ranks=2, task="train"))] == ["other"]
 

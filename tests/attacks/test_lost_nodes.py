@@ -15,8 +15,8 @@ from patience import wait_for
 from cluster import embedded, fleet_record, paths
 from cluster.fleet_record import FleetRecord
 from cluster.fleet_spec import FleetSpec, parse_fleet
-from cluster.node_repair import HEAD, Repairs
-from cluster.raylets import await_started
+from cluster.node_repair import HEAD, NodeRepair
+from cluster.raylets import wait_until_started
 
 pytestmark = pytest.mark.full
 
@@ -115,19 +115,19 @@ def test_a_fleet_brought_up_without_a_umask_is_closed(fleet: FleetSpec, nobody):
 
 
 def test_a_killed_node_is_started_again_alone_and_closed(fleet: FleetSpec, nobody):
-    before, repairs = current(), Repairs(print)
+    before, repairs = current(), NodeRepair(print)
     os.umask(0o022)
     child("cpu-0", "raylet").kill()
     wait(lambda: repairs.restart_lost().started == ("cpu-0",))
     [node] = [p for p in current().processes if p.node == "cpu-0"]
-    await_started(node)
+    wait_until_started(node)
     assert current().address == before.address and current().processes[0] == before.processes[0]
     assert current().umask == 0o000
     assert_closed(nobody)
 
 
 def test_a_fleet_whose_state_server_is_killed_gets_it_back_with_its_state_and_stays_closed(fleet: FleetSpec, nobody):
-    before, repairs = current(), Repairs(print)
+    before, repairs = current(), NodeRepair(print)
     os.umask(0o077)
     child(HEAD, "gcs_server").kill()
     wait(lambda: repairs.restart_lost().started == (HEAD,))

@@ -18,7 +18,7 @@ from cluster.fleet_spec_fields import EnvironmentSpec
 from cluster.processes import alive
 from orchestrator.server import daemon
 from workers.agent import Agent
-from workers.pool_storage import Storage
+from workers.pool_storage import PoolStorage
 
 HERE = EnvironmentSpec(interpreter="current")
 MASKS = [0o000, 0o022, 0o077]
@@ -84,8 +84,8 @@ def test_a_home_of_another_user_is_refused(home: Path, nobody):
     home.mkdir()
     os.chown(home, nobody.uid, nobody.uid)
     with pytest.raises(UserError, match=rf"{home} belongs to user {nobody.uid}, this process runs as user 0"):
-        daemon.start(home)
-    for ask in (fleet_record.read, lambda: daemon.find(home), lambda: down(print)):
+        daemon.start_server(home)
+    for ask in (fleet_record.read, lambda: daemon.find_server(home), lambda: down(print)):
         with pytest.raises(UserError, match="belongs to user"):
             ask()
 
@@ -96,7 +96,7 @@ def test_a_system_folder_is_never_closed(folder: str, nobody):
 
     def asked() -> list[str]:
         said = []
-        for ask in (paths.private_dir, paths.storage_dir, Storage):
+        for ask in (paths.private_dir, paths.storage_dir, PoolStorage):
             try:
                 ask(Path(folder))
             except UserError as e:
@@ -113,7 +113,7 @@ def test_a_storage_that_a_pool_names_keeps_its_mode(place: Path, home: Path):
     named.mkdir(mode=0o755)
     named.chmod(0o2775)
     raylets.make_storage("cpu", PoolSpec(backend="cpu", environment=HERE, storage=str(named)))
-    Storage(named)
+    PoolStorage(named)
     assert mode(named) == 0o2775
     new = raylets.make_storage("cpu", PoolSpec(backend="cpu", environment=HERE, storage=str(place / "new")))
     assert mode(new) == 0o700
@@ -135,7 +135,7 @@ def test_jobs_write_under_the_umask_of_who_brought_the_fleet_up(umask: int, plac
 
 
 def test_what_a_server_makes_is_closed_whatever_the_umask(umask: int, home: Path):
-    daemon.start(home)
+    daemon.start_server(home)
     try:
         found = below(home)
         assert {"token", "server.json", "server.log"} <= {path.name for path in found}
@@ -209,7 +209,7 @@ def served(home: Path) -> list[str]:
 def test_another_user_who_names_our_home_blocks_no_server_and_is_not_stopped(home: Path, nobody, shell):
     """Its command line is that of a server of this home, letter by letter."""
     neighbour = shell(served(home), nobody.uid)
-    server = daemon.start(home)
+    server = daemon.start_server(home)
     assert daemon.stop_server(home) is True
     assert not alive(server.process) and lives(neighbour)
 

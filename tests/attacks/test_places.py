@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 from cluster import checkpoint_location
-from cluster.checkpoint_location import Place
+from cluster.checkpoint_location import CheckpointLocation
 from cluster.errors import FleetError, NotFound, SpecError, UserError
 from orchestrator import checkpoint_copy
 from orchestrator.checkpoint_address import is_local
-from orchestrator.checkpoints import Checkpoints
+from orchestrator.checkpoints import CheckpointService
 from orchestrator.job_spec import parse_job
 from orchestrator.runtime.agents import Agents
-from workers.attempt.folder_setup import absolute
+from workers.attempt.folder_setup import resolve_paths
 from workers.checkpoint.tools import run
 from workers.checkpoint.transfer.stores import store
 from workers.checkpoint_tools import CheckpointTools
 from workers.messages import Order
-from workers.pool_storage import Storage
+from workers.pool_storage import PoolStorage
 
 NO_STORE = (
     "x://y", "x://../../etc", "file:///etc/passwd", "memory://a/b", "http://169.254.169.254/latest/meta-data",
@@ -41,7 +41,7 @@ NO_PATH = (
 @pytest.mark.parametrize("text", (*NO_STORE, *NO_PATH, "", "path", "/etc/passwd"))
 def test_what_is_no_place_is_refused_with_the_field_and_a_form_that_is_one(text):
     with pytest.raises(SpecError) as raised:
-        checkpoint_location.parse(text, "target")
+        checkpoint_location.parse_location(text, "target")
     assert raised.value.field == "target" and raised.value.remedy
     assert "hunter2" not in str(raised.value)
     assert "\n" not in str(raised.value) and "\x1b" not in str(raised.value)
@@ -50,19 +50,19 @@ def test_what_is_no_place_is_refused_with_the_field_and_a_form_that_is_one(text)
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("cpu:digits-3f9a2c", Place("cpu", "digits-3f9a2c")),
-        ("cpu:digits/step-00000200-0a1b2c3d/", Place("cpu", "digits/step-00000200-0a1b2c3d")),
-        ("cpu:./a//b", Place("cpu", "a/b")),
-        ("cpu:a:b=c,d@e %\u00e9", Place("cpu", "a:b=c,d@e %\u00e9")),
-        ("My.Pool_1:a", Place("My.Pool_1", "a")),
-        ("s3://bucket/runs/digits/", Place("", "bucket/runs/digits", "s3")),
-        ("gs://my-bucket.example.org", Place("", "my-bucket.example.org", "gs")),
-        ("az://container/a=b/c d", Place("", "container/a=b/c d", "az")),
+        ("cpu:digits-3f9a2c", CheckpointLocation("cpu", "digits-3f9a2c")),
+        ("cpu:digits/step-00000200-0a1b2c3d/", CheckpointLocation("cpu", "digits/step-00000200-0a1b2c3d")),
+        ("cpu:./a//b", CheckpointLocation("cpu", "a/b")),
+        ("cpu:a:b=c,d@e %\u00e9", CheckpointLocation("cpu", "a:b=c,d@e %\u00e9")),
+        ("My.Pool_1:a", CheckpointLocation("My.Pool_1", "a")),
+        ("s3://bucket/runs/digits/", CheckpointLocation("", "bucket/runs/digits", "s3")),
+        ("gs://my-bucket.example.org", CheckpointLocation("", "my-bucket.example.org", "gs")),
+        ("az://container/a=b/c d", CheckpointLocation("", "container/a=b/c d", "az")),
     ],
 )
 def test_places_are_read_in_their_plain_form(text, place):
-    assert checkpoint_location.parse(text) == place
-    assert checkpoint_location.parse(str(place)) == place
+    assert checkpoint_location.parse_location(text) == place
+    assert checkpoint_location.parse_location(str(place)) == place
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_places_are_read_in_their_plain_form(text, place):
 )
 def test_the_remedy_names_what_was_probably_meant(text, remedy):
     with pytest.raises(SpecError) as raised:
-        checkpoint_location.parse(text)
+        checkpoint_location.parse_location(text)
     assert remedy in raised.value.remedy
 
 
@@ -85,7 +85,7 @@ def test_the_remedy_names_what_was_probably_meant(text, remedy):
 
 @pytest.fixture
 def server():
-    return Checkpoints(Agents(lambda node, answer: None))
+    return CheckpointService(Agents(lambda node, answer: None))
 
 
 @pytest.mark.parametrize("verb", ["verify", "diff", "convert", "prune", "pin", "import", "export"])
@@ -111,7 +111,7 @@ def test_tools_that_read_and_write_folders_take_no_store(server, verb):
 def test_copies_are_refused_at_either_end(server, side):
     ends = {"source": "cpu:a", "target": "cpu:b", side: "x://../../etc"}
     with pytest.raises(SpecError) as raised:
-        checkpoint_copy.copy(server, checkpoint_copy.Move(**ends), lambda done, total: None)
+        checkpoint_copy.copy(server, checkpoint_copy.CopyRequest(**ends), lambda done, total: None)
     assert raised.value.field == side
 
 
@@ -136,7 +136,7 @@ def tools(tmp_path, monkeypatch):
     for folder in ("cwd/x:", "cwd/s3:", "outside"):
         (tmp_path / folder).mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "cwd")
-    storage = Storage(tmp_path / "storage")
+    storage = PoolStorage(tmp_path / "storage")
 
     def readable(pool):
         if pool != "cpu":
@@ -214,11 +214,11 @@ def test_an_orders_folders_lie_in_the_storage(tmp_path, path, field):
     device = {"backend": "cpu", "kind": "cpu", "emulated": False, "devices": (0,), "master_address": ""}
     order = Order(job="j", epoch=1, task="run", **numbers, **device, **{field: path})
     with pytest.raises(UserError, match="is not below this pool's storage"):
-        absolute(order, tmp_path)
+        resolve_paths(order, tmp_path)
 
 
 def test_a_storage_that_is_gone_or_a_link_is_the_fleets_error_with_its_path(tmp_path):
-    storage = Storage(tmp_path / "storage")
+    storage = PoolStorage(tmp_path / "storage")
     storage.root.rename(tmp_path / "moved")
     (tmp_path / "storage").symlink_to(tmp_path / "moved")
     with pytest.raises(FleetError, match=r"this pool's storage .* cannot be opened"):
@@ -227,7 +227,7 @@ def test_a_storage_that_is_gone_or_a_link_is_the_fleets_error_with_its_path(tmp_
 
 @pytest.mark.parametrize(("offset", "limit"), [(-1, 1), (1 << 70, 1), (0, -1)])
 def test_numbers_beyond_a_file_are_the_users_error(tmp_path, offset, limit):
-    storage = Storage(tmp_path / "storage")
+    storage = PoolStorage(tmp_path / "storage")
     (storage.root / "a").write_text("x")
     with pytest.raises(UserError):
         storage.read("a", offset, limit)

@@ -29,7 +29,7 @@ from orchestrator.job_spec import parse_job
 from orchestrator.runtime.secrets import resolve_secrets
 from workers.attempt.rank_log import LONGEST_LINE_BYTES, RankLog
 from workers.attempt.redaction import Redactor
-from workers.code_archives import Packages
+from workers.code_archives import NodeCodeArchives
 
 CANARY = "c4n4ry/\"é'+ &<7f3a91\\x>9=d"
 
@@ -99,7 +99,7 @@ def packed(root, text):
         z.writestr("train.py", text)
     data = (root / "sent.zip").read_bytes()
     sha = hashlib.sha256(data).hexdigest()
-    Packages(root / "packages").put(sha, 0, data, True)
+    NodeCodeArchives(root / "packages").put(sha, 0, data, True)
     return sha
 
 

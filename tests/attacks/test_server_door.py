@@ -113,7 +113,7 @@ def wait_until() -> Callable[[Callable[[], bool]], None]:
 @as_root
 def test_another_user_who_takes_the_place_of_a_killed_server_is_sent_nothing(home, rogue, wait_until, monkeypatch):
     monkeypatch.setattr(server_connection, "RECONNECT_S", 0.5)
-    server = daemon.start(home, 0)
+    server = daemon.start_server(home, 0)
     token = tokens.read(home / "token")
     with http.connect(home, start=False) as cli, http.Client(server.url, token) as by_port:
         assert cli.jobs() == by_port.jobs() == []
@@ -131,7 +131,7 @@ def test_another_user_who_takes_the_place_of_a_killed_server_is_sent_nothing(hom
 def test_who_listens_on_the_port_without_knowing_the_token_is_not_sent_it(home, rogue, wait_until, monkeypatch):
     """As where the system does not tell the user of a port."""
     monkeypatch.setattr(server_authentication, "TIMEOUT_S", 0.5)
-    server = daemon.start(home, 0)
+    server = daemon.start_server(home, 0)
     token = tokens.read(home / "token")
     with http.Client(server.url, token) as by_port:
         assert by_port.jobs() == []
@@ -157,7 +157,7 @@ def open_folder() -> Iterator[Path]:
 @as_root
 def test_another_user_gets_no_answer_on_the_socket_even_where_its_folder_was_opened(open_folder):
     home = open_folder / "home"
-    server = daemon.start(home)
+    server = daemon.start_server(home)
     asking = f"""
 import os, socket
 os.setuid({NOBODY})
@@ -180,12 +180,12 @@ except OSError as e:
 
 
 def test_a_new_server_has_a_new_token_and_clients_of_the_old_one_go_on(home):
-    daemon.start(home)
+    daemon.start_server(home)
     old = tokens.read(home / "token")
     with http.connect(home, start=False) as first, http.connect(home, start=False) as second:
         assert first.jobs() == second.jobs() == []
         daemon.stop_server(home)
-        server = daemon.start(home, 0)
+        server = daemon.start_server(home, 0)
         assert tokens.read(home / "token") != old
         assert first.jobs() == second.jobs() == []
     answer = httpx.get(f"{server.url}/v1/jobs", headers={"Authorization": f"Bearer {old}"}, trust_env=False)
@@ -194,7 +194,7 @@ def test_a_new_server_has_a_new_token_and_clients_of_the_old_one_go_on(home):
 
 def test_a_server_in_a_folder_with_a_long_name_is_reached(tmp_path, monkeypatch):
     home = tmp_path / ("long-" * 30) / "home"
-    server = daemon.start(home)
+    server = daemon.start_server(home)
     try:
         assert server.socket == str(home / "server.sock")
         with http.connect(home, start=False) as client:
@@ -206,7 +206,7 @@ def test_a_server_in_a_folder_with_a_long_name_is_reached(tmp_path, monkeypatch)
 
 def test_a_proof_is_bound_to_its_port(home):
     """What listens elsewhere cannot hand on the answer of the real server."""
-    server = daemon.start(home, 0)
+    server = daemon.start_server(home, 0)
     with socket.create_server(("127.0.0.1", 0)) as relay:
         port = relay.getsockname()[1]
 
@@ -228,7 +228,7 @@ def test_a_proof_is_bound_to_its_port(home):
 
 
 def test_hundreds_of_idle_connections_leave_the_client_its_place(home, wait_until):
-    server = daemon.start(home, 0)
+    server = daemon.start_server(home, 0)
     with http.connect(home, start=False) as client, ExitStack() as held:
         for _ in range(600):
             held.enter_context(socket.create_connection(("127.0.0.1", server.port)))
@@ -239,7 +239,7 @@ def test_hundreds_of_idle_connections_leave_the_client_its_place(home, wait_unti
 
 
 def test_without_free_files_the_log_stays_short_and_the_server_comes_back(home, wait_until):
-    server = daemon.start(home, 0)
+    server = daemon.start_server(home, 0)
     log = daemon.log_path(home)
     before = log.stat().st_size
     resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (60, 4096))
@@ -346,7 +346,7 @@ def test_a_body_that_comes_a_byte_at_a_time_is_cut_off(port, monkeypatch):
 
 
 def test_idle_streams_hold_no_threads_and_do_not_keep_others_waiting(home):
-    server = daemon.start(home)
+    server = daemon.start_server(home)
     with http.connect(home, start=False) as client, ExitStack() as held:
         transport = httpx.HTTPTransport(uds=server.socket, limits=httpx.Limits(max_connections=None))
         headers = {"Authorization": f"Bearer {tokens.read(home / 'token')}"}
@@ -359,7 +359,7 @@ def test_idle_streams_hold_no_threads_and_do_not_keep_others_waiting(home):
 
 
 def test_one_stream_too_many_is_refused_with_when_to_come_back(home, monkeypatch):
-    server = daemon.start(home)
+    server = daemon.start_server(home)
     with ExitStack() as held:
         transport = httpx.HTTPTransport(uds=server.socket, limits=httpx.Limits(max_connections=None))
         headers = {"Authorization": f"Bearer {tokens.read(home / 'token')}"}

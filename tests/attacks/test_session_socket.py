@@ -9,7 +9,7 @@ import time
 import pytest
 
 from cluster.errors import FleetError, UserError
-from workers.benchmark.session_server import ADDRESS, ask, serve
+from workers.benchmark.session_server import ADDRESS, request, serve
 
 HANG_S = 20.0
 
@@ -29,8 +29,8 @@ def served(tmp_path):
     while not (tmp_path / ADDRESS).exists():
         serving.join(0.01)
     yield go
-    assert ask(tmp_path, {"do": "describe"}, HANG_S) == {"do": "describe"}
-    ask(tmp_path, {"do": "end"}, HANG_S)
+    assert request(tmp_path, {"do": "describe"}, HANG_S) == {"do": "describe"}
+    request(tmp_path, {"do": "end"}, HANG_S)
     serving.join(HANG_S)
     assert said == ["ended"]
 
@@ -88,7 +88,7 @@ def asked(folder, timeout_s=0.5):
 
     def run():
         try:
-            found.append(ask(folder, {"do": "describe"}, timeout_s))
+            found.append(request(folder, {"do": "describe"}, timeout_s))
         except Exception as e:
             found.append(e)
 

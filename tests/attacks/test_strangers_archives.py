@@ -16,7 +16,7 @@ from cluster import archive_checks, archive_entries, archive_unpack
 from cluster.errors import PolyfleetError, SpecError, UserError
 from orchestrator import code_archive, ignore_file
 from orchestrator.runtime.code_archives import Packages as Uploaded
-from workers.code_archives import Packages as OnNode
+from workers.code_archives import NodeCodeArchives as OnNode
 
 
 def archive(*entries, method=zipfile.ZIP_DEFLATED):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cluster.errors import PolyfleetError
 from workers.checkpoint.exchange import pickle_symbols
 from workers.checkpoint.exchange.formats import read
-from workers.checkpoint.exchange.pickle_values import Plain
+from workers.checkpoint.exchange.pickle_values import PickleDecoder
 from workers.checkpoint.exchange.safetensors_files import parse_header
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.manifest import digest_of
@@ -46,7 +46,7 @@ def safetensors_header(data: bytes) -> object:
 
 
 def pickled(data: bytes) -> object:
-    return Plain().value(pickle_symbols.read(data, "bytes"), "bytes")
+    return PickleDecoder().value(pickle_symbols.read(data, "bytes"), "bytes")
 
 
 def archive(data: bytes) -> object:

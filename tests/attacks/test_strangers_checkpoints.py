@@ -23,15 +23,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # children of these tests im
 from patience import wait_for
 
 from cluster.errors import PolyfleetError, UserError
-from workers.checkpoint.format.boxes import Box, tiles, whole
+from workers.checkpoint.format.boxes import Box, full_box, tiles
 from workers.checkpoint.format.manifest import NAME, digest_of
 from workers.checkpoint.format.manifest_checks import parse_manifest
 from workers.checkpoint.tools import run_in_child
 from workers.checkpoint_tools import CheckpointTools
-from workers.checkpoint_uploads import IncomingCheckpoints
+from workers.checkpoint_uploads import CheckpointUploads
 from workers.errors import CheckpointError
-from workers.pool_checkpoints import StoredCheckpoints
-from workers.pool_storage import Storage
+from workers.pool_checkpoints import PoolCheckpoints
+from workers.pool_storage import PoolStorage
 
 MOST_BYTES = 256 << 20
 HANGS_S = 40
@@ -180,7 +180,7 @@ def test_numbers_beyond_64_bits_are_refused_in_a_manifest_and_a_header():
 
 
 def test_parts_are_found_to_tile_or_not_in_any_number_of_dimensions():
-    outer = whole((4, 6, 2, 5))
+    outer = full_box((4, 6, 2, 5))
     cells = [Box((a, b, c, d), (2, 3, 1, 5)) for a in (0, 2) for b in (0, 3) for c in (0, 1) for d in (0,)]
     assert tiles(outer, cells) == ""
     assert tiles(outer, [*cells, Box((1, 1, 1, 1), (0, 1, 1, 1))]) == ""  # an empty part covers nothing
@@ -188,13 +188,13 @@ def test_parts_are_found_to_tile_or_not_in_any_number_of_dimensions():
     moved = [*cells[:-1], Box((2, 3, 0, 0), (2, 3, 1, 5))]
     assert tiles(outer, moved) == "has shards that overlap, from [2, 3, 0, 0] and from [2, 3, 0, 0] on"
     assert tiles(outer, [*cells, cells[0]]).startswith("has shards that overlap")
-    assert tiles(whole(()), [whole(())]) == ""
-    assert tiles(whole((3, 0)), []) == ""
+    assert tiles(full_box(()), [full_box(())]) == ""
+    assert tiles(full_box((3, 0)), []) == ""
 
 
 @pytest.fixture
 def storage(tmp_path):
-    return Storage(tmp_path / "storage")
+    return PoolStorage(tmp_path / "storage")
 
 
 def large_manifest():
@@ -207,7 +207,7 @@ def test_an_agent_has_a_large_manifest_read_by_a_process_of_its_own(storage, tmp
     folder = storage.make(f"jobs/{name}")
     (folder / NAME).write_bytes(text)
     (folder / "a.safetensors").write_bytes(b"\0" * (1 << 20))
-    stored = StoredCheckpoints(storage)
+    stored = PoolCheckpoints(storage)
 
     def here(*_):
         raise AssertionError("read in the agent")
@@ -220,7 +220,7 @@ def test_an_agent_has_a_large_manifest_read_by_a_process_of_its_own(storage, tmp
         stored.verify(f"jobs/{name}")
     with pytest.raises(PolyfleetError, match="none of the 1 checkpoints"):
         stored.step("jobs")
-    incoming = IncomingCheckpoints(Storage(tmp_path / "other"))
+    incoming = CheckpointUploads(PoolStorage(tmp_path / "other"))
     assert incoming.begin("here", name, text)["missing"] == [["a.safetensors", 0]]
     incoming.leave("here", name)
 
@@ -307,12 +307,12 @@ def test_a_small_pickle_cannot_ask_for_much(what, tmp_path):
 
 
 def test_a_reader_that_takes_too_long_is_ended_by_its_own_limits(tmp_path):
-    script = "from cluster import sandbox; sandbox.CPU_S = 0; sandbox.bound()\nwhile True: pass"
+    script = "from cluster import sandbox; sandbox.CPU_S = 0; sandbox.apply_limits()\nwhile True: pass"
     done = subprocess.run([sys.executable, "-c", script], timeout=HANGS_S)
-    from cluster.sandbox import limit_reached
+    from cluster.sandbox import limit_message
 
-    assert limit_reached(done.returncode) == "it took much longer than files of its size do"
-    script = "from cluster import sandbox; sandbox.isolate(); sandbox.bound(); bytearray(400 << 20)"
+    assert limit_message(done.returncode) == "it took much longer than files of its size do"
+    script = "from cluster import sandbox; sandbox.isolate(); sandbox.apply_limits(); bytearray(400 << 20)"
     done = subprocess.run([sys.executable, "-c", script], timeout=HANGS_S, capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == "MemoryError"
 

@@ -161,7 +161,7 @@ def test_a_lock_held_by_somebody_else_is_no_sign_of_life(node, groups, tmp_path)
         node.until_file(tmp_path / "held")
         node.reopen()
         assert ended(node)["state"] == "lost"
-        assert lease.is_held(node.folder().lock)
+        assert lease.is_locked(node.folder().lock)
     finally:
         holder.kill()
         holder.wait()
@@ -189,8 +189,8 @@ def test_what_goes_wrong_with_one_attempt_at_the_fence_does_not_concern_the_next
     broken.folder.lease.mkdir()
     broken.folder.stop.unlink(missing_ok=True)
     broken.folder.stop.mkdir()
-    fences = fence.Fences(stored=lambda key, _limit_s: b"9" if key.endswith("/a") else None)
-    watching = threading.Thread(target=fence.check, args=([broken, sound], fences))
+    fences = fence.FenceReader(stored=lambda key, _limit_s: b"9" if key.endswith("/a") else None)
+    watching = threading.Thread(target=fence.renew_or_stop, args=([broken, sound], fences))
     watching.start()
     watching.join(20)
     assert lease.deadline_s(sound.folder.lease) > lease.now_s() + 50

@@ -56,14 +56,14 @@ class Chain(threading.Thread):
     def run(self):
         home, ended_s = self._fleet.home, None
         while not self._over.wait(0.02) and not self.wrong:
-            if daemon.find(home) is not None:
+            if daemon.find_server(home) is not None:
                 continue
             if ended_s is not None:
                 self._died()
             ended_s = time.monotonic()
             os.environ[POINT] = self.point
             with suppress(FleetError):  # it may come to the point before it answers
-                daemon.start(home)
+                daemon.start_server(home)
                 self.deaths |= {list(self.deaths)[-1]: time.monotonic() - ended_s} if self.deaths else {}
 
     def _died(self):
@@ -100,7 +100,7 @@ def test_crashes_at_named_points_change_no_ending(case, fleet, seed, names):
                 if act not in OFTEN:
                     until(lambda point=point: chain.point != point or chain.wrong)
             assert not chain.wrong
-            until(lambda: daemon.find(fleet.home))
+            until(lambda: daemon.find_server(fleet.home))
         assert list(chain.deaths) == names
         for name, back_s in chain.deaths.items():
             now.fault("F4", what, point=name, **({"back_s": round(back_s, 2)} if back_s else {}))

@@ -62,7 +62,7 @@ def test_a_damaged_store_stops_the_server_which_says_the_way_back(case, fleet, s
         now.took("told_s", time.monotonic() - now.at_s)
         now.record["said"] = said[:300]
         assert "polyfleet server restore" in said, said
-        assert daemon.find(fleet.home) is None
+        assert daemon.find_server(fleet.home) is None
         polyfleet("server", "restore", str(saved))
         now.over()
         fleet.reconnected()

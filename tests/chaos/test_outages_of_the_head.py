@@ -9,7 +9,7 @@ import pytest
 from faults import until
 
 from cluster import fleet_record
-from cluster.processes import family
+from cluster.processes import with_descendants
 from orchestrator import Orchestrator
 
 pytestmark = pytest.mark.chaos
@@ -47,7 +47,7 @@ def test_a_killed_head(case, fleet, seed, outage_s, monkeypatch):
 
 def kill_head():
     record = fleet_record.read()
-    for process in family([record.head.process]):
+    for process in with_descendants([record.head.process]):
         with suppress(psutil.NoSuchProcess):  # processes of Ray end as their parent does
             process.kill()
 

@@ -109,7 +109,7 @@ def test_an_environment_that_is_there_is_used_whichever_build_it_has(usual, for_
     assert small != large
     monkeypatch.setenv("POLYFLEET_TORCH_INDEX", "")
     assert environments.create(PROBE) == environments.path(PROBE) == small
-    assert environments.refusal(PROBE) == ""
+    assert environments.unsupported_reason(PROBE) == ""
 
 
 def test_a_build_for_the_cpu_that_does_not_work_is_told_with_the_way_around_it(usual, for_cpu):
@@ -129,9 +129,9 @@ def test_a_password_in_the_address_is_neither_told_nor_kept(usual, for_cpu, monk
 
 def test_less_disk_is_enough_where_the_smaller_build_can_be_had(usual, for_cpu, monkeypatch):
     large = Recipe("probe", PROBE.requirements, building_bytes=10**18, cpu_build=PROBE.cpu_build)
-    assert environments.refusal(large) == ""
+    assert environments.unsupported_reason(large) == ""
     monkeypatch.setenv("POLYFLEET_TORCH_INDEX", "")
-    assert "needs 1000000000.0 GB of disk while it is made" in environments.refusal(large)
+    assert "needs 1000000000.0 GB of disk while it is made" in environments.unsupported_reason(large)
 
 
 def test_the_second_environment_for_the_cpu_differs_by_torchs_build_and_what_that_needs():

@@ -182,8 +182,8 @@ def test_an_environment_that_is_there_needs_no_disk(cache, monkeypatch):
     recipe = Recipe("empty", "")
     environments.create(recipe)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
-    assert environments.refusal(recipe) == ""
-    assert "of disk while it is made" in environments.refusal("xla")
+    assert environments.unsupported_reason(recipe) == ""
+    assert "of disk while it is made" in environments.unsupported_reason("xla")
 
 
 def test_a_machine_without_its_packages_is_told(cache, monkeypatch):
@@ -243,7 +243,7 @@ def test_an_interpreter_that_exists_is_taken_as_it_is(tmp_path):
     assert environments.create(EnvironmentSpec(interpreter="current")) == Path(sys.executable)
     assert environments.path(EnvironmentSpec(interpreter=sys.executable)) == Path(sys.executable)
     absent = EnvironmentSpec(interpreter=str(tmp_path / "python"))
-    assert "no Python interpreter at" in environments.refusal(absent)
+    assert "no Python interpreter at" in environments.unsupported_reason(absent)
     with pytest.raises(UserError, match="no Python interpreter at"):
         environments.create(absent)
 
@@ -251,7 +251,7 @@ def test_an_interpreter_that_exists_is_taken_as_it_is(tmp_path):
 def test_a_list_of_requirements_gets_what_a_node_needs_and_our_ray():
     import importlib.metadata
 
-    packages = recipes.of_requirements(("torch==2.9.0",)).packages
+    packages = recipes.from_requirements(("torch==2.9.0",)).packages
     assert {"torch==2.9.0", f"ray=={importlib.metadata.version('ray')}", *recipes.NODE_PACKAGES} == set(packages)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from cluster import fences
 from cluster.errors import UserError
-from cluster.untrusted_files import Unreadable
+from cluster.untrusted_files import UnreadableFile
 
 
 def test_a_fence_is_read_as_it_was_raised(tmp_path: Path):
@@ -31,13 +31,13 @@ def test_a_fence_is_never_lowered(tmp_path: Path):
 def test_a_fence_is_forgotten_once_and_again(tmp_path: Path):
     fences.raise_to(tmp_path, "job", 1)
     for _ in range(2):
-        fences.forget(tmp_path, "job")
+        fences.remove(tmp_path, "job")
         assert fences.read(tmp_path, "job") is None
 
 
 @pytest.mark.parametrize("job", ["", ".", "..", "../up", "a/b", ".job.part", "a\n", "a" * 129, "é"])
 def test_what_is_no_jobs_id_names_no_file(tmp_path: Path, job: str):
-    for use in (fences.read, fences.forget, partial(fences.raise_to, epoch=1), partial(fences.write, epoch=1)):
+    for use in (fences.read, fences.remove, partial(fences.raise_to, epoch=1), partial(fences.write, epoch=1)):
         with pytest.raises(UserError, match="cannot be a job's id"):
             use(tmp_path, job)
     assert not list(tmp_path.iterdir())
@@ -48,7 +48,7 @@ def test_what_is_no_jobs_id_names_no_file(tmp_path: Path, job: str):
 )
 def test_another_text_is_no_epoch(tmp_path: Path, text: bytes):
     (tmp_path / "job").write_bytes(text)
-    with pytest.raises(Unreadable, match="does not hold an epoch"):
+    with pytest.raises(UnreadableFile, match="does not hold an epoch"):
         fences.read(tmp_path, "job")
     fences.raise_to(tmp_path, "job", 4)
     assert fences.read(tmp_path, "job") == 4
@@ -61,7 +61,7 @@ def test_links_and_pipes_are_not_followed(tmp_path: Path):
     (tmp_path / "real" / "alias").symlink_to("job")
     os.mkfifo(tmp_path / "real" / "pipe")
     for folder, job in ((tmp_path / "linked", "job"), (tmp_path / "real", "alias"), (tmp_path / "real", "pipe")):
-        with pytest.raises(Unreadable):
+        with pytest.raises(UnreadableFile):
             fences.read(folder, job)
     fences.raise_to(tmp_path / "real", "alias", 9)
     assert fences.read(tmp_path / "real", "job") == 4 and fences.read(tmp_path / "real", "alias") == 9

@@ -14,7 +14,7 @@ from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord, NodeProcess
 from cluster.fleet_spec import parse_fleet
 from cluster.paths import private_dir
-from cluster.ray_node import head_command, inherited, node_environment, resource_counts, worker_command
+from cluster.ray_node import head_command, inherited_environment, node_environment, resource_counts, worker_command
 from cluster.raylets import stop_all
 
 
@@ -101,7 +101,7 @@ def test_another_clusters_ray_variables_do_not_reach_ours():
         "VIRTUAL_ENV": "v",
         "HTTP_PROXY": "p",
     }
-    assert inherited(base) == {"PATH": "/bin", "HTTP_PROXY": "p"}
+    assert inherited_environment(base) == {"PATH": "/bin", "HTTP_PROXY": "p"}
 
 
 def test_every_node_authenticates_stays_on_loopback_and_counts_only_what_we_say():

@@ -5,7 +5,15 @@ from types import SimpleNamespace
 import pytest
 
 from cluster.errors import SpecError, UserError
-from cluster.fleet_spec import FleetSpec, default_fleet, demo_fleet, fleet_schema, load_fleet, parse_fleet, possible
+from cluster.fleet_spec import (
+    FleetSpec,
+    default_fleet,
+    demo_fleet,
+    drop_unavailable_pools,
+    fleet_schema,
+    load_fleet,
+    parse_fleet,
+)
 
 
 def pool(**fields):
@@ -205,7 +213,7 @@ def test_with_too_little_disk_the_demo_leaves_two_pools_out_and_says_how_much_is
 def test_a_pool_that_is_not_optional_is_never_left_out(monkeypatch, empty_cache):
     machine(monkeypatch, "Darwin", "arm64", 1 << 40)
     must = {"backend": "tpu", "environment": "xla"}
-    fleet, left_out = possible(parse_fleet({"pools": {"must": must, "may": must | {"optional": True}}}))
+    fleet, left_out = drop_unavailable_pools(parse_fleet({"pools": {"must": must, "may": must | {"optional": True}}}))
     assert list(fleet.pools) == ["must"]
     assert [name for name, _ in left_out] == ["may"]
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from cluster import embedded, fleet_record
-from cluster.embedded import down, one_at_a_time
+from cluster.embedded import down, fleet_lock
 from cluster.errors import Conflict
 from cluster.fleet_record import FleetRecord, NodeProcess
 from cluster.fleet_spec import parse_fleet
-from cluster.node_repair import HEAD, Repaired, Repairs, lost, pause_left_s
+from cluster.node_repair import HEAD, NodeRepair, RepairResult, backoff_left_s, lost_nodes
 from cluster.processes import alive, identify
 
 ENDS = f"""#!/bin/sh
@@ -68,15 +68,15 @@ def ended(node: str) -> None:
     ],
 )
 def test_pauses_grow_and_there_are_three_starts_in_ten_minutes(starts: list[float], now_s: float, left_s: float):
-    assert pause_left_s(starts, now_s) == left_s
+    assert backoff_left_s(starts, now_s) == left_s
 
 
 def test_a_node_that_ends_again_and_again_is_held_with_the_reason(record: FleetRecord):
     clock, said = Clock(), list[str]()
-    repairs = Repairs(said.append, clock)
+    repairs = NodeRepair(said.append, clock)
     for now_s in (0.0, 10.0, 70.0):
         clock.now_s = now_s
-        assert repairs.restart_lost() == Repaired(("cpu-0",))
+        assert repairs.restart_lost() == RepairResult(("cpu-0",))
         ended("cpu-0")
     clock.now_s = 80.0
     held = repairs.restart_lost()
@@ -93,23 +93,23 @@ def test_a_node_that_ends_again_and_again_is_held_with_the_reason(record: FleetR
 @pytest.mark.parametrize("state", ["starting", "stopping", "leaving", "left"])
 def test_only_a_fleet_that_is_up_is_repaired(record: FleetRecord, state: str):
     fleet_record.write(replace(record, state=state))
-    assert Repairs(print).restart_lost() == Repaired()
+    assert NodeRepair(print).restart_lost() == RepairResult()
 
 
 def test_a_cluster_that_is_not_ours_has_no_lost_nodes(record: FleetRecord):
-    assert lost(replace(record, temp_dir="", processes=())) == ()
-    assert lost(None) == ()
+    assert lost_nodes(replace(record, temp_dir="", processes=())) == ()
+    assert lost_nodes(None) == ()
 
 
 def test_nothing_is_repaired_while_up_or_down_is_at_work(record: FleetRecord, monkeypatch: pytest.MonkeyPatch):
     told: list[str] = []
     monkeypatch.setattr(embedded, "WAIT_S", 0.2)
-    with one_at_a_time():
-        assert Repairs(print).restart_lost() == Repaired()
+    with fleet_lock():
+        assert NodeRepair(print).restart_lost() == RepairResult()
         with pytest.raises(Conflict, match="another `polyfleet up` or `down` is at work here"):
             down(told.append)
     assert told == ["waiting for another `polyfleet up` or `down` to end"]
-    assert Repairs(print).restart_lost().started == ("cpu-0",)
+    assert NodeRepair(print).restart_lost().started == ("cpu-0",)
     ended("cpu-0")
 
 
@@ -119,7 +119,7 @@ def test_down_waits_for_a_repair_to_end(record: FleetRecord, monkeypatch: pytest
     fleet_record.write(replace(record, processes=()))
 
     def repair() -> None:
-        with one_at_a_time(embedded.REPAIR):
+        with fleet_lock(embedded.REPAIR):
             ends.set()
             assert waits.wait(30)
 
@@ -135,16 +135,16 @@ def test_a_head_that_cannot_be_started_again_is_tried_again_later(record: FleetR
     fleet_record.write(replace(record, processes=()))
     (tmp_path / "home" / "logs").touch()  # a file where the head's log belongs
     clock = Clock()
-    repairs = Repairs(print, clock)
+    repairs = NodeRepair(print, clock)
     assert "could not be started again" in repairs.restart_lost().waiting[HEAD]
     now = fleet_record.read()
-    assert now is not None and now.state == "up" and lost(now) == (HEAD,)
+    assert now is not None and now.state == "up" and lost_nodes(now) == (HEAD,)
     assert "next start is in 10 s" in repairs.restart_lost().waiting[HEAD]
 
 
 def test_a_damaged_record_is_told_not_raised(record: FleetRecord):
     fleet_record.path().write_text("{")
-    assert "fleet.json is damaged" in Repairs(print).restart_lost().waiting[HEAD]
+    assert "fleet.json is damaged" in NodeRepair(print).restart_lost().waiting[HEAD]
 
 
 def test_a_node_that_is_to_be_started_again_is_told_and_ends_with_all_it_started(record: FleetRecord):
@@ -157,11 +157,11 @@ def test_a_node_that_is_to_be_started_again_is_told_and_ends_with_all_it_started
     worker = NodeProcess("worker", "cpu-0", "cpu", process.pid, process.created)
     up = replace(record, processes=(*record.processes, worker))
     fleet_record.write(replace(up, state="stopping"))
-    Repairs(print).end("cpu-0")
+    NodeRepair(print).end("cpu-0")
     assert alive(process) and alive(child), "whoever stops the fleet ends it"
     fleet_record.write(up)
-    Repairs(print).end("cpu-1")
+    NodeRepair(print).end("cpu-1")
     assert alive(process)
-    Repairs(print).end("cpu-0")
+    NodeRepair(print).end("cpu-0")
     assert node.communicate(timeout=180)[0] == "told\n"
     assert not alive(process) and not alive(child)

@@ -57,20 +57,20 @@ def foreign() -> Iterator[Callable[[int], tuple[int, subprocess.Popen[str]]]]:
 def test_the_owner_of_a_listening_port_is_told_and_nobody_of_another(family: socket.AddressFamily, host: str):
     with socket.create_server((host, 0), family=family) as listening:
         port = listening.getsockname()[1]
-        assert ports.owners(port) == {os.geteuid()}
-    assert ports.owners(port) == frozenset()
+        assert ports.listener_uids(port) == {os.geteuid()}
+    assert ports.listener_uids(port) == frozenset()
 
 
 def test_an_established_connection_is_no_listener():
     with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()) as s:
-        assert ports.owners(s.getsockname()[1]) == frozenset()
+        assert ports.listener_uids(s.getsockname()[1]) == frozenset()
 
 
 @as_root
 def test_a_port_that_another_user_took_is_refused(foreign: Callable[..., tuple[int, subprocess.Popen[str]]]):
     port, _ = foreign()
     with pytest.raises(FleetError, match=rf"port {port} is held by another user \(uid 65534\).*nothing was sent"):
-        ports.refuse_foreign(f"127.0.0.1:{port}")
+        ports.check_listener(f"127.0.0.1:{port}")
 
 
 @as_root

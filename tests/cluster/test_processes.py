@@ -11,14 +11,14 @@ from cluster.processes import (
     ProcessId,
     age_s,
     alive,
-    family,
     free_port,
     identify,
     kill,
-    kill_families,
-    running,
+    kill_trees,
+    processes_of_module,
     start_detached,
     stop,
+    with_descendants,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -92,7 +92,7 @@ def test_a_module_is_running_where_python_runs_it_and_not_where_it_is_named(tmp_
     started = [
         subprocess.Popen(given, cwd=tmp_path, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) for given in words
     ]
-    found = [(process.pid, arguments) for process, arguments in running("idle")]
+    found = [(process.pid, arguments) for process, arguments in processes_of_module("idle")]
     for process in started:
         process.kill()
         process.communicate()
@@ -151,8 +151,8 @@ def test_a_killed_family_hears_nothing_before(tmp_path: Path):
     )
     while not (tmp_path / "log").read_text():
         pass
-    members = family([parent])
-    kill_families([parent])
+    members = with_descendants([parent])
+    kill_trees([parent])
     assert len(members) == 2 and not any(m.is_running() and m.status() != psutil.STATUS_ZOMBIE for m in members)
     assert (tmp_path / "log").read_text() == "1\n"
     assert not kill([parent])

@@ -11,7 +11,7 @@ from cluster import embedded, fleet_record, ray_head
 from cluster.errors import FleetError
 from cluster.fleet_record import FleetRecord, NodeProcess
 from cluster.fleet_spec import parse_fleet
-from cluster.node_repair import Repairs, lost
+from cluster.node_repair import NodeRepair, lost_nodes
 from cluster.processes import identify
 
 ENDS = f"""#!/bin/sh
@@ -56,7 +56,7 @@ def ray_process(shell, folder: Path):
 def test_nodes_of_the_cluster_before_are_killed_without_a_word(record: FleetRecord, tmp_path: Path, shell):
     before = tmp_path / "pf-before"
     old, new = ray_process(shell, before / "n" / "cpu-0"), ray_process(shell, record.cwd("cpu-0"))
-    done = ray_head.abandon(replace(record, before=str(before)))
+    done = ray_head.kill_previous_nodes(replace(record, before=str(before)))
     assert old.wait(30) == -9 and not before.exists()
     assert new.poll() is None and not (record.cwd("cpu-0") / "told").exists()
     assert done.before == "" and fleet_record.read() == done
@@ -85,8 +85,8 @@ def test_a_new_head_without_its_nodes_is_no_fleet_yet_and_whoever_comes_next_goe
     before = tmp_path / "pf-before"
     old = ray_process(shell, before / "n" / "cpu-0")
     fleet_record.write(replace(record, state="starting", before=str(before)))
-    done = Repairs(print).restart_lost()
+    done = NodeRepair(print).restart_lost()
     assert "node cpu-0 did not start: no device" in done.waiting[ray_head.HEAD]
     now = fleet_record.read()
-    assert now is not None and (now.state, now.before, lost(now)) == ("up", "", ("cpu-0",))
+    assert now is not None and (now.state, now.before, lost_nodes(now)) == ("up", "", ("cpu-0",))
     assert old.wait(30) == -9 and now.head == record.head

@@ -39,7 +39,7 @@ def attempt(tmp_path: Path) -> Iterator[Callable[[Path], ProcessId]]:
 def test_without_attempts_nobody_is_told_and_nothing_is_waited_for(tmp_path: Path, attempt):
     (tmp_path / "here").mkdir()
     attempt(tmp_path / "elsewhere" / "attempts" / "j.1.0")
-    assert termination_notice.save_first(tmp_path / "here", "it ends", lambda _: pytest.fail("told"))
+    assert termination_notice.notify_and_wait(tmp_path / "here", "it ends", lambda _: pytest.fail("told"))
     assert not (tmp_path / "here" / termination_notice.FILE).exists()
 
 
@@ -54,11 +54,11 @@ def test_the_notice_is_there_until_the_attempts_end(tmp_path: Path, attempt):
 
     ending = threading.Thread(target=end)
     ending.start()
-    assert termination_notice.save_first(node, "the machine is taken away", lambda _: told.set())
+    assert termination_notice.notify_and_wait(node, "the machine is taken away", lambda _: told.set())
     ending.join()
     said = json.loads((node / termination_notice.FILE).read_text())
     assert said == {"reason": "the machine is taken away", "grace_s": termination_notice.GRACE_S}
-    termination_notice.clear(node)
+    termination_notice.clear_notice(node)
     assert not (node / termination_notice.FILE).exists()
 
 
@@ -66,7 +66,7 @@ def test_attempts_that_do_not_end_are_waited_for_no_longer_than_said(tmp_path: P
     (tmp_path / "node").mkdir()
     attempt(tmp_path / "node" / "attempts" / "j.1.0")
     left: list[float] = []
-    assert not termination_notice.save_first(tmp_path / "node", "it ends", left.append, grace_s=0.3)
+    assert not termination_notice.notify_and_wait(tmp_path / "node", "it ends", left.append, grace_s=0.3)
     assert left == [0.3]
 
 

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.untrusted_files import LARGEST_INTEGER, Unreadable, depth, opened_in, parse_json, read_bytes, read_json
+from cluster.untrusted_files import (
+    LARGEST_INTEGER,
+    UnreadableFile,
+    depth,
+    open_untrusted_in,
+    parse_json,
+    read_bytes,
+    read_json,
+)
 
 LIMIT = 1000
 
@@ -25,13 +33,13 @@ def test_a_file_within_its_limit_is_read_whole(tmp_path: Path):
 def test_a_pipe_is_refused_at_once_also_one_that_somebody_writes_to(tmp_path: Path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(Unreadable, match="not a regular file"):
+    with pytest.raises(UnreadableFile, match="not a regular file"):
         read_bytes(pipe, LIMIT)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     writer = threading.Thread(target=pipe.write_bytes, args=(b"x",))
     writer.start()
 
-    with pytest.raises(Unreadable, match="not a regular file"):
+    with pytest.raises(UnreadableFile, match="not a regular file"):
         read_bytes(pipe, LIMIT)
 
     os.close(os.dup(reader))
@@ -44,7 +52,7 @@ def test_folders_and_links_are_no_files(tmp_path: Path, there):
     path = tmp_path / "it"
     there(path)
 
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableFile):
         read_bytes(path, LIMIT)
 
 
@@ -53,7 +61,7 @@ def test_a_sparse_file_of_a_terabyte_is_refused_by_its_limit(tmp_path: Path):
     with file.open("wb") as f:
         f.truncate(1 << 40)
 
-    with pytest.raises(Unreadable, match="longer than the limit of 1000 bytes"):
+    with pytest.raises(UnreadableFile, match="longer than the limit of 1000 bytes"):
         read_bytes(file, LIMIT)
 
 
@@ -79,13 +87,13 @@ def test_an_absent_file_is_told_from_a_bad_one(tmp_path: Path):
     ],
 )
 def test_json_that_would_harm_its_reader_is_refused(text: bytes):
-    with pytest.raises(Unreadable, match=r"^it "):
+    with pytest.raises(UnreadableFile, match=r"^it "):
         parse_json(text, "it")
 
 
 def test_numbers_up_to_64_bits_are_read_exactly():
     assert parse_json(b"[%d, -1.5]" % LARGEST_INTEGER, "it") == [LARGEST_INTEGER, -1.5]
-    with pytest.raises(Unreadable, match="beyond 64 bits"):
+    with pytest.raises(UnreadableFile, match="beyond 64 bits"):
         parse_json(b"%d" % (LARGEST_INTEGER + 1), "it")
 
 
@@ -101,7 +109,7 @@ def test_the_depth_of_a_string_that_never_ends_is_found_in_linear_time(end: byte
 
 def test_a_text_of_whole_characters_is_read_and_half_ones_are_refused():
     assert parse_json(b'"\\ud83d\\ude00 \\\\ud800"', "it") == "\U0001f600 \\ud800"
-    with pytest.raises(Unreadable, match="surrogates not allowed"):
+    with pytest.raises(UnreadableFile, match="surrogates not allowed"):
         parse_json(b'{"\\uDC00": 1}', "it")
 
 
@@ -111,12 +119,12 @@ def test_a_file_is_opened_in_a_folder_that_is_no_link(tmp_path: Path):
     (folder / "file").write_bytes(b"x")
     link.symlink_to(folder)
 
-    with opened_in(folder, "file") as descriptor:
+    with open_untrusted_in(folder, "file") as descriptor:
         assert os.read(descriptor, 9) == b"x"
     for place, name, why in [(link, "file", "is not a folder"), (folder / "file", "x", "is not a folder")]:
-        with pytest.raises(Unreadable, match=why), opened_in(place, name):
+        with pytest.raises(UnreadableFile, match=why), open_untrusted_in(place, name):
             pass
-    with pytest.raises(FileNotFoundError), opened_in(tmp_path / "absent", "file"):
+    with pytest.raises(FileNotFoundError), open_untrusted_in(tmp_path / "absent", "file"):
         pass
 
 
@@ -125,7 +133,7 @@ def test_a_reader_without_descriptors_blames_nobody(tmp_path: Path):
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
     try:
-        with pytest.raises(Unreadable) as told:
+        with pytest.raises(UnreadableFile) as told:
             read_bytes(tmp_path / "file", LIMIT)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
@@ -150,5 +158,5 @@ def test_whatever_json_holds_comes_back_as_it_was(value):
 def test_any_bytes_are_read_or_refused(data: bytes):
     try:
         parse_json(data, "it")
-    except Unreadable:
+    except UnreadableFile:
         return

@@ -4,7 +4,7 @@ import pytest
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from cluster.errors import SpecError, UserError
-from cluster.validation_errors import WrongValueError, checked, in_field
+from cluster.validation_errors import WrongValueError, prefix_field, validate_model
 
 
 def even(value: int) -> int:
@@ -21,7 +21,7 @@ def known(word: str) -> str:
 
 class Wheel(BaseModel, extra="forbid"):
     spokes: Annotated[int, Field(strict=True, ge=1)] = 8
-    colour: Annotated[str, AfterValidator(lambda word: in_field(known, word))] = "blue"
+    colour: Annotated[str, AfterValidator(lambda word: prefix_field(known, word))] = "blue"
 
 
 class Sail(BaseModel, extra="forbid"):
@@ -66,7 +66,7 @@ CASES = {
 @pytest.mark.parametrize("data, field, message, remedy", CASES.values(), ids=CASES)
 def test_an_error_names_field_value_and_remedy(data, field, message, remedy):
     with pytest.raises(SpecError) as refused:
-        checked(Vehicle, data)
+        validate_model(Vehicle, data)
     assert refused.value.field == field
     assert message in refused.value.message
     assert refused.value.remedy.startswith(remedy)
@@ -74,20 +74,20 @@ def test_an_error_names_field_value_and_remedy(data, field, message, remedy):
 
 def test_the_file_and_the_number_of_further_errors_are_told():
     with pytest.raises(SpecError, match=r"^seats: 3 is odd \(in car\.yaml\) \(and 2 more\); double it$"):
-        checked(Vehicle, {"name": "x", "seats": 3, "wheels": [{"spokes": 0}, {"spokes": 0}]}, "car.yaml")
+        validate_model(Vehicle, {"name": "x", "seats": 3, "wheels": [{"spokes": 0}, {"spokes": 0}]}, "car.yaml")
 
 
 def test_a_misspelt_required_key_is_told_once():
     with pytest.raises(SpecError) as refused:
-        checked(Vehicle, {"nmae": "x"})
+        validate_model(Vehicle, {"nmae": "x"})
     assert "more" not in str(refused.value)
 
 
 def test_a_long_value_is_cut():
     with pytest.raises(SpecError) as refused:
-        checked(Vehicle, {"name": "x", "wheels": "y" * 10_000})
+        validate_model(Vehicle, {"name": "x", "wheels": "y" * 10_000})
     assert len(str(refused.value)) < 200
 
 
 def test_what_is_right_is_returned():
-    assert checked(Vehicle, {"name": "x", "wheels": [{}]}) == Vehicle(name="x", wheels=[Wheel()])
+    assert validate_model(Vehicle, {"name": "x", "wheels": [{}]}) == Vehicle(name="x", wheels=[Wheel()])

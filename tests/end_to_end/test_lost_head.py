@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from cluster import fleet_record
-from cluster.processes import family
+from cluster.processes import with_descendants
 from cluster.ray_head import storage
 from orchestrator import Orchestrator, RunJob
 
@@ -52,7 +52,7 @@ def starts_of(node: str) -> list[int]:
 def head_processes() -> list[psutil.Process]:
     record = fleet_record.read()
     assert record is not None and record.head is not None
-    return family([record.head.process])
+    return with_descendants([record.head.process])
 
 
 @pytest.fixture

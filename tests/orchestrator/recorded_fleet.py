@@ -32,8 +32,8 @@ from orchestrator.runtime import actors, reservations
 from orchestrator.runtime.ray_calls import RAY
 from orchestrator.service import Service
 from workers.agent import Agent
-from workers.attempt.folders import AttemptId, Folder
-from workers.attempt.supervisor_launcher import Starter
+from workers.attempt.folders import AttemptFolder, AttemptId
+from workers.attempt.supervisor_launcher import SupervisorLauncher
 from workers.messages import PROTOCOL
 
 DATA = Path(__file__).parents[1] / "data" / "fleet"
@@ -44,9 +44,9 @@ HANG_S = 120.0
 
 
 @cache
-def starter() -> Starter:
+def starter() -> SupervisorLauncher:
     """One for all agents of this process: each would take a process of its own to start supervisors."""
-    return Starter.begun()
+    return SupervisorLauncher.begun()
 
 
 class KeyValueStore:
@@ -211,7 +211,7 @@ class RecordedFleet:
 
     def down(self, service: Service) -> None:
         """As `polyfleet down` leaves it."""
-        fleet_record.forget()
+        fleet_record.remove()
         _until(service, lambda: service.runtime.trouble)
 
     def lose(self, service: Service, node: str) -> None:
@@ -268,7 +268,7 @@ class RecordedFleet:
         ran; on cpu-0 where no attempt really ran.
         """
         ran = [*(self._home / "nodes").glob(f"*/attempts/{job}.1.0")]
-        log = Folder(ran[0] if ran else self._home / "nodes" / "cpu-0" / "attempts" / f"{job}.1.0").log(0)
+        log = AttemptFolder(ran[0] if ran else self._home / "nodes" / "cpu-0" / "attempts" / f"{job}.1.0").log(0)
         log.parent.mkdir(parents=True, exist_ok=True)
         text = "".join(f"{STAMP} out {line}\n" for line in lines)
         log.write_bytes(text.encode("utf-8", "surrogatepass"))

@@ -10,7 +10,7 @@ import orchestrator
 from cluster.errors import FleetError, NotFound, SpecError
 from orchestrator import BenchmarkJob, Candidate, JobFailed, Orchestrator, PrepareJob, Resources, RunJob, TrainJob
 from orchestrator.show import jobs as show_jobs
-from orchestrator.show.notebook_views import Rows
+from orchestrator.show.notebook_views import TableView
 
 HOSTILE = "<script>alert(1)</script>\x1b]0;pwned\x07"
 
@@ -152,7 +152,7 @@ def test_a_printed_answer_is_its_table_as_wide_as_the_terminal_and_no_longer_tha
             assert printed == repr(shown) and "{" not in printed and "\x1b" not in printed
             assert max(map(len, printed.split("\n"))) <= columns, printed
     assert "tpu:emulated" in repr(o.inventory()) and job.id in repr(o.jobs())
-    many = Rows([dict(o.jobs()[0]) for _ in range(100)], show_jobs.jobs)
+    many = TableView([dict(o.jobs()[0]) for _ in range(100)], show_jobs.jobs)
     assert (len(repr(many).split("\n")), repr(many).endswith("… and 41 more lines")) == (61, True)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.checkpoint_location import Place
+from cluster.checkpoint_location import CheckpointLocation
 from cluster.errors import FleetError
 from orchestrator.checkpoint_search import Found, newest
 from workers.checkpoint.format.manifest import DamagedCheckpoint
@@ -16,7 +16,9 @@ def step(number, *damaged):
 
 
 def found(node, number, *damaged):
-    return Found(node, Place("cpu", f"j/step-{number:012}-x"), tuple(step(number, *damaged)["passed_over"]))
+    return Found(
+        node, CheckpointLocation("cpu", f"j/step-{number:012}-x"), tuple(step(number, *damaged)["passed_over"])
+    )
 
 
 def test_the_storage_that_has_the_newest_is_chosen_and_of_equal_ones_the_first():

@@ -58,7 +58,7 @@ def test_times_of_files_arrive(folder, tmp_path):
     for name, at_s in times.items():
         os.utime(folder / name, (at_s, at_s))
     package = pack(folder)
-    told = archive_unpack.read_apart(package.path, tmp_path / "there")
+    told = archive_unpack.read_in_child(package.path, tmp_path / "there")
     arrived = {name: int((tmp_path / "there" / name).stat().st_mtime) for name in times}
     assert arrived["train.py"] == 1_700_000_000 and arrived["lib/model.py"] == -5
     assert abs(arrived["late.py"] - time.time()) < 3600
@@ -134,7 +134,7 @@ def test_they_arrive_as_they_were(folder, tmp_path):
     (folder / "lib" / "alias.py").symlink_to("model.py")
     (folder / "also").symlink_to("lib")
     (tmp_path / "there").mkdir()
-    told = archive_unpack.read_apart(pack(folder).path, tmp_path / "there").names
+    told = archive_unpack.read_in_child(pack(folder).path, tmp_path / "there").names
     assert told == ["also/", "lib/alias.py", "lib/model.py", "train.py"]
     assert (tmp_path / "there" / "lib" / "alias.py").readlink() == Path("model.py")
     assert (tmp_path / "there" / "also" / "alias.py").read_text() == "x = 1"
@@ -316,7 +316,7 @@ def test_modes_arrive_whatever_the_umask_of_the_other_side_is(folder, tmp_path, 
     (tmp_path / "there").mkdir()
     before = os.umask(0o077)
     try:
-        archive_unpack.read_apart(package.path, tmp_path / "there")
+        archive_unpack.read_in_child(package.path, tmp_path / "there")
     finally:
         os.umask(before)
     assert (tmp_path / "there" / "train.py").stat().st_mode & 0o7777 == sent

@@ -12,7 +12,7 @@ from cluster.content_hash import content_of
 from cluster.errors import FleetError, SpecError, UserError
 from orchestrator import client as http
 from orchestrator import submission
-from orchestrator.checkpoints import Checkpoints
+from orchestrator.checkpoints import CheckpointService
 from orchestrator.cli import job_arguments
 from orchestrator.core.commands import Launch
 from orchestrator.core.model import Data
@@ -175,7 +175,7 @@ def test_what_was_sent_is_not_what_it_is_called(client, live):
         client.data_keep("0" * 64, "an-upload", "../../token")
 
 
-class HereTools(Checkpoints):
+class HereTools(CheckpointService):
     """Tools run in this process, whose store in memory no child could see. `before` is called before each."""
 
     def __init__(self, live, before=lambda verb: None):
@@ -270,7 +270,7 @@ def test_what_is_not_in_the_store_ends_the_job_and_trouble_does_not(live, bucket
 
 def test_the_option_names_uri_and_mount_and_adds_to_a_job_files_own(tmp_path):
     def data(*given, words=(), command=("true",)):
-        asked = job_arguments.Given(list(words), None if words else list(command), data=list(given))
+        asked = job_arguments.SubmitArguments(list(words), None if words else list(command), data=list(given))
         return [(one.uri, one.mount) for one in job_arguments.specs_of(asked)[0].data]
 
     assert data("s3://bucket/x:data/", "./a:b:c") == [("s3://bucket/x", "data/"), ("./a:b", "c")]

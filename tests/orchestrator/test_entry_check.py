@@ -36,9 +36,8 @@ def test_a_configuration_of_transformers_is_a_file_of_the_folder_and_a_type_is_n
         entry_check.check(there, folder)
     with pytest.raises(SpecError, match=r"no file smal.json in .*; did you mean 'small.json'"):
         entry_check.check("transformers:smal.json", folder)
-    assert [entry_check.in_folder(e) for e in ("m.py:make", "transformers:a.json", "transformers:bert", "m:make")] == [
-        True, True, False, False,
-    ]  # fmt: skip
+    entries = ("m.py:make", "transformers:a.json", "transformers:bert", "m:make")
+    assert [entry_check.is_in_folder(e) for e in entries] == [True, True, False, False]
     assert entry_check.needs_no_folder("transformers:bert") and not entry_check.needs_no_folder("m:make")
 
 

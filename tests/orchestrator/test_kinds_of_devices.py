@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cluster.catalogue import meets, spelled
+from cluster.catalogue import matches_pattern, resolve_name
 from cluster.catalogue.tables import models, vendors
 from cluster.errors import UserError
 from orchestrator.job_spec import JobSpec
@@ -22,7 +22,9 @@ def asked(text, kind):
     [wanted] = accelerators(text)
     assert JobSpec(command="true", resources={"accelerators": text})
     again = [pattern for kind_ in wanted.kinds for pattern in accelerators(kind_)[0].kinds]
-    return any(meets(pattern, kind) for pattern in wanted.kinds) and any(meets(pattern, kind) for pattern in again)
+    return any(matches_pattern(pattern, kind) for pattern in wanted.kinds) and any(
+        matches_pattern(pattern, kind) for pattern in again
+    )
 
 
 def discovered(name, total_bytes=80 << 30, profile=""):
@@ -60,7 +62,7 @@ def test_every_mig_slice_can_be_asked_for(name, profile):
 @settings(max_examples=150, deadline=None)
 def test_a_card_that_nobody_lists_has_a_kind_that_can_be_typed_whatever_its_driver_calls_it(name, total_bytes, profile):
     kind = discovered(name, total_bytes, profile)
-    listed = spelled(kind.partition(":")[2], "nvidia")
+    listed = resolve_name(kind.partition(":")[2], "nvidia")
     assume(not listed or kind in listed)  # "P" with 48 GB reads as the P4-8GB, whose name is taken
     assert asked(f"{kind}:1", kind)
     for device in apple.devices({"SPHardwareDataType": [{"chip_type": f"Apple {name}"}]}):

@@ -3,7 +3,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cluster.errors import UserError
-from orchestrator.resource_syntax import AT_MOST, Wanted, accelerators, counted, duration_s, size_bytes
+from orchestrator.resource_syntax import AT_MOST, DeviceRequest, accelerators, counted, duration_s, size_bytes
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,11 @@ def test_accelerators_are_read_as_users_write_them(text, kinds, low, high):
 
 
 def test_a_list_and_a_mapping_are_several_alternatives():
-    several = (Wanted(("nvidia:H100",), 8, 8, True), Wanted(("tpu:v5e",), 4, 4, True), Wanted(("cpu",)))
+    several = (
+        DeviceRequest(("nvidia:H100",), 8, 8, True),
+        DeviceRequest(("tpu:v5e",), 4, 4, True),
+        DeviceRequest(("cpu",)),
+    )
     assert accelerators(["H100:8", "tpu:v5e:4", "cpu"]) == several
     assert accelerators({"H100": 8, "tpu:v5e": "4"}) == several[:2]
     assert accelerators([{"H100": 8}, "tpu:v5e:4"]) == several[:2]
@@ -82,7 +86,7 @@ def test_what_cannot_be_read_says_what_and_how_to_write_it(value, message):
 
 @pytest.mark.parametrize(("count", "low", "high"), [(8, 8, 8), ("8", 8, 8), ("2..4", 2, 4), ("2+", 2, AT_MOST)])
 def test_a_number_may_stand_beside_the_accelerator(count, low, high):
-    assert counted(Wanted(("cpu",)), count) == Wanted(("cpu",), high, low, True)
+    assert counted(DeviceRequest(("cpu",)), count) == DeviceRequest(("cpu",), high, low, True)
 
 
 @pytest.mark.parametrize(

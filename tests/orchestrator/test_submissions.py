@@ -153,13 +153,13 @@ def test_a_store_that_takes_nothing_is_told_at_once_with_when_to_come_back(live)
 
 @pytest.mark.parametrize(("text", "most"), [("", limits.MOST_WAITING), ("7", 7), ("0", 0)])
 def test_how_many_may_wait_is_a_setting(text, most):
-    assert limits.most_waiting({limits.SWITCH: text}) == most
+    assert limits.max_waiting_jobs({limits.SWITCH: text}) == most
 
 
 @pytest.mark.parametrize("text", ["many", "-1", "1.5", "١"])
 def test_a_setting_that_is_no_number_is_named(text):
     with pytest.raises(UserError, match=r"POLYFLEET_MOST_WAITING=.* is not a number of jobs; write a number"):
-        limits.most_waiting({limits.SWITCH: text})
+        limits.max_waiting_jobs({limits.SWITCH: text})
 
 
 def test_errors_of_limits_survive_being_sent():

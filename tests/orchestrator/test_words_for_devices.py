@@ -96,7 +96,7 @@ def test_every_word_for_a_model_meets_what_discovery_calls_it(row, tmp_path):
     assert kinds == {row.kind}
     for word in (row.model, row.kind.partition(":")[2], row.kind, *row.spellings):
         (wanted,) = accelerators(word)
-        assert any(catalogue.meets(pattern, row.kind) for pattern in wanted.kinds), word
+        assert any(catalogue.matches_pattern(pattern, row.kind) for pattern in wanted.kinds), word
 
 
 ALONE_BEFORE = """
@@ -109,7 +109,7 @@ ALONE_BEFORE = """
 @pytest.mark.parametrize("word", re.findall(r"\w+", ALONE_BEFORE))
 def test_every_model_that_could_ever_stand_alone_still_means_a_kind_that_discovery_reports(word):
     (wanted,) = accelerators(word)
-    assert any(catalogue.meets(pattern, kind) for pattern in wanted.kinds for kind in catalogue.models())
+    assert any(catalogue.matches_pattern(pattern, kind) for pattern in wanted.kinds for kind in catalogue.models())
 
 
 def test_a_card_that_nobody_lists_may_be_asked_for_as_discovery_calls_it():
@@ -118,4 +118,4 @@ def test_a_card_that_nobody_lists_may_be_asked_for_as_discovery_calls_it():
     assert device.kind == "nvidia:RTX-9999-24GB"
     for word in (device.kind, "cuda:rtx-9999"):
         (wanted,) = accelerators(word)
-        assert catalogue.meets(wanted.kinds[0], device.kind)
+        assert catalogue.matches_pattern(wanted.kinds[0], device.kind)

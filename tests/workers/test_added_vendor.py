@@ -19,7 +19,7 @@ from cluster import catalogue
 from cluster.fleet_spec import parse_fleet
 from orchestrator.inventory import backend_rows
 from orchestrator.resource_syntax import accelerators
-from workers.checkpoint.target_dtypes import lacking
+from workers.checkpoint.target_dtypes import unsupported_dtypes
 
 assert list(catalogue.own_vendors())[-1] == "toy"
 assert parse_fleet({"pools": {"play": {"backend": "plaything"}}}).pools["play"].backend == "toy"
@@ -32,7 +32,7 @@ assert workers.get_backend("toy", config=config).precision == "bfloat16"
 assert workers.validate(torch.nn.Linear(2, 2), "toy", torch.ones(1, 2)).ok
 assert catalogue.ray_resource("toy", emulated=False) == "toys"
 assert "toy" in [row["backend"] for row in backend_rows([])]
-assert lacking("toy:T1") == {}
+assert unsupported_dtypes("toy:T1") == {}
 """
 
 

@@ -15,7 +15,7 @@ from cluster.errors import Conflict, FleetError, NotFound, UserError
 from cluster.serialization import from_plain
 from cluster.types import NodeFacts
 from workers.agent import Agent
-from workers.messages import PROTOCOL, AttemptReport, Order
+from workers.messages import PROTOCOL, AttemptStatus, Order
 
 DEADLINE_S = 180.0
 
@@ -55,7 +55,7 @@ def ended(agent, job="j", epoch=1):
         for report in agent.watch(1, {}, known, 1.0)["reports"]:
             known[f"{report['job']}.{report['epoch']}.{report['node_rank']}"] = report["phase"]
             if (report["job"], report["epoch"], report["phase"]) == (job, epoch, "ended"):
-                return AttemptReport.parse(report)
+                return AttemptStatus.parse(report)
     raise AssertionError(f"{job} did not end within {DEADLINE_S} s: {known}")
 
 

@@ -9,7 +9,7 @@ import pytest
 from cluster import archive_checks, archive_unpack
 from cluster.errors import Conflict, FleetError, NotFound, UserError
 from workers import code_archives
-from workers.code_archives import Packages
+from workers.code_archives import NodeCodeArchives
 
 
 def archive(*entries, method=zipfile.ZIP_DEFLATED):
@@ -41,7 +41,7 @@ def given(folder, data):
 
 @pytest.fixture
 def store(tmp_path):
-    return Packages(tmp_path / "packages")
+    return NodeCodeArchives(tmp_path / "packages")
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_a_bomb_is_refused_by_its_ratio(store):
 
 def test_a_bomb_of_many_files_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(archive_checks, "MOST_ENTRIES", 10)
-    store = Packages(tmp_path / "packages", archive_unpack.read)  # in this process, where the limit is another
+    store = NodeCodeArchives(tmp_path / "packages", archive_unpack.read)  # in this process, where the limit is another
     data = archive(*((f"f{i}", "") for i in range(11)))
     with pytest.raises(UserError, match="holds 11 files, more than 10"):
         store.put(sha(data), 0, data, True)
@@ -227,7 +227,7 @@ def test_the_files_of_packages_are_private(store, tmp_path):
 def test_an_archive_is_read_in_a_process_of_its_own_which_ends_with_its_limits(tmp_path, monkeypatch):
     """Where the reader would take more memory than it may, it ends, and whoever asked goes on."""
     path = given(tmp_path, archive(("a", "a")))
-    assert archive_unpack.read_apart(path).names == ["a"]
+    assert archive_unpack.read_in_child(path).names == ["a"]
     greedy = tmp_path / "greedy"
     (greedy / "cluster").mkdir(parents=True)
     for module in Path(archive_checks.__file__).parent.glob("*.py"):
@@ -236,10 +236,10 @@ def test_an_archive_is_read_in_a_process_of_its_own_which_ends_with_its_limits(t
         f.write("\ndef check(archive):\n    return bytearray(1 << 30)\n")
     monkeypatch.setattr(archive_unpack, "CODE", greedy)
     with pytest.raises(UserError, match="more memory than archives of its size do"):
-        archive_unpack.read_apart(path)
+        archive_unpack.read_in_child(path)
 
 
 def test_what_the_system_refuses_is_no_fault_of_the_archive(tmp_path):
     path = given(tmp_path, archive(("a", "a")))
     with pytest.raises(FleetError, match="could not be unpacked: File name too long"):
-        archive_unpack.read_apart(path, tmp_path / ("y" * 300))
+        archive_unpack.read_in_child(path, tmp_path / ("y" * 300))

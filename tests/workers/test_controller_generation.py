@@ -7,9 +7,9 @@ import pytest
 
 from cluster.errors import Conflict, UserError
 from workers.agent import Agent
-from workers.controller_generation import Generation
-from workers.discovery.node_facts import place
-from workers.errors import TakenOver
+from workers.controller_generation import ControllerGeneration
+from workers.discovery.node_facts import node_identity
+from workers.errors import ControllerSuperseded
 from workers.messages import Order
 
 
@@ -55,25 +55,25 @@ def test_a_new_controller_hears_of_every_epoch_that_ran_or_was_stopped_here(make
 @pytest.mark.parametrize("generation", [None, "7", -1, True, 1.5])
 def test_a_generation_is_a_whole_number(tmp_path, generation):
     with pytest.raises(UserError, match="is not a controller's generation"):
-        Generation(tmp_path / "generation").admit(generation)
+        ControllerGeneration(tmp_path / "generation").admit(generation)
 
 
 def test_a_record_that_is_none_counts_as_no_controller(tmp_path):
     (tmp_path / "generation").write_text("seven")
-    it = Generation(tmp_path / "generation")
+    it = ControllerGeneration(tmp_path / "generation")
     it.admit(2)
-    assert Generation(tmp_path / "generation").seen == 2
+    assert ControllerGeneration(tmp_path / "generation").seen == 2
 
 
 def test_the_refusal_crosses_ray(tmp_path):
-    it = pickle.loads(pickle.dumps(TakenOver(3, 7)))
-    assert (it.generation, it.seen, str(it)) == (3, 7, str(TakenOver(3, 7)))
+    it = pickle.loads(pickle.dumps(ControllerSuperseded(3, 7)))
+    assert (it.generation, it.seen, str(it)) == (3, 7, str(ControllerSuperseded(3, 7)))
 
 
 def test_agents_of_two_fleets_on_one_node_have_folders_of_their_own(tmp_path, monkeypatch):
     monkeypatch.setenv("POLYFLEET_NODE_DIR", str(tmp_path / "n"))
     monkeypatch.setenv("POLYFLEET_FLEET", "f1")
-    own, same, other = (place("n", "cpu", "cpu", None, None, fleet) for fleet in (None, "f1", "f2"))
+    own, same, other = (node_identity("n", "cpu", "cpu", None, None, fleet) for fleet in (None, "f1", "f2"))
     assert (own.fleet, own.node_dir) == ("f1", tmp_path / "n")
     assert same == own
     assert (other.fleet, other.node_dir) == ("f2", tmp_path / "n/fleets/f2")

@@ -6,7 +6,7 @@ import pytest
 
 from workers import interpreter
 from workers.discovery import discover
-from workers.discovery.import_checks import failing
+from workers.discovery.import_checks import import_failures
 from workers.discovery.versions import torch_build, versions
 
 
@@ -28,7 +28,7 @@ def test_an_agent_tells_of_the_packages_that_its_ranks_have(other, monkeypatch):
     assert (versions(), torch_build()) == (own, build), "links to the same packages; Ray is that of the node"
     assert interpreter.told().path == other
     assert [finding for finding in discover("cpu")[1] if finding.subject == "interpreter"] == []
-    assert interpreter.has("torch") and failing(("torch",)) == []
+    assert interpreter.has("torch") and import_failures(("torch",)) == []
 
 
 def test_an_interpreter_that_ranks_cannot_run_from_is_a_finding(tmp_path, monkeypatch):

@@ -7,14 +7,14 @@ import pytest
 from cluster.errors import Conflict, NotFound, UserError
 from cluster.folder_access import Tree, digest
 from workers.job_files import JobFiles
-from workers.pool_storage import Storage
+from workers.pool_storage import PoolStorage
 
 UP = "0123456789abcdef"
 
 
 @pytest.fixture
 def storage(tmp_path):
-    return Storage(tmp_path / "storage")
+    return PoolStorage(tmp_path / "storage")
 
 
 @pytest.fixture
@@ -44,8 +44,8 @@ def test_the_folder_of_the_newest_attempt_counts(files, storage):
 
 
 def test_nodes_of_one_storage_tell_the_same_name_of_it_and_others_another(files, storage, tmp_path):
-    assert JobFiles(Storage(storage.root)).identity() == files.identity()
-    assert JobFiles(Storage(tmp_path / "other")).identity() != files.identity()
+    assert JobFiles(PoolStorage(storage.root)).identity() == files.identity()
+    assert JobFiles(PoolStorage(tmp_path / "other")).identity() != files.identity()
 
 
 def test_the_next_attempt_takes_the_folder_over_and_who_holds_the_old_path_finds_nothing(files, storage):

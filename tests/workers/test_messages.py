@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.messages import FAILURES, AttemptReport, Failure, Order, Outcome, RankEvent, Unusable
+from workers.messages import FAILURES, AttemptStatus, Failure, InvalidMessage, Order, Outcome, RankEvent
 
 ORDER = Order(
     job="j", epoch=3, task="run", backend="cpu", kind="cpu", emulated=False, devices=(0, 2), node_rank=1, nodes=2,
@@ -23,8 +23,8 @@ EVENTS = (
     RankEvent("report", 0, 1.7e9, 80, {"step": 1, "loss": 0.5, "note": None}),
     RankEvent("checkpoint", 0, 1.7e9, 160, {"step": 1, "path": "/s/j/step-1", "bytes": 9, "seconds": 0.1}),
 )
-RUNNING = AttemptReport("j", 3, 1, "running", EVENTS, 160)
-ENDED = AttemptReport("j", 3, 1, "ended", (), 160, OUTCOME)
+RUNNING = AttemptStatus("j", 3, 1, "running", EVENTS, 160)
+ENDED = AttemptStatus("j", 3, 1, "ended", (), 160, OUTCOME)
 MESSAGES = (ORDER, FAILURE, OUTCOME, *EVENTS, RUNNING, ENDED)
 
 
@@ -36,13 +36,13 @@ def test_what_was_built_is_read_back_from_json(message):
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
 @pytest.mark.parametrize("data", [None, 7, "text", [], {}, {"job": "j"}])
 def test_what_is_no_such_message_is_refused(message, data):
-    with pytest.raises(Unusable, match=r"^(is no|has )"):
+    with pytest.raises(InvalidMessage, match=r"^(is no|has )"):
         type(message).parse(data)
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
 def test_a_field_that_a_message_does_not_have_is_refused(message):
-    with pytest.raises(Unusable, match="has the field 'extra', which it should not have"):
+    with pytest.raises(InvalidMessage, match="has the field 'extra', which it should not have"):
         type(message).parse({**message.to_plain(), "extra": 1})
 
 
@@ -58,7 +58,7 @@ def test_any_value_in_any_field_is_refused_or_makes_a_message_that_json_holds(me
     name = data.draw(st.sampled_from([f.name for f in fields(message)]))
     try:
         read = type(message).parse({**message.to_plain(), name: data.draw(VALUES)})
-    except Unusable as e:
+    except InvalidMessage as e:
         assert str(e).startswith(("is no", "has "))
         return
     if name not in ("arguments", "result") and not (isinstance(read, RankEvent) and read.type == "phase"):
@@ -79,7 +79,7 @@ def test_any_value_in_any_field_is_refused_or_makes_a_message_that_json_holds(me
     ],
 )
 def test_an_order_is_refused_with_its_field(change, why):
-    with pytest.raises(Unusable, match=why):
+    with pytest.raises(InvalidMessage, match=why):
         Order.parse(ORDER.to_plain() | change)
 
 
@@ -101,30 +101,30 @@ def test_a_command_in_one_text_is_run_by_a_shell():
     ],
 )
 def test_an_outcome_is_refused_with_its_field(change, why):
-    with pytest.raises(Unusable, match=why):
+    with pytest.raises(InvalidMessage, match=why):
         Outcome.parse(OUTCOME.to_plain() | change)
 
 
 def test_an_outcome_of_another_part_is_none_of_this_one():
     assert Outcome.parse_of(("j", 3, 1), OUTCOME.to_plain()) == OUTCOME
-    with pytest.raises(Unusable, match=r"is no outcome of j\.4\.1"):
+    with pytest.raises(InvalidMessage, match=r"is no outcome of j\.4\.1"):
         Outcome.parse_of(("j", 4, 1), OUTCOME.to_plain())
 
 
 def test_a_report_has_an_outcome_when_its_attempt_has_ended_and_only_then():
-    with pytest.raises(Unusable, match="has ended without an outcome"):
-        AttemptReport.parse(replace(ENDED, outcome=None).to_plain())
-    with pytest.raises(Unusable, match="has an outcome in the phase running"):
-        AttemptReport.parse(replace(ENDED, phase="running").to_plain())
-    with pytest.raises(Unusable, match=r"is no outcome of j\.4\.1"):
-        AttemptReport.parse(replace(ENDED, epoch=4).to_plain())
+    with pytest.raises(InvalidMessage, match="has ended without an outcome"):
+        AttemptStatus.parse(replace(ENDED, outcome=None).to_plain())
+    with pytest.raises(InvalidMessage, match="has an outcome in the phase running"):
+        AttemptStatus.parse(replace(ENDED, phase="running").to_plain())
+    with pytest.raises(InvalidMessage, match=r"is no outcome of j\.4\.1"):
+        AttemptStatus.parse(replace(ENDED, epoch=4).to_plain())
 
 
 def test_a_line_of_a_rank_is_an_event_that_says_where_it_ends():
     line = json.dumps({"t": 5.0, "rank": 0, "type": "report", "step": 1, "at": 7, "data": "x"}).encode()
     assert RankEvent.of_line(line, 99, 0.0, 9.0) == RankEvent("report", 0, 5.0, 99, {"step": 1, "at": 7, "data": "x"})
     assert RankEvent.of_line(line, 99, 6.0, 9.0).t == 6.0, "a clock that was set meanwhile is no fault of its line"
-    with pytest.raises(Unusable, match="has the time -5, which is no date"):
+    with pytest.raises(InvalidMessage, match="has the time -5, which is no date"):
         RankEvent.of_line(line.replace(b"5.0", b"-5"), 99, 6.0, 9.0)
 
 

@@ -12,18 +12,18 @@ import xxhash
 from cluster.errors import PolyfleetError, SpecError
 from workers.checkpoint import save
 from workers.checkpoint.format.chunks import CHUNK_BYTES
-from workers.checkpoint_uploads import IncomingCheckpoints
+from workers.checkpoint_uploads import CheckpointUploads
 from workers.errors import CheckpointError
-from workers.pool_checkpoints import StoredCheckpoints
-from workers.pool_paths import error_in_pools, in_pools
-from workers.pool_storage import Storage
+from workers.pool_checkpoints import PoolCheckpoints
+from workers.pool_paths import error_with_pool_paths, with_pool_paths
+from workers.pool_storage import PoolStorage
 
 GIB = 1 << 30
 
 
 @pytest.fixture
-def stored(tmp_path) -> StoredCheckpoints:
-    return StoredCheckpoints(Storage(tmp_path), "cpu")
+def stored(tmp_path) -> PoolCheckpoints:
+    return PoolCheckpoints(PoolStorage(tmp_path), "cpu")
 
 
 def grown(folder: Path, size_bytes: int) -> None:
@@ -115,7 +115,7 @@ def test_what_is_told_names_places_as_users_write_them_and_no_path_of_this_disk(
         lambda: stored.verify(two[1]),
         lambda: stored.describe("job-without"),
         lambda: stored.plan(two[0], "tpu:v5x", 1),
-        lambda: IncomingCheckpoints(Storage(tmp_path), "cpu").begin("job", Path(two[1]).name, manifest_of(two[0])),
+        lambda: CheckpointUploads(PoolStorage(tmp_path), "cpu").begin("job", Path(two[1]).name, manifest_of(two[0])),
     ]
 
     def manifest_of(path: str) -> bytes:
@@ -132,6 +132,8 @@ def test_what_is_told_names_places_as_users_write_them_and_no_path_of_this_disk(
 def test_a_path_is_only_named_anew_where_it_lies_in_the_storage(tmp_path):
     roots = {tmp_path / "a": "one", tmp_path / "a" / "b": "two"}
     told = {"x": [f"{tmp_path}/a/b/c: is gone", f"in {tmp_path}/a, {tmp_path}/ab/c and /x{tmp_path}/a/c", 7]}
-    assert in_pools(told, roots) == {"x": ["two:c: is gone", f"in one:, {tmp_path}/ab/c and /x{tmp_path}/a/c", 7]}
-    error = error_in_pools(SpecError("root", f"{tmp_path}/a/x is not there"), roots)
+    assert with_pool_paths(told, roots) == {
+        "x": ["two:c: is gone", f"in one:, {tmp_path}/ab/c and /x{tmp_path}/a/c", 7]
+    }
+    error = error_with_pool_paths(SpecError("root", f"{tmp_path}/a/x is not there"), roots)
     assert (type(error), error.args) == (SpecError, ("root", "one:x is not there", ""))

@@ -3,12 +3,12 @@ import os
 import pytest
 
 from cluster.errors import NotFound, UserError
-from workers.pool_storage import LARGEST_PIECE_BYTES, Storage
+from workers.pool_storage import LARGEST_PIECE_BYTES, PoolStorage
 
 
 @pytest.fixture
 def storage(tmp_path):
-    return Storage(tmp_path / "storage")
+    return PoolStorage(tmp_path / "storage")
 
 
 CLIMBING = ["..", "../x", "a/../../x", "/etc/passwd", "", "a//b", "./a", "a/.", "a\\..\\b", "a\0b", "a/"]

@@ -14,12 +14,12 @@ from cluster.errors import NotFound
 from workers import termination_notice
 from workers.agent import Agent
 from workers.attempt import process_tree
-from workers.attempt.folders import Folder
-from workers.attempt.supervisor_handle import recorded
+from workers.attempt.folders import AttemptFolder
+from workers.attempt.supervisor_handle import read_pids
 from workers.checkpoint import load
 from workers.messages import PROTOCOL
-from workers.pool_checkpoints import StoredCheckpoints
-from workers.pool_storage import Storage
+from workers.pool_checkpoints import PoolCheckpoints
+from workers.pool_storage import PoolStorage
 
 SAVES = """
 import json, os, signal, sys, time
@@ -129,12 +129,12 @@ def test_a_training_saves_within_its_grace_and_what_it_saved_before_a_sudden_end
     start(agent, task="train", entry="train.py:train", package=sha, checkpoint_root="c")
     give(tmp_path, reason="SIGTERM", grace_s=20)
     if killed == "at once":  # a machine that does not keep the promise
-        of = recorded(Folder(tmp_path / "node" / "attempts" / "j.1.0").supervisor)
+        of = read_pids(AttemptFolder(tmp_path / "node" / "attempts" / "j.1.0").supervisor)
         tree = process_tree.tree([of.keeper.pid], tmp_path / "node" / "shared" / "j.1.0")
         for pid in (of.keeper.pid, of.supervisor.pid, *tree):
             process_tree.send(pid, signal.SIGKILL)
     outcome = ended(agent)
-    newest = load(tmp_path / "storage" / StoredCheckpoints(Storage(tmp_path / "storage")).step("c")["path"]).step
+    newest = load(tmp_path / "storage" / PoolCheckpoints(PoolStorage(tmp_path / "storage")).step("c")["path"]).step
     assert (outcome.state, newest) == (("lost", 1) if killed == "at once" else ("preempted", 2))
 
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from cluster import log_files
 from cluster.errors import NotFound, UserError
-from cluster.untrusted_files import Unreadable, read_bytes
+from cluster.untrusted_files import UnreadableFile, read_bytes
 from workers.attempt import disk_full, folder_removal, reserved_files
-from workers.attempt.folders import AttemptId, Folder, read_json, replace_text, write_json
-from workers.attempt.rank_files import Piece, Reader, read_outcome, stamp
-from workers.attempt.supervisor_handle import STOP_BYTES, Life, asked_for
+from workers.attempt.folders import AttemptFolder, AttemptId, read_json, replace_text, write_json
+from workers.attempt.rank_files import EventBatch, RankFileReader, read_outcome, stamp
+from workers.attempt.supervisor_handle import STOP_BYTES, SupervisorHandle, requested_stop
 from workers.message_fields import LONGEST_TEXT
-from workers.messages import STOPS, AttemptReport, Failure, Outcome
+from workers.messages import STOPS, AttemptStatus, Failure, Outcome
 
 log = logging.getLogger(__name__)
 
@@ -28,20 +28,20 @@ DRAIN_S = 5.0
 """How long an attempt that has ended may go on telling events it wrote before."""
 
 
-class Attempt:
+class LocalAttempt:
     """`starting`: the folder is being made, there is no supervisor yet. `gone`: somebody removed it. `draining`: it has
     ended, and events are left to tell. `unreadable`: "" or what its ranks broke, for which it ends as failed.
     """
 
-    def __init__(self, attempt: AttemptId, folder: Folder, lease_s: float):
+    def __init__(self, attempt: AttemptId, folder: AttemptFolder, lease_s: float):
         self.id = attempt
         self.folder = folder
         self.lease_s = lease_s
-        self.life = Life(folder, lease_s)
+        self.life = SupervisorHandle(folder, lease_s)
         self.starting = False
         self.gone = False
         self.draining = False
-        self.reader = Reader(folder)
+        self.reader = RankFileReader(folder)
         self.unreadable = _reason(read_json(folder.unreadable))
         self._ended: Outcome | None = None
         self._no_outcome: tuple[int, int] | None = None
@@ -58,7 +58,7 @@ class Attempt:
         if self._ended is None and (found := stamp(self.folder.outcome)) != self._no_outcome:
             try:
                 self._ended = read_outcome(self.folder.outcome, self.id)
-            except Unreadable as e:
+            except UnreadableFile as e:
                 self._spoil_by("outcome.json", e)
                 self._no_outcome = None if e.passing else found
         if self._ended is None or not self.unreadable:
@@ -111,7 +111,9 @@ class Attempt:
             if self.outcome is None:
                 self._ended = Outcome(*self.id, "lost", {}, self._why_lost(), ended_s=time.time())
                 with suppress(OSError):  # whoever comes after us finds the same and says the same
-                    reserved_files.put(self.folder.outcome, json.dumps(self._ended.to_plain()), durable=True)
+                    reserved_files.replace_or_use_reserve(
+                        self.folder.outcome, json.dumps(self._ended.to_plain()), durable=True
+                    )
         finally:
             self._ending.release()
 
@@ -124,11 +126,11 @@ class Attempt:
         """Of kind `storage` where a full disk ended the supervisor, which can hardly have said so."""
         try:
             said = read_bytes(self.folder.complaints, MOST_COMPLAINT_BYTES).decode(errors="replace")
-        except (FileNotFoundError, Unreadable):
+        except (FileNotFoundError, UnreadableFile):
             said = ""
         last = (said.strip().splitlines() or ["killed from outside, or the node went down"])[-1]
-        disk = disk_full.full([self.folder.path])
-        kind = "storage" if disk or disk_full.says_full(last) else "lost"
+        disk = disk_full.full_disk([self.folder.path])
+        kind = "storage" if disk or disk_full.mentions_full_disk(last) else "lost"
         message = "; ".join(filter(None, (f"the attempt's supervisor is gone: {last}", disk)))
         return self._failure(kind, message)
 
@@ -150,7 +152,7 @@ class Attempt:
         with suppress(OSError):  # a full disk: a new agent finds the same again
             write_json(self.folder.unreadable, {"reason": reason})
 
-    def _spoil_by(self, name: str, error: Unreadable) -> None:
+    def _spoil_by(self, name: str, error: UnreadableFile) -> None:
         if error.passing:
             self.trouble(f"{name} {error.why}")
         else:
@@ -168,7 +170,7 @@ class Attempt:
         count, reason = self.reader.refused, self.unreadable or self.reader.reason
         return {"count": max(count, 1), "reason": reason} if reason else None
 
-    def report(self, cursor: int, known: str, most_lines: int, most_bytes: int) -> AttemptReport | None:
+    def report(self, cursor: int, known: str, most_lines: int, most_bytes: int) -> AttemptStatus | None:
         """When there is news: another phase than `known`, or events from `cursor` on."""
         phase = self.phase
         told = self._events(cursor, phase == "ended", most_lines, most_bytes)
@@ -176,20 +178,20 @@ class Attempt:
         if phase == known and told.cursor == cursor:
             return None
         ended = self.outcome if phase == "ended" else None
-        return AttemptReport(*self.id, phase, tuple(told.events), told.cursor, ended)
+        return AttemptStatus(*self.id, phase, tuple(told.events), told.cursor, ended)
 
-    def _events(self, cursor: int, ended: bool, most_lines: int, most_bytes: int) -> Piece:
+    def _events(self, cursor: int, ended: bool, most_lines: int, most_bytes: int) -> EventBatch:
         """The next ones, unless its file cannot be read, or it tells too many: an end comes after the events before it,
         but within DRAIN_S.
         """
-        now, told = time.monotonic(), Piece([], cursor, False)
+        now, told = time.monotonic(), EventBatch([], cursor, False)
         if self.draining and now >= self._drain_until_s and not self._cut:
             self._cut = True
             self.reader.refuse(f"events.jsonl was not read to its end: it took longer than {DRAIN_S:.0f} s")
         if not (self.unreadable or self._cut or (now < self._paused_until_s and not ended)):
             try:
                 told = self.reader.events(cursor, most_lines, most_bytes)
-            except Unreadable as e:
+            except UnreadableFile as e:
                 self._spoil_by("events.jsonl", e)
             self._paused_until_s = now + BACKLOG_PAUSE_S if told.more else 0.0
         self.draining = ended and told.more
@@ -201,11 +203,11 @@ class Attempt:
         """Ask the supervisor; `cancel` and `fence` replace `preempt`, and nothing replaces these."""
         if how not in STOPS:
             raise UserError(f"cannot stop an attempt by {how!r}", f"valid: {', '.join(STOPS)}")
-        before = asked_for(self.folder.stop)
+        before = requested_stop(self.folder.stop)
         if self.outcome is not None or (before and how == "preempt"):
             return
         if before in ("", "preempt"):
-            reserved_files.put(self.folder.stop, f"{how}\n".rjust(STOP_BYTES))
+            reserved_files.replace_or_use_reserve(self.folder.stop, f"{how}\n".rjust(STOP_BYTES))
         self.life.wake()
 
     def forget(self) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 from cluster.errors import Conflict, NotFound
 from cluster.paths import private_dir
 from workers.attempt import lease, wakeup_pipe
-from workers.attempt.attempt import Attempt
-from workers.attempt.folders import AttemptId, Folder, parse, read_json
-from workers.messages import AttemptReport
+from workers.attempt.attempt import LocalAttempt
+from workers.attempt.folders import AttemptFolder, AttemptId, parse, read_json
+from workers.messages import AttemptStatus
 from workers.rank_events import LONGEST_LINE_BYTES
 
 LOOK_EVERY_S = 0.02
@@ -30,18 +30,18 @@ SHORTEST_LEASE_S = 5.0
 LOG = logging.getLogger(__name__)
 
 
-def _adopted(attempt: AttemptId, folder: Folder) -> Attempt | None:
+def _adopted(attempt: AttemptId, folder: AttemptFolder) -> LocalAttempt | None:
     """An attempt that an earlier agent started. None where that agent was killed before it wrote the order: nothing has
     started then. An attempt whose order cannot be read may still run on its devices. It saves and stops, and its job
     continues in a new attempt: the agent cannot look after it without the order.
     """
     order: Any = read_json(folder.order)
     try:
-        return Attempt(attempt, folder, float(order["lease_s"]))
+        return LocalAttempt(attempt, folder, float(order["lease_s"]))
     except (TypeError, KeyError, ValueError):
         if not folder.order.exists():
             return None
-    broken = Attempt(attempt, folder, SHORTEST_LEASE_S)
+    broken = LocalAttempt(attempt, folder, SHORTEST_LEASE_S)
     if broken.live:
         LOG.error("attempt %s: its order cannot be read; it is asked to save and stop", attempt)
         with suppress(OSError):  # a full disk: it runs on until the next agent
@@ -49,7 +49,7 @@ def _adopted(attempt: AttemptId, folder: Folder) -> Attempt | None:
     return broken
 
 
-class Known:
+class AttemptTable:
     """Nothing is kept here that a restart would lose. Safe to use from several threads."""
 
     def __init__(self, folder: Path, node: str):
@@ -61,12 +61,12 @@ class Known:
         self._attempts = {a.id: a for a in self._on_disk(names)}
         self._renewed_s = 0.0
         self._wakes = self._rings = 0
-        wakeup_pipe.listen(folder, self, Known._look_now)
+        wakeup_pipe.watch(folder, self, AttemptTable._look_now)
 
-    def _on_disk(self, names: list[str]) -> Iterator[Attempt]:
+    def _on_disk(self, names: list[str]) -> Iterator[LocalAttempt]:
         """What an agent before us left: running attempts are adopted by knowing them."""
         for name in names:
-            folder, attempt = Folder(self._folder / name), parse(name)
+            folder, attempt = AttemptFolder(self._folder / name), parse(name)
             if attempt is None:
                 continue
             self._saw(attempt.job, attempt.epoch)
@@ -105,14 +105,14 @@ class Known:
     def log_tail(self, job: str, epoch: int, rank: int, count: int) -> dict[str, int]:
         return self._logged(job, epoch, rank).log_tail(rank, count)
 
-    def _logged(self, job: str, epoch: int, rank: int) -> Attempt:
+    def _logged(self, job: str, epoch: int, rank: int) -> LocalAttempt:
         """That of the node ranks whose log it is; the others, if there are any, have none."""
         ids = self._ids_of(job, epoch)
         if not ids:
             raise NotFound(f"this node never ran attempt {epoch} of {job}", "`show` says on which node it ran")
-        folders = [(a, Folder(self._folder / str(a))) for a in ids]
+        folders = [(a, AttemptFolder(self._folder / str(a))) for a in ids]
         attempt, folder = next(((a, f) for a, f in folders if f.log(rank).exists()), folders[0])
-        return Attempt(attempt, folder, 0.0)
+        return LocalAttempt(attempt, folder, 0.0)
 
     def folder(self, job: str, epoch: int) -> Path:
         """Where the ranks of the first attempt here write. Raises NotFound."""
@@ -121,7 +121,7 @@ class Known:
             raise NotFound(f"attempt {epoch} of {job} does not run on node {self._node}", "`show` says where it runs")
         return attempts[0].folder.shared
 
-    def running(self, job: str, epoch: int, rank: int) -> Folder:
+    def running(self, job: str, epoch: int, rank: int) -> AttemptFolder:
         """Of the attempt whose ranks, that one among them, run here. Raises Conflict, NotFound."""
         for attempt in self._of(job, epoch):
             order: Any = read_json(attempt.folder.order)
@@ -132,7 +132,7 @@ class Known:
             return attempt.folder
         raise NotFound(f"rank {rank} of {job} does not run on node {self._node}", "`show` says where it runs")
 
-    def _of(self, job: str, epoch: int) -> list[Attempt]:
+    def _of(self, job: str, epoch: int) -> list[LocalAttempt]:
         with self._changed:
             return [a for a in self._attempts.values() if (a.id.job, a.id.epoch) == (job, epoch)]
 
@@ -147,7 +147,7 @@ class Known:
         with self._changed:
             return [str(attempt) for attempt in self._attempts]
 
-    def live(self) -> list[Attempt]:
+    def live(self) -> list[LocalAttempt]:
         with self._changed:
             known = list(self._attempts.values())
         return [a for a in known if a.live]
@@ -167,7 +167,7 @@ class Known:
 
     def news(
         self, cursors: Mapping[str, int], known: Mapping[str, str], timeout_s: float, gather_s: float = 0.0
-    ) -> list[AttemptReport]:
+    ) -> list[AttemptStatus]:
         """Of all attempts with news, as soon as one is in another phase than `known`, or `gather_s` have passed and
         there are events; [] after `timeout_s`, or once `wake` was called.
         """
@@ -195,7 +195,7 @@ class Known:
             self._wakes += 1
             self._look_now()
 
-    def _look(self, cursors: Mapping[str, int], known: Mapping[str, str]) -> tuple[list[AttemptReport], bool]:
+    def _look(self, cursors: Mapping[str, int], known: Mapping[str, str]) -> tuple[list[AttemptStatus], bool]:
         """News, and whether there may be some without anybody's asking. Each attempt gets the same share of a look."""
         with self._changed:
             attempts = list(self._attempts.values())
@@ -203,7 +203,7 @@ class Known:
         found = [self._ask(a, cursors.get(str(a.id), 0), known.get(str(a.id), ""), share) for a in attempts]
         return [report for report in found if report is not None], any(a.live or a.draining for a in attempts)
 
-    def _ask(self, attempt: Attempt, cursor: int, known: str, share: int) -> AttemptReport | None:
+    def _ask(self, attempt: LocalAttempt, cursor: int, known: str, share: int) -> AttemptStatus | None:
         """What goes wrong with one attempt stops no other."""
         lines, size = max(LEAST_LINES, MOST_LINES // share), max(2 * LONGEST_LINE_BYTES, MOST_BYTES // share)
         try:

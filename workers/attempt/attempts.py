@@ -8,22 +8,22 @@ from pathlib import Path
 
 from cluster.errors import FleetError, UserError
 from workers.attempt import folder_removal, folder_setup, lease, supervisor_handle
-from workers.attempt.attempt import Attempt
-from workers.attempt.attempt_table import LOOK_EVERY_S, Known
-from workers.attempt.fence import Fences, Unreadable
-from workers.attempt.folders import AttemptId, Folder, parse
-from workers.attempt.stopped_epochs import Stopped
-from workers.attempt.supervisor_launcher import Starter
-from workers.code_archives import Packages
+from workers.attempt.attempt import LocalAttempt
+from workers.attempt.attempt_table import LOOK_EVERY_S, AttemptTable
+from workers.attempt.fence import FenceReader, FenceUnreadable
+from workers.attempt.folders import AttemptFolder, AttemptId, parse
+from workers.attempt.stopped_epochs import StoppedEpochs
+from workers.attempt.supervisor_launcher import SupervisorLauncher
+from workers.code_archives import NodeCodeArchives
 from workers.data_cache import DataCache
 from workers.errors import EpochPast
-from workers.messages import PROTOCOL, Order, ScriptCheckpoint, Unusable
+from workers.messages import PROTOCOL, InvalidMessage, Order, ScriptCheckpoint
 
 END_OLDER_S = 10.0
 """Longer than a cancelled attempt's grace, and than the kernel takes to end processes."""
 
 
-class Attempts(Known):
+class AttemptManager(AttemptTable):
     """`threads(order)` says how many cores' worth of threads each rank should use. Safe to use from several threads."""
 
     def __init__(
@@ -31,20 +31,20 @@ class Attempts(Known):
         folder: Path,
         storage: Path,
         node: str,
-        packages: Packages,
+        packages: NodeCodeArchives,
         threads: Callable[[Order], int],
-        fences: Fences | None = None,
-        starter: Starter | None = None,
+        fences: FenceReader | None = None,
+        starter: SupervisorLauncher | None = None,
     ):
         super().__init__(folder, node)
-        for parent in (folder, Folder(folder / "any").shared.parent):
+        for parent in (folder, AttemptFolder(folder / "any").shared.parent):
             folder_removal.resume(parent)
-        self._stopped = Stopped(folder.with_name("stopped.json"))
+        self._stopped = StoppedEpochs(folder.with_name("stopped.json"))
         for job, epoch in self._stopped.epochs().items():
             self._saw(job, epoch)
         self._storage, self._packages, self._threads = storage, packages, threads
         self._data = DataCache(storage)
-        self._fences, self._starter = fences or Fences(), starter or Starter()
+        self._fences, self._starter = fences or FenceReader(), starter or SupervisorLauncher()
 
     def start(self, order: Order, secrets: Mapping[str, str], interface: str = "") -> None:
         """Idempotent. Raises UserError for an order that cannot be followed, EpochPast for one that is past or was
@@ -57,15 +57,15 @@ class Attempts(Known):
         self._end_older(attempt)
         asked_s = lease.now_s()
         self._refuse_fenced(attempt)
-        folder = Folder(self._folder / str(attempt))
+        folder = AttemptFolder(self._folder / str(attempt))
         with self._starting(attempt, folder, order) as lock:
             if lock is None:
                 return
             try:
-                order = folder_setup.absolute(order, self._storage)
-                where = folder_setup.Where(self._node, self._packages, self._fences.folder, os.environ, interface)
+                order = folder_setup.resolve_paths(order, self._storage)
+                where = folder_setup.NodeContext(self._node, self._packages, self._fences.folder, os.environ, interface)
                 with self._data.used(order.data) as data, self._starter.supervisor(folder, lock) as begin:
-                    folder_setup.prepare(folder, order, where, self._threads(order), asked_s, data)
+                    folder_setup.create_folder(folder, order, where, self._threads(order), asked_s, data)
                     begin(secrets)  # from now on the supervisor holds the data
             except (UserError, FleetError):
                 self._undo(attempt, folder)
@@ -80,7 +80,7 @@ class Attempts(Known):
     def _refuse_fenced(self, attempt: AttemptId) -> None:
         try:
             fence = self._fences.epoch(attempt.job)
-        except Unreadable as e:
+        except FenceUnreadable as e:
             raise FleetError(
                 f"node {self._node} cannot read whether attempt {attempt.epoch} of {attempt.job} still counts: {e}",
                 "the start is tried again; Ray's head must answer",
@@ -88,7 +88,7 @@ class Attempts(Known):
         if attempt.epoch < fence:
             raise EpochPast(f"attempt {attempt.epoch} of {attempt.job} was superseded by attempt {fence}", fence)
 
-    def _refuse_past(self, attempt: AttemptId, folder: Folder) -> None:
+    def _refuse_past(self, attempt: AttemptId, folder: AttemptFolder) -> None:
         newest = self._epochs.get(attempt.job, 0)
         if newest > attempt.epoch:
             told = f"attempt {attempt.epoch} of {attempt.job} was superseded: {self._node} has seen attempt {newest}"
@@ -114,14 +114,14 @@ class Attempts(Known):
                 other.settle()
 
     @contextmanager
-    def _starting(self, attempt: AttemptId, folder: Folder, order: Order) -> Iterator[int | None]:
+    def _starting(self, attempt: AttemptId, folder: AttemptFolder, order: Order) -> Iterator[int | None]:
         """The lock the supervisor will inherit; None when there is or was a supervisor: then nothing is to be done."""
         with self._changed:
             self._refuse_past(attempt, folder)
-            known = self._attempts.get(attempt) or Attempt(attempt, folder, order.lease_s)
+            known = self._attempts.get(attempt) or LocalAttempt(attempt, folder, order.lease_s)
             try:
                 folder.path.mkdir(mode=0o700, exist_ok=True)
-                lock = None if known.starting or folder.supervisor.exists() else lease.hold(folder.lock)
+                lock = None if known.starting or folder.supervisor.exists() else lease.try_lock(folder.lock)
             except OSError as e:
                 with suppress(OSError):  # an agent before us left something there
                     folder.path.rmdir()
@@ -142,13 +142,13 @@ class Attempts(Known):
                     known.starting = False
                     self._look_now()
 
-    def _undo(self, attempt: AttemptId, folder: Folder) -> None:
+    def _undo(self, attempt: AttemptId, folder: AttemptFolder) -> None:
         """Nothing is left of it, nor of a supervisor that began when nobody waited for it any more."""
         if (known := self._attempts.get(attempt)) and known.life.recorded:
             known.life.end()
         with self._changed:
             self._attempts.pop(attempt, None)
-            if group := supervisor_handle.group_of(folder):
+            if group := supervisor_handle.cgroup_of(folder):
                 group.remove(0.0)
             for left in (folder.shared, folder.path):  # renamed: a supervisor that comes late finds nothing to write to
                 folder_removal.remove(left)
@@ -185,7 +185,7 @@ class Attempts(Known):
             for attempt in known:
                 del self._attempts[attempt.id]
             for one in self._ids_of(job, epoch):
-                folder = Folder(self._folder / str(one))
+                folder = AttemptFolder(self._folder / str(one))
                 folder_removal.remove(folder.shared)
                 folder_removal.remove(folder.path)
                 self._dropped(one)
@@ -193,7 +193,7 @@ class Attempts(Known):
                 self._epochs.pop(job, None)
         return True
 
-    def _of_or_never(self, job: str, epoch: int, final: bool) -> list[Attempt]:
+    def _of_or_never(self, job: str, epoch: int, final: bool) -> list[LocalAttempt]:
         """Those known, and a note that no other is to start: if none is known, or this is `final`. At one time for all
         threads: no start comes between.
         """
@@ -204,7 +204,7 @@ class Attempts(Known):
                 self._saw(job, epoch)
             return known
 
-    def _note_stopped(self, known: list[Attempt], job: str, epoch: int) -> None:
+    def _note_stopped(self, known: list[LocalAttempt], job: str, epoch: int) -> None:
         """What is known has its own record; that a part of it may never start is then noted with the next stop. What a
         fence stands above never starts, with a note or without.
         """
@@ -218,7 +218,7 @@ class Attempts(Known):
     def _is_fenced(self, job: str, epoch: int) -> bool:
         try:
             return self._fences.epoch(job) > epoch
-        except Unreadable:
+        except FenceUnreadable:
             return False
 
 
@@ -232,5 +232,5 @@ def _check(order: Order, attempt: AttemptId) -> None:
         raise UserError("a run job without a command", "say what to run in `command`")
     try:
         ScriptCheckpoint.of(order.task, order.arguments)
-    except Unusable as e:
+    except InvalidMessage as e:
         raise UserError(f"the order {e}", "install the same version") from None

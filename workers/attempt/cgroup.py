@@ -95,7 +95,7 @@ def limits(root: Path, environ: Mapping[str, str] = os.environ, top: Path = Path
     return usual | {file: value for file, value in asked.items() if value.isdigit()}
 
 
-class Group:
+class ControlGroup:
     """One attempt's. Every method can be called whether it exists or not."""
 
     def __init__(self, path: Path):

@@ -14,27 +14,27 @@ from pathlib import Path
 from typing import Any
 
 from workers.attempt import fence, lease
-from workers.attempt.folders import Folder, parse, read_json
+from workers.attempt.folders import AttemptFolder, parse, read_json
 from workers.attempt.process_tree import MARK
 from workers.checkpoint.format.manifest import NAME
-from workers.errors import Replaced
+from workers.errors import AttemptReplaced
 
 LOOK_EVERY_S = 0.1
 UNFINISHED = re.compile(r"(?:\.part-)?(step-\d{8,}-)[0-9a-f]{8}", re.ASCII)
 
 
-def refuse_replaced(environ: Mapping[str, str] = os.environ) -> None:
-    """Raises Replaced in a process of an attempt that may have been. Elsewhere nothing can be.
+def check_not_replaced(environ: Mapping[str, str] = os.environ) -> None:
+    """Raises AttemptReplaced in a process of an attempt that may have been. Elsewhere nothing can be.
 
     A fence alone may be lowered again, when a silent node is heard: it is waited for as long as the lease lasts.
     """
-    while MARK in environ and (why := replaced(Path(environ[MARK]))):
-        if lease.passed(_folder(Path(environ[MARK])).lease):
-            raise Replaced(f"this attempt may not save: {why}", "stop this attempt; the job goes on elsewhere")
+    while MARK in environ and (why := replaced_reason(Path(environ[MARK]))):
+        if lease.expired(_folder(Path(environ[MARK])).lease):
+            raise AttemptReplaced(f"this attempt may not save: {why}", "stop this attempt; the job goes on elsewhere")
         time.sleep(LOOK_EVERY_S)
 
 
-def replaced(shared: Path) -> str:
+def replaced_reason(shared: Path) -> str:
     """Why the attempt whose ranks write into `shared` no longer counts; "" while it does."""
     attempt, folder = parse(shared.name), _folder(shared)
     past_s = lease.now_s() - lease.deadline_s(folder.lease)
@@ -42,18 +42,18 @@ def replaced(shared: Path) -> str:
         return f"its lease ended {past_s:.1f} s ago" if lease.deadline_s(folder.lease) else "it has no lease"
     launch: Any = read_json(folder.launch)
     if isinstance(launch, dict) and launch.get("fences"):
-        with suppress(fence.Unreadable):
-            epoch = fence.of_folder(Path(launch["fences"]), attempt.job)
+        with suppress(fence.FenceUnreadable):
+            epoch = fence.read_folder(Path(launch["fences"]), attempt.job)
             return f"attempt {epoch} of its job has superseded it" if epoch > attempt.epoch else ""
     return ""
 
 
-def _folder(shared: Path) -> Folder:
+def _folder(shared: Path) -> AttemptFolder:
     """The node's own records of the attempt."""
-    return Folder(shared.parent.parent / "attempts" / shared.name)
+    return AttemptFolder(shared.parent.parent / "attempts" / shared.name)
 
 
-def withdraw_unfinished(root: Path) -> None:
+def rename_unfinished_saves(root: Path) -> None:
     """Rename what writers before us have begun in a job's folder of checkpoints; it is deleted as any leftover. Raises
     OSError.
     """

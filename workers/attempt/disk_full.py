@@ -12,11 +12,11 @@ FULL_BYTES = 128 << 10
 """What is left where a program has just failed to write: less than it needed, hardly ever nothing."""
 
 
-def says_full(text: str) -> bool:
+def mentions_full_disk(text: str) -> bool:
     return any(word in text for word in WORDS)
 
 
-def full(paths: Iterable[str | Path]) -> str:
+def full_disk(paths: Iterable[str | Path]) -> str:
     """The first full file system among those of `paths`, in words; "" when each has space."""
     return next(filter(None, (described(path, FULL_BYTES) for path in paths)), "")
 

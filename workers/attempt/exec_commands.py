@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.attempt import cgroup_spawn, lease, process_tree
-from workers.attempt.rank_processes import before_exec, secret_names, undisturbed
+from workers.attempt.rank_processes import before_exec, block_signals, secret_names
 
 DOOR = "door"
 """The socket, in the attempt's record folder, which is the supervisor's working directory: its path is short so."""
@@ -122,7 +122,7 @@ class Beside:
         group, me = self._group(), os.getpid()
         streams = given[0], given[1], given[2]
         try:
-            with undisturbed():
+            with block_signals():
                 lead = partial(_lead, me, asked["terminal"])
                 return cgroup_spawn.start_with(command, environ, rank["folder"], group, lead, streams)
         except OSError as e:

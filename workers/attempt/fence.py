@@ -18,7 +18,7 @@ from workers.attempt import lease
 from workers.messages import FENCE_KEY
 
 if TYPE_CHECKING:
-    from workers.attempt.attempt import Attempt
+    from workers.attempt.attempt import LocalAttempt
 
 LOG = logging.getLogger(__name__)
 LONGEST_BYTES = 32
@@ -33,18 +33,18 @@ pass while the store is asked: the server may have been silent for a third of on
 """
 
 
-class Unreadable(Exception):
+class FenceUnreadable(Exception):
     """No place can be asked now: nothing is known, so nothing is started or renewed."""
 
 
-class Known(NamedTuple):
+class FenceReading(NamedTuple):
     """A fence as it was read. `asked_s`: when the earliest place that answered was asked."""
 
     epoch: int
     asked_s: float
 
 
-class Fences:
+class FenceReader:
     """`stored` gets a key from Ray's store within so many seconds and may raise Unreadable; `folder` is where the
     server writes them for nodes of its own machine. The higher of the two counts. Without any place, as without Ray,
     there is no fence.
@@ -58,48 +58,48 @@ class Fences:
         self._rest_until_s = 0.0
 
     def epoch(self, job: str) -> int:
-        """0 where none was raised. Raises Unreadable when no place answers."""
+        """0 where none was raised. Raises FenceUnreadable when no place answers."""
         return self.known(job, float("inf")).epoch
 
-    def known(self, job: str, lease_s: float) -> Known:
+    def known(self, job: str, lease_s: float) -> FenceReading:
         """As `epoch`, soon enough to renew a lease of that length."""
         found, why, begun_s = [], "", lease.now_s()
         for read in (self._in_store, self._in_folder):
             asked_s = lease.now_s()
             try:
                 found.append((read(job, lease_s), asked_s))
-            except Unreadable as e:
+            except FenceUnreadable as e:
                 why = why or str(e)
-        known = [Known(epoch, asked_s) for epoch, asked_s in found if epoch is not None]
+        known = [FenceReading(epoch, asked_s) for epoch, asked_s in found if epoch is not None]
         if why and not known:
-            raise Unreadable(why)
-        return Known(max((k.epoch for k in known), default=0), min((k.asked_s for k in known), default=begun_s))
+            raise FenceUnreadable(why)
+        return FenceReading(max((k.epoch for k in known), default=0), min((k.asked_s for k in known), default=begun_s))
 
     def _in_store(self, job: str, lease_s: float) -> int | None:
         """None without a store."""
         if self._stored is None:
             return None
         if self.folder is not None and time.monotonic() < self._rest_until_s:
-            raise Unreadable("Ray's head did not answer just now")
+            raise FenceUnreadable("Ray's head did not answer just now")
         limit_s = min(STORE_LIMIT_S, lease_s * (SHARE_BESIDE_FOLDER if self.folder else SHARE_OF_LEASE))
         try:
             return _number(self._stored(FENCE_KEY.format(fleet=self._fleet, job=job), limit_s))
-        except Unreadable:
+        except FenceUnreadable:
             self._rest_until_s = time.monotonic() + STORE_REST_S
             raise
 
     def _in_folder(self, job: str, _lease_s: float) -> int | None:
-        return None if self.folder is None else of_folder(self.folder, job)
+        return None if self.folder is None else read_folder(self.folder, job)
 
 
-def of_folder(folder: Path, job: str) -> int:
-    """0 where none was raised. Raises Unreadable, also where the folder is missing."""
+def read_folder(folder: Path, job: str) -> int:
+    """0 where none was raised. Raises FenceUnreadable, also where the folder is missing."""
     try:
         found = fences.read(folder, job)
     except UserError as e:
-        raise Unreadable(str(e)) from None
+        raise FenceUnreadable(str(e)) from None
     if found is None and not folder.is_dir():
-        raise Unreadable(f"{folder} does not exist")
+        raise FenceUnreadable(f"{folder} does not exist")
     return found or 0
 
 
@@ -107,11 +107,11 @@ def _number(text: bytes | None) -> int:
     if text is None:
         return 0
     if not text.strip().isdigit():
-        raise Unreadable(f"a fence holds {text[:LONGEST_BYTES]!r}, which is not an epoch")
+        raise FenceUnreadable(f"a fence holds {text[:LONGEST_BYTES]!r}, which is not an epoch")
     return int(text)
 
 
-def check(attempts: "Iterable[Attempt]", known: Fences) -> None:
+def renew_or_stop(attempts: "Iterable[LocalAttempt]", known: FenceReader) -> None:
     """Renew each attempt that is not fenced off, end each that is. What goes wrong with one is logged, and concerns
     that one alone. An answer counts from when it was asked for, so a slow one cannot stretch a lease.
     """
@@ -124,8 +124,8 @@ def check(attempts: "Iterable[Attempt]", known: Fences) -> None:
             LOG.exception("attempt %s: its lease was not renewed", attempt.id)
 
 
-def _check(attempt: "Attempt", fences: Fences, lease_s: float) -> None:
-    with suppress(Unreadable):
+def _check(attempt: "LocalAttempt", fences: FenceReader, lease_s: float) -> None:
+    with suppress(FenceUnreadable):
         epoch, asked_s = fences.known(attempt.id.job, lease_s)
         if epoch > attempt.id.epoch:
             LOG.warning("attempt %s ends: attempt %d of its job has superseded it", attempt.id, epoch)

@@ -6,17 +6,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from cluster.checkpoint_location import path_refusal
+from cluster.checkpoint_location import path_error
 from cluster.errors import UserError
 from workers.attempt import cgroup, folder_removal, lease, reserved_files
-from workers.attempt.commit_guard import withdraw_unfinished
-from workers.attempt.folders import Folder, write_json
+from workers.attempt.commit_guard import rename_unfinished_saves
+from workers.attempt.folders import AttemptFolder, write_json
 from workers.attempt.output_folder import folder_of, limit
 from workers.attempt.rank_environment import rank_environment
 from workers.attempt.rank_log import LIMIT_BYTES
 from workers.attempt.rank_variables import work_rank
 from workers.attempt.supervisor_handle import STOP_BYTES
-from workers.code_archives import Packages
+from workers.code_archives import NodeCodeArchives
 from workers.data_cache import link
 from workers.interpreter import has, interpreter
 from workers.messages import Order
@@ -28,14 +28,14 @@ RESERVES = {"stop": STOP_BYTES, "started": 32, "outcome": 64 << 10, "result": 64
 """What must be written also when the disk is full by then: bytes by name of the path in a Folder."""
 
 
-def absolute(order: Order, storage: Path) -> Order:
+def resolve_paths(order: Order, storage: Path) -> Order:
     """The order with its checkpoint folders as absolute paths. Raises UserError for one that is not below `storage`."""
 
     def below(path: str) -> str:
         if not path:
             return ""
         inside = path.removeprefix(f"{storage}/")
-        if path_refusal(inside):
+        if path_error(inside):
             raise UserError(
                 f"checkpoint folder {path!r} is not below this pool's storage", "name it relative to the storage"
             )
@@ -44,22 +44,22 @@ def absolute(order: Order, storage: Path) -> Order:
     return replace(order, checkpoint_root=below(order.checkpoint_root), resume_from=below(order.resume_from))
 
 
-class Where(NamedTuple):
+class NodeContext(NamedTuple):
     """What an agent tells of its node to each attempt; `fences` is the server's folder of fences, if it is seen,
     `interface` that with the node's address.
     """
 
     node: str
-    packages: Packages
+    packages: NodeCodeArchives
     fences: Path | None
     environ: Mapping[str, str]
     interface: str = ""
 
 
-def prepare(
-    folder: Folder,
+def create_folder(
+    folder: AttemptFolder,
     order: Order,
-    where: Where,
+    where: NodeContext,
     threads: int,
     asked_s: float,
     data: Mapping[str, tuple[Path, Path]] = MappingProxyType({}),
@@ -80,18 +80,18 @@ def prepare(
         root = Path(order.checkpoint_root)
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         if order.node_rank == 0:
-            withdraw_unfinished(root)
+            rename_unfinished_saves(root)
         folder_of(root, order.epoch).mkdir(exist_ok=True, mode=0o700)
     write_json(folder.order, order.to_plain())
     write_json(folder.told, order.to_plain())
     locks = sorted(str(lock) for _, lock in data.values())
     write_json(folder.launch, launch_record(folder, order, where, threads) | {"data_locks": locks})
     for path, size_bytes in RESERVES.items():
-        reserved_files.keep(getattr(folder, path), size_bytes)
+        reserved_files.reserve_space(getattr(folder, path), size_bytes)
     lease.write(folder.lease, order.lease_s, asked_s)
 
 
-def launch_record(folder: Folder, order: Order, where: Where, threads: int) -> dict[str, Any]:
+def launch_record(folder: AttemptFolder, order: Order, where: NodeContext, threads: int) -> dict[str, Any]:
     environ = where.environ
     command = list(order.command) if order.task == "run" else [interpreter(environ), *CHILD]
     return {
@@ -125,11 +125,11 @@ def launch_record(folder: Folder, order: Order, where: Where, threads: int) -> d
     }
 
 
-def _group(folder: Folder, environ: Mapping[str, str]) -> Path | None:
+def _group(folder: AttemptFolder, environ: Mapping[str, str]) -> Path | None:
     """The control group made for the ranks; None where none can be."""
     root = cgroup.find(environ).root
     path = root / cgroup.name(folder.path) if root else None
-    return path if root and path and cgroup.Group(path).make(cgroup.limits(root, environ)) else None
+    return path if root and path and cgroup.ControlGroup(path).make(cgroup.limits(root, environ)) else None
 
 
 def log_limit_bytes(environ: Mapping[str, str]) -> int:

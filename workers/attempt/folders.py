@@ -35,7 +35,7 @@ import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster.untrusted_files import Unreadable, read_bytes
+from cluster.untrusted_files import UnreadableFile, read_bytes
 
 MOST_RECORD_BYTES = 16 << 20
 MOST_RESULT_BYTES = 4 << 20
@@ -57,7 +57,7 @@ def parse(name: str) -> AttemptId | None:
     return AttemptId(match[1], int(match[2]), int(match[3])) if match else None
 
 
-class Shared:
+class SharedFolder:
     """Paths of what an attempt's ranks may write."""
 
     def __init__(self, shared: Path):
@@ -80,7 +80,7 @@ class Shared:
         return self.works / str(rank)
 
 
-class Folder(Shared):
+class AttemptFolder(SharedFolder):
     """Paths of one attempt: of its record, and of what its ranks may write, which lies beside all records."""
 
     def __init__(self, path: Path):
@@ -126,5 +126,5 @@ def read_json(path: Path) -> Any:
     """A record of ours; None when it is absent or cannot be read."""
     try:
         return json.loads(read_bytes(path, MOST_RECORD_BYTES))
-    except (Unreadable, FileNotFoundError, ValueError, RecursionError):
+    except (UnreadableFile, FileNotFoundError, ValueError, RecursionError):
         return None

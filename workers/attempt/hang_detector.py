@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from cluster.untrusted_files import Unreadable, opened
+from cluster.untrusted_files import UnreadableFile, open_untrusted
 from workers.attempt import lease, process_tree, rank_progress
-from workers.attempt.folders import Folder
-from workers.attempt.rank_progress import Beat
+from workers.attempt.folders import AttemptFolder
+from workers.attempt.rank_progress import RankProgress
 
 SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + (5 if hasattr(signal, "SIGRTMIN") else 0)
 """Asks a rank of ours for its stacks: one that programs hardly use for themselves."""
@@ -45,7 +45,7 @@ class Hang(NamedTuple):
 class _Still(NamedTuple):
     """The last beats of ranks that have made steps, how long ago the newest came, and how long it may."""
 
-    begun: dict[int, Beat]
+    begun: dict[int, RankProgress]
     limit_s: float
     for_s: float
 
@@ -53,10 +53,10 @@ class _Still(NamedTuple):
         return {pid: rank for pid, rank in ranks.items() if rank in self.begun}
 
 
-class Stalls:
+class HangDetector:
     """Of the ranks that one supervisor runs. `hang_after_s` 0: the rule for trainings, -1: never."""
 
-    def __init__(self, folder: Folder, task: str, hang_after_s: float):
+    def __init__(self, folder: AttemptFolder, task: str, hang_after_s: float):
         self._folder = folder
         self._steps = task == "train"
         self._hang_after_s = hang_after_s
@@ -143,7 +143,7 @@ class _Sample(NamedTuple):
 class _Stacks:
     """Asks ranks where they stand, and remembers what they said."""
 
-    def __init__(self, folder: Folder):
+    def __init__(self, folder: AttemptFolder):
         self._folder = folder
         self._samples: list[dict[int, _Sample]] = []
         self._from: dict[int, int] = {}
@@ -180,12 +180,12 @@ class _Stacks:
     def _read(self, rank: int) -> str:
         """ "" for a rank that is stopped, or cannot tell."""
         try:
-            with opened(self._folder.stacks(rank)) as descriptor:
+            with open_untrusted(self._folder.stacks(rank)) as descriptor:
                 return os.pread(descriptor, MOST_STACK_BYTES, self._from.get(rank, 0)).decode(errors="replace")
-        except (OSError, Unreadable):
+        except (OSError, UnreadableFile):
             return ""
 
-    def move(self, ranks: Mapping[int, Beat]) -> bool:
+    def move(self, ranks: Mapping[int, RankProgress]) -> bool:
         """Whether the main thread of any of these ranks was somewhere else meanwhile."""
         return any(
             _moved([sample[rank] for sample in self._samples if rank in sample], beat) for rank, beat in ranks.items()
@@ -198,7 +198,7 @@ class _Stacks:
         return {rank: known.get(rank) or _of_the_kernel(pid) for pid, rank in ranks.items()}
 
 
-def _moved(samples: list[_Sample], beat: Beat) -> bool:
+def _moved(samples: list[_Sample], beat: RankProgress) -> bool:
     places = {_main_thread(sample.stacks, beat.thread) for sample in samples}
     first, last = samples[0], samples[-1]
     return len(places) > 1 or last.wakes - first.wakes > MOST_WAKES_PER_S * (last.at_s - first.at_s)
@@ -219,7 +219,7 @@ def _main_thread(dump: str, thread: int) -> str:
     return dump
 
 
-def _furthest_behind(ranks: Mapping[int, int], begun: Mapping[int, Beat]) -> tuple[int, str]:
+def _furthest_behind(ranks: Mapping[int, int], begun: Mapping[int, RankProgress]) -> tuple[int, str]:
     """The rank that others may wait for, and what is known of it: one that somebody stopped, else the slowest."""
     for pid, rank in ranks.items():
         if (found := process_tree.stat(pid)) and found.stopped:

@@ -9,7 +9,7 @@ import time
 import zlib
 from pathlib import Path
 
-from cluster.untrusted_files import Unreadable, read_bytes
+from cluster.untrusted_files import UnreadableFile, read_bytes
 from workers.attempt import process_tree, reserved_files
 
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -33,7 +33,7 @@ def _read(path: Path) -> float | None:
     for _ in range(READS):
         try:
             record = read_bytes(path, LONGEST_BYTES)
-        except (OSError, Unreadable):
+        except (OSError, UnreadableFile):
             return None
         text, _, checksum = record.rpartition(b" ")
         if checksum == b"%08x\n" % zlib.crc32(text):
@@ -47,7 +47,7 @@ def deadline_s(path: Path) -> float:
     return _read(path) or 0.0
 
 
-def passed(path: Path) -> bool:
+def expired(path: Path) -> bool:
     return now_s() >= deadline_s(path)
 
 
@@ -94,7 +94,7 @@ class Lease:
         return True
 
 
-def hold(path: Path) -> int | None:
+def try_lock(path: Path) -> int | None:
     """Lock `path` while the returned descriptor, or a copy a child inherits, is open. None: somebody else holds it."""
     import fcntl
 
@@ -107,9 +107,9 @@ def hold(path: Path) -> int | None:
     return descriptor
 
 
-def is_held(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Whether somebody alive holds it. The kernel lets go when the last holder dies: a recycled pid cannot deceive."""
-    descriptor = hold(path)
+    descriptor = try_lock(path)
     if descriptor is None:
         return True
     os.close(descriptor)

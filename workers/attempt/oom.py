@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from workers.attempt.cgroup import Group
+from workers.attempt.cgroup import ControlGroup
 from workers.attempt.process_tree import LINUX
 
 SAMPLE_EVERY_S = 5.0
@@ -26,7 +26,7 @@ FIRST_NAMESPACE = "pid:[4026531836]"
 """Process numbers of the log are those of the first namespace. Source: PROC_PID_INIT_INO in linux/proc_ns.h."""
 
 
-class Counts(NamedTuple):
+class OomCounts(NamedTuple):
     """Kills so far: in the attempt's own control group, in those this process is a member of, and on the machine."""
 
     own: int
@@ -34,10 +34,10 @@ class Counts(NamedTuple):
     machine: int
 
 
-class Memory:
+class OomMonitor:
     """What happened to the memory of one attempt, as its supervisor sees it. `group` is the attempt's own, if any."""
 
-    def __init__(self, group: Group | None):
+    def __init__(self, group: ControlGroup | None):
         self._group = group
         self._groups = list(_own_groups())
         self._before = self._last = self._counts()
@@ -50,10 +50,10 @@ class Memory:
             self._before, self._last = self._last, self._counts()
             self._sampled_s = time.monotonic()
 
-    def _counts(self) -> Counts:
+    def _counts(self) -> OomCounts:
         kills = re.search(r"^oom_kill (\d+)$", _text(Path("/proc/vmstat")), re.MULTILINE)
         own = self._group.killed_for_memory() if self._group is not None else 0
-        return Counts(own, sum(map(_kills, self._groups)), int(kills[1]) if kills else 0)
+        return OomCounts(own, sum(map(_kills, self._groups)), int(kills[1]) if kills else 0)
 
     def killed_in_attempt(self) -> bool:
         """The kernel has lately killed one of the attempt's processes, whichever: its own control group counts them."""

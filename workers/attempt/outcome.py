@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster.untrusted_files import Unreadable, opened, parse_json
-from workers.attempt.oom import Memory, size
+from cluster.untrusted_files import UnreadableFile, open_untrusted, parse_json
+from workers.attempt.oom import OomMonitor, size
 from workers.message_fields import LONGEST_TEXT, is_count
 from workers.messages import Failure
 
@@ -23,7 +23,7 @@ WRITERS_ERRORS = ("PytorchStreamWriter", "inline_container")
 """Of torch.save, which does not say what the system told it."""
 
 
-class Seen(NamedTuple):
+class FailedRank(NamedTuple):
     """A rank that failed. `said` is what its child wrote, None without; `printed` the line on stderr that says why,
     `says_full` whether one of its last lines tells of a full disk, `disk` which one was full when it ended.
     `peak_bytes` is the most that one of its processes held.
@@ -88,10 +88,10 @@ def noted(events: Path, asked_at: float) -> tuple[bool, frozenset[int]]:
     done: about the last thing that a rank notes. `asked_at` is the time (seconds since 1970) of the first SIGTERM.
     """
     try:
-        with opened(events) as descriptor:
+        with open_untrusted(events) as descriptor:
             end = os.fstat(descriptor).st_size
             data = os.pread(descriptor, MOST_NOTE_BYTES, max(0, end - MOST_NOTE_BYTES))
-    except (OSError, Unreadable):
+    except (OSError, UnreadableFile):
         return False, frozenset()
     notes = [_note(line) for line in data.split(b"\n") if b'"preempted"' in line or b'"done"' in line]
     done = frozenset(note["rank"] for note in notes if _is_done(note, asked_at) and is_count(note.get("rank")))
@@ -111,14 +111,16 @@ def _note(line: bytes) -> dict[str, Any]:
     """Empty for what is none."""
     try:
         note = parse_json(line, "a note")
-    except Unreadable:
+    except UnreadableFile:
         return {}
     return note if isinstance(note, dict) and note.get("type") == "note" else {}
 
 
-def cause(seen: Seen, memory: Memory) -> Failure:
+def cause(seen: FailedRank, memory: OomMonitor) -> Failure:
     """What the kernel did goes before what the rank said, and that before what its exit code tells."""
-    found = _said(seen) if isinstance(seen.said, dict) else from_exit(seen.rank, seen.node, seen.code, seen.printed)
+    found = (
+        _said(seen) if isinstance(seen.said, dict) else failure_from_exit(seen.rank, seen.node, seen.code, seen.printed)
+    )
     if seen.code in KILLED and memory.killed(seen.pid if seen.code == -signal.SIGKILL else 0):
         who = f"rank {seen.rank}" if seen.code == -signal.SIGKILL else f"a process of rank {seen.rank}"
         found = _of_kind(found, "oom", f"{who} was killed by the kernel because memory ran out")
@@ -134,7 +136,7 @@ def cause(seen: Seen, memory: Memory) -> Failure:
     return found
 
 
-def _said(seen: Seen) -> Failure:
+def _said(seen: FailedRank) -> Failure:
     """By the rank itself."""
     kind = seen.said["kind"] if seen.said.get("kind") in OF_A_CHILD else "user"
     message, trace = (str(seen.said.get(name, ""))[:LONGEST_TEXT] for name in ("message", "traceback"))
@@ -151,7 +153,7 @@ def _joined(begin: str, *parts: str) -> str:
     return begin + ", ".join(filter(None, parts))
 
 
-def from_exit(rank: int, node: str, code: int, printed: str) -> Failure:
+def failure_from_exit(rank: int, node: str, code: int, printed: str) -> Failure:
     """What can be said of a rank that left only an exit code and what it printed on stderr."""
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"

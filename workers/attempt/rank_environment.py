@@ -34,7 +34,7 @@ LOOKS_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|PRIVATE|AUTH"
 TPU_BOUNDS = {1: "1,1,1", 2: "1,2,1"}
 
 
-def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+def allowed_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """What a rank may see of the node's own variables, and all that its pool declares. A proxy with a password stays
     out.
     """
@@ -66,9 +66,9 @@ def rank_environment(
     """
     defaults = _defaults(order, threads) | rank_variables.defaults(order, has_torch_xla=has_torch_xla)
     defaults |= network_interfaces.variables(order, interface)
-    node = {name: value for name, value in inherited(environ).items() if not rank_variables.is_torchruns(name)}
+    node = {name: value for name, value in allowed_variables(environ).items() if not rank_variables.is_torchruns(name)}
     ours = rank_variables.torchrun(order, local_rank) | rank_variables.polyfleet(order, local_rank, folder)
-    told = ours | visible(order, local_rank) | {"PYTHONPATH": _python_path(order, local_rank, folder)}
+    told = ours | visible_devices(order, local_rank) | {"PYTHONPATH": _python_path(order, local_rank, folder)}
     return defaults | node | order.environment | told
 
 
@@ -88,7 +88,7 @@ def _python_path(order: Order, local_rank: int, folder: Path) -> str:
     return os.pathsep.join(filter(None, (str(own), order.environment.get("PYTHONPATH", ""))))
 
 
-def visible(order: Order, local_rank: int) -> dict[str, str]:
+def visible_devices(order: Order, local_rank: int) -> dict[str, str]:
     """Which devices the rank sees: one of the leased for `train`, else all of them, as under torchrun."""
     row = vendor(order.backend)
     if order.emulated or not row.visibility:

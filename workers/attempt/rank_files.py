@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from cluster.untrusted_files import Unreadable, opened_in, read_json
-from workers.attempt.folders import MOST_RECORD_BYTES, MOST_RESULT_BYTES, AttemptId, Folder
-from workers.messages import Outcome, RankEvent, Unusable
+from cluster.untrusted_files import UnreadableFile, open_untrusted_in, read_json
+from workers.attempt.folders import MOST_RECORD_BYTES, MOST_RESULT_BYTES, AttemptFolder, AttemptId
+from workers.messages import InvalidMessage, Outcome, RankEvent
 from workers.rank_events import LONGEST_LINE_BYTES
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ TOLD = ("report", "checkpoint")
 OF_THE_AGENT = ("outcome.json", "supervisor.json", "launch.json", "lease", "lock", "stop", "started")
 
 
-class Piece(NamedTuple):
+class EventBatch(NamedTuple):
     """Events of some lines, the byte after them, and whether whole lines are left."""
 
     events: list[RankEvent]
@@ -28,10 +28,10 @@ class Piece(NamedTuple):
     more: bool
 
 
-class Reader:
+class RankFileReader:
     """Of one attempt. `refused` counts what could not be used, `reason` says why, for the last of it."""
 
-    def __init__(self, folder: Folder):
+    def __init__(self, folder: AttemptFolder):
         self._folder = folder
         self.refused, self.reason = 0, ""
         self._judged = 0  # up to this byte lines have been counted: a new server asks from the start again
@@ -40,26 +40,28 @@ class Reader:
         self._inspected: tuple[int, int] | None = None
         self._strange: set[str] = set()
 
-    def events(self, cursor: int, most_lines: int, most_bytes: int) -> Piece:
-        """From byte `cursor` on. Raises Unreadable when no event can ever be read here: a pipe, a link, a folder."""
+    def events(self, cursor: int, most_lines: int, most_bytes: int) -> EventBatch:
+        """From byte `cursor` on. Raises UnreadableFile when no event can ever be read here: a pipe, a link, a
+        folder.
+        """
         try:
-            with opened_in(self._folder.shared, self._folder.events.name) as descriptor:
+            with open_untrusted_in(self._folder.shared, self._folder.events.name) as descriptor:
                 size = os.fstat(descriptor).st_size
                 data = os.pread(descriptor, most_bytes, cursor) if size > cursor else b""
         except FileNotFoundError:
-            return Piece([], cursor, False)
+            return EventBatch([], cursor, False)
         if size < cursor:
             self.refuse(f"events.jsonl was cut from {cursor} bytes or more to {size}")
-            return Piece([], size, False)
+            return EventBatch([], size, False)
         whole = data.rfind(b"\n") + 1
         if whole:
             return self._lines(data[:whole], cursor, most_lines, cursor + len(data) < size)
         if len(data) <= LONGEST_LINE_BYTES:
-            return Piece([], cursor, False)
+            return EventBatch([], cursor, False)
         self.refuse(f"a line of events.jsonl is longer than {LONGEST_LINE_BYTES} bytes; {size - cursor} were skipped")
-        return Piece([], size, False)
+        return EventBatch([], size, False)
 
-    def _lines(self, data: bytes, cursor: int, most: int, beyond: bool) -> Piece:
+    def _lines(self, data: bytes, cursor: int, most: int, beyond: bool) -> EventBatch:
         *lines, rest = data.split(b"\n", most)
         since_s, until_s = self._start_s() - CLOCK_MARGIN_S, time.time() + CLOCK_MARGIN_S
         events = []
@@ -67,14 +69,14 @@ class Reader:
             at = cursor + len(line) + 1
             try:
                 event = RankEvent.of_line(line, at, since_s, until_s)
-            except Unusable as e:
+            except InvalidMessage as e:
                 if cursor >= self._judged and line.strip():
                     self.refuse(f"a line of events.jsonl {e}")
             else:
                 events += [event] if event.type in TOLD else []
             cursor = at
         self._judged = max(self._judged, cursor)
-        return Piece(events, cursor, bool(rest) or beyond)
+        return EventBatch(events, cursor, bool(rest) or beyond)
 
     def _start_s(self) -> float:
         """When the attempt was ordered."""
@@ -93,7 +95,7 @@ class Reader:
             self._inspected = found
             try:
                 read_json(self._folder.result, MOST_RESULT_BYTES)
-            except Unreadable as e:
+            except UnreadableFile as e:
                 self.refuse(f"result.json {e.why}")
             except FileNotFoundError:
                 return
@@ -107,15 +109,15 @@ class Reader:
 
 
 def read_outcome(path: Path, attempt: AttemptId) -> Outcome | None:
-    """The Outcome there, None while there is none. Raises Unreadable for anything but an Outcome of `attempt`."""
+    """The Outcome there, None while there is none. Raises UnreadableFile for anything but an Outcome of `attempt`."""
     try:
         found = read_json(path, MOST_RECORD_BYTES)
     except FileNotFoundError:
         return None
     try:
         return Outcome.parse_of(attempt, found)
-    except Unusable as e:
-        raise Unreadable(str(path), str(e)) from None
+    except InvalidMessage as e:
+        raise UnreadableFile(str(path), str(e)) from None
 
 
 def stamp(path: Path) -> tuple[int, int] | None:

@@ -19,13 +19,13 @@ from typing import Any
 
 import workers
 from cluster.errors import PolyfleetError, UserError
-from cluster.untrusted_files import Unreadable, parse_json
+from cluster.untrusted_files import UnreadableFile, parse_json
 from workers.attempt import disk_full
-from workers.attempt.folders import MOST_RESULT_BYTES, Shared, read_json, write_json
+from workers.attempt.folders import MOST_RESULT_BYTES, SharedFolder, read_json, write_json
 from workers.attempt.hang_detector import SIGNAL
 from workers.attempt.redaction import Redactor
-from workers.attempt.reserved_files import is_full, put
-from workers.errors import NotFinite, Replaced
+from workers.attempt.reserved_files import is_full, replace_or_use_reserve
+from workers.errors import AttemptReplaced, NonFiniteValue
 
 CODE = Path(workers.__file__).parents[1]
 OURS = tuple(str(CODE / name) + os.sep for name in ("cluster", "workers", "orchestrator"))
@@ -37,17 +37,17 @@ OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "RESOURCE_EXHAU
 
 
 def main() -> int:
-    folder, rank = Shared(Path(os.environ["POLYFLEET_ATTEMPT_DIR"])), int(os.environ["RANK"])
+    folder, rank = SharedFolder(Path(os.environ["POLYFLEET_ATTEMPT_DIR"])), int(os.environ["RANK"])
     redact = Redactor.of_rank(os.environ)
     _tell_stacks(folder.stacks(rank))
     try:
         result = _run_task(folder, rank)
         if rank == 0:
-            put(folder.result, json.dumps(redact.plain(_checked(result))))
+            replace_or_use_reserve(folder.result, json.dumps(redact.plain(_checked(result))))
     except SystemExit as e:
         return _exit_code(e)
     except BaseException as e:
-        failure = describe(e, rank)
+        failure = failure_record(e, rank)
         print(failure["traceback"] or failure["message"], file=sys.stderr)  # noqa: T201 - the rank's log is its stderr
         with suppress(OSError):  # a full disk: the supervisor then has the exit code, and the last line of our stderr
             write_json(folder.failure(rank), redact.plain(failure, keys=False))
@@ -66,7 +66,7 @@ def _tell_stacks(path: Path) -> None:
         faulthandler.register(SIGNAL, file=descriptor, all_threads=True, chain=False)
 
 
-def _run_task(folder: Shared, rank: int) -> dict[str, Any]:
+def _run_task(folder: SharedFolder, rank: int) -> dict[str, Any]:
     order = read_json(folder.told)
     task = importlib.import_module(f"workers.tasks.{order['task']}")
     context = importlib.import_module("workers.tasks.context").Context.from_attempt(folder.shared, rank, order)
@@ -82,8 +82,8 @@ def _checked(result: Any) -> Any:
     try:
         text = json.dumps(result).encode()
         parse_json(text, "the task's result")
-    except (TypeError, ValueError, RecursionError, Unreadable) as e:
-        why = e.why if isinstance(e, Unreadable) else f"cannot be written as JSON: {e}"
+    except (TypeError, ValueError, RecursionError, UnreadableFile) as e:
+        why = e.why if isinstance(e, UnreadableFile) else f"cannot be written as JSON: {e}"
         raise UserError(f"the task's result {why}", "return numbers, strings, lists and dicts") from None
     if len(text) > MOST_RESULT_BYTES:
         told = f"the task's result has {len(text) / 2**20:.1f} MiB as JSON, {MOST_RESULT_BYTES >> 20} are the most"
@@ -99,7 +99,7 @@ def _exit_code(e: SystemExit) -> int:
     return 1
 
 
-def describe(e: BaseException, rank: int) -> dict[str, Any]:
+def failure_record(e: BaseException, rank: int) -> dict[str, Any]:
     """A Failure as plain data: the user's frames and those of libraries they called, without ours.
 
     An exception that never passed through the user's code is ours to mend: it keeps all frames and is called internal.
@@ -146,9 +146,9 @@ def _is_users(filename: str) -> bool:
 
 def _kind(e: BaseException) -> str:
     """What is told apart from an error of the user's code; "" for that."""
-    if isinstance(e, NotFinite):
+    if isinstance(e, NonFiniteValue):
         return "nan"
-    if any(isinstance(it, Replaced) for it in _chain(e)):
+    if any(isinstance(it, AttemptReplaced) for it in _chain(e)):
         return "lost"
     if _is_out_of_memory(e):
         return "oom"
@@ -157,7 +157,7 @@ def _kind(e: BaseException) -> str:
     if isinstance(e, DamagedCheckpoint):
         return "storage"
     full = any(isinstance(it, OSError) and is_full(it) for it in _chain(e))
-    told = isinstance(e, OSError | RuntimeError | PolyfleetError) and disk_full.says_full(str(e))
+    told = isinstance(e, OSError | RuntimeError | PolyfleetError) and disk_full.mentions_full_disk(str(e))
     return "storage" if full or told else ""
 
 
@@ -176,7 +176,7 @@ def _disk(e: BaseException) -> str:
     if named:
         return disk_full.described(named[0])
     places = [os.getcwd(), os.environ.get("POLYFLEET_CHECKPOINT_DIR", ""), tempfile.gettempdir(), "/dev/shm"]  # noqa: PTH109, S108
-    return disk_full.full(filter(None, places))
+    return disk_full.full_disk(filter(None, places))
 
 
 def _is_out_of_memory(e: BaseException) -> bool:
@@ -186,7 +186,7 @@ def _is_out_of_memory(e: BaseException) -> bool:
     )
 
 
-def leave(code: int) -> None:
+def exit_process(code: int) -> None:
     """End this rank. After a failure at once: gloo's threads abort an interpreter that is taken down around them."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -196,4 +196,4 @@ def leave(code: int) -> None:
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_process(main())

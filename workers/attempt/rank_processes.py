@@ -18,7 +18,7 @@ TOO_LONG = "its command, env and secrets are longer than the system takes: 128 K
 SIGNALS = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-class CannotStart(Exception):
+class RankStartError(Exception):
     """`message` says what the system refused."""
 
     def __init__(self, message: str):
@@ -26,7 +26,7 @@ class CannotStart(Exception):
         self.message = message
 
 
-class Ranks:
+class RankProcesses:
     """`running` has ranks by pid, `codes` and `peaks` (bytes) those that ended.
 
     `log` opens the log of a rank, `heard` is called at any output.
@@ -57,7 +57,7 @@ class Ranks:
     def start(self, rank: dict[str, Any], group: int | None) -> None:
         """One rank in a process group of its own, which the kernel kills if we die. `group`: its control group.
 
-        Raises CannotStart.
+        Raises RankStartError.
         """
         number, me = rank["rank"], os.getpid()
         environ = rank["environment"] | self._secrets | secret_names(self._secrets)
@@ -66,7 +66,7 @@ class Ranks:
             it = cgroup_spawn.start(rank["command"], environ, rank["folder"], group, lambda: before_exec(me))
         except OSError as e:
             why = TOO_LONG if e.errno == errno.E2BIG else e.strerror
-            raise CannotStart(f"rank {number} could not start {rank['command'][0][:200]!r}: {why}") from None
+            raise RankStartError(f"rank {number} could not start {rank['command'][0][:200]!r}: {why}") from None
         self.running[it.pid] = number
         with suppress(OSError, AttributeError):  # since Linux 5.3
             self.selector.register(os.pidfd_open(it.pid), selectors.EVENT_READ, (number, it.pid))
@@ -152,7 +152,7 @@ def secret_names(secrets: dict[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def block_signals() -> Iterator[None]:
     """Signals of `SIGNALS` that come meanwhile are handled when it is over."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:

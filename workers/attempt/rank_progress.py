@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from cluster.untrusted_files import Unreadable, read_bytes
+from cluster.untrusted_files import UnreadableFile, read_bytes
 from workers.attempt import lease
 
 RECORD = struct.Struct("<QddqQB")
@@ -26,7 +26,7 @@ READS = 3
 PAUSED, SAVING = 1, 2
 
 
-class Beat(NamedTuple):
+class RankProgress(NamedTuple):
     """`steps` so far, of the kind of which there were most; the last beat was at `at_s` of the boot clock. `p99_s` is
     the 99th percentile of the last steps, `step` the last reported one (-1: none), `thread` the main thread's number.
     `paused`: does something that is no step; `saving`: writes a checkpoint in the background.
@@ -48,20 +48,20 @@ class Beat(NamedTuple):
         return bool(self.flags & SAVING)
 
 
-def read(path: Path) -> Beat | None:
+def read(path: Path) -> RankProgress | None:
     """None where there is none, or nothing that could be one."""
     for _ in range(READS):
         try:
             data = read_bytes(path, RECORD.size + CHECKSUM.size)
-        except (OSError, Unreadable):
+        except (OSError, UnreadableFile):
             return None
         body, checksum = data[: RECORD.size], data[RECORD.size :]
         if len(checksum) == CHECKSUM.size and CHECKSUM.unpack(checksum)[0] == zlib.crc32(body):
-            return Beat(*RECORD.unpack(body))
+            return RankProgress(*RECORD.unpack(body))
     return None
 
 
-class Beats:
+class ProgressWriter:
     """Those of this rank. Without a path (tests, notebooks) they go nowhere. A full disk costs beats, nothing else."""
 
     def __init__(self, path: Path | None):

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from cluster import untrusted_files
-from cluster.untrusted_files import Unreadable
+from cluster.untrusted_files import UnreadableFile
 from workers.attempt import reserved_files, wakeup_pipe
-from workers.attempt.folders import MOST_RESULT_BYTES, Folder
+from workers.attempt.folders import MOST_RESULT_BYTES, AttemptFolder
 from workers.attempt.redaction import Redactor
 from workers.messages import Outcome
 
@@ -18,10 +18,10 @@ SHORT_TEXT = 1000
 """Of a message, where a full disk leaves no more space than the reserve."""
 
 
-class Left:
+class RankResults:
     """Of one attempt. Everything is redacted as it is read."""
 
-    def __init__(self, folder: Folder, redact: Redactor):
+    def __init__(self, folder: AttemptFolder, redact: Redactor):
         self._folder = folder
         self._redact = redact
 
@@ -30,7 +30,7 @@ class Left:
         try:
             said = untrusted_files.read_json(self._folder.failure(rank), MOST_FAILURE_BYTES)
             found = self._redact.plain(said, keys=False)
-        except (FileNotFoundError, Unreadable):
+        except (FileNotFoundError, UnreadableFile):
             return None
         return found if isinstance(found, dict) else None
 
@@ -40,7 +40,7 @@ class Left:
             found = self._redact.plain(untrusted_files.read_json(self._folder.result, MOST_RESULT_BYTES))
         except FileNotFoundError:
             return {}, ""
-        except Unreadable as e:
+        except UnreadableFile as e:
             return {}, f"result.json {e.why}"
         return (found, "") if isinstance(found, dict) else ({}, "result.json holds no JSON object")
 
@@ -55,5 +55,7 @@ class Left:
         failure = done.failure
         short = failure and replace(failure, traceback="", message=failure.message[:SHORT_TEXT])
         shorter = json.dumps(replace(done, result={}, failure=short).to_plain())
-        reserved_files.put(self._folder.outcome, json.dumps(done.to_plain()), durable=True, shorter=shorter)
-        wakeup_pipe.ring(self._folder.path.parent)
+        reserved_files.replace_or_use_reserve(
+            self._folder.outcome, json.dumps(done.to_plain()), durable=True, shorter=shorter
+        )
+        wakeup_pipe.notify(self._folder.path.parent)

@@ -8,7 +8,7 @@ import signal
 from typing import NoReturn
 
 from workers.attempt import process_tree, supervisor_handle
-from workers.attempt.folders import Folder
+from workers.attempt.folders import AttemptFolder
 
 
 def detach() -> int:
@@ -26,7 +26,7 @@ def detach() -> int:
     return writer
 
 
-def become_supervisor(folder: Folder, lock: int, launcher: int) -> None:
+def fork_supervisor(folder: AttemptFolder, lock: int, launcher: int) -> None:
     """Only the child returns. Its parent, the keeper, waits for it, and kills what it leaves behind when somebody has
     killed it: orphans are adopted by the keeper, whatever their session and their environment.
     """
@@ -41,7 +41,7 @@ def become_supervisor(folder: Folder, lock: int, launcher: int) -> None:
     os.set_inheritable(lock, False)
 
 
-def _keep(supervisor: int, folder: Folder) -> NoReturn:
+def _keep(supervisor: int, folder: AttemptFolder) -> NoReturn:
     null = os.open(os.devnull, os.O_RDWR)
     for target in (0, 1, 2):
         os.dup2(null, target)
@@ -51,6 +51,6 @@ def _keep(supervisor: int, folder: Folder) -> NoReturn:
         status = code if ended == supervisor else None
     if status != 0:
         supervisor_handle.kill_all(folder, [os.getpid()])
-        if group := supervisor_handle.group_of(folder):
+        if group := supervisor_handle.cgroup_of(folder):
             group.remove(supervisor_handle.REMOVE_S)
     os._exit(0)

@@ -92,9 +92,11 @@ class Redactor:
 
 
 def _forms(secrets: Iterable[str]) -> list[bytes]:
-    from workers.attempt.secret_encodings import forms  # most attempts have no secrets, and start sooner without it
+    from workers.attempt.secret_encodings import (
+        encoded_forms,  # most attempts have no secrets, and start sooner without it
+    )
 
-    return sorted({form for secret in secrets for form in forms(secret) if len(form) >= SHORTEST})
+    return sorted({form for secret in secrets for form in encoded_forms(secret) if len(form) >= SHORTEST})
 
 
 def _grams(form: bytes) -> Iterator[int]:

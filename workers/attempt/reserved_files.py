@@ -32,12 +32,12 @@ def allocated(path: Path, size_bytes: int) -> int:
     return descriptor
 
 
-def keep(path: Path, size_bytes: int) -> None:
+def reserve_space(path: Path, size_bytes: int) -> None:
     """From now on `put` can write so many bytes to `path`, once, whatever happens to the disk."""
     os.close(allocated(_reserve(path), size_bytes))
 
 
-def put(path: Path, text: str, *, durable: bool = False, shorter: str = "") -> None:
+def replace_or_use_reserve(path: Path, text: str, *, durable: bool = False, shorter: str = "") -> None:
     """`replace_text`, and on a full disk by the reserve, which then becomes `path`. `shorter` is written where the
     reserve cannot hold `text`. Without a reserve an existing file is written over. Raises OSError when nothing helps.
     """

@@ -14,7 +14,7 @@ WRAPPED_AT = (64, 76)
 """Columns of openssl's and coreutils' base64."""
 
 
-def forms(secret: str) -> set[bytes]:
+def encoded_forms(secret: str) -> set[bytes]:
     """The secret itself among them; of one with several lines, each longer line is a secret too."""
     lines = secret.splitlines()
     more = [line for line in lines if len(line) >= SHORTEST_LINE] if len(lines) > 1 else []

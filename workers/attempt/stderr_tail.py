@@ -94,7 +94,7 @@ class StderrTail:
     @property
     def says_full(self) -> bool:
         """Whether one of the last lines tells of a full disk."""
-        return any(map(disk_full.says_full, self._lines))
+        return any(map(disk_full.mentions_full_disk, self._lines))
 
 
 def _of_first_rank(errors: list[PrintedError], root: int | None) -> str:

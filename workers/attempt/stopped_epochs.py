@@ -5,14 +5,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from cluster.paths import synced
+from cluster.paths import write_durably
 from workers.attempt.folders import read_json, replace_text
 
 MOST = 10_000
 """Jobs that are remembered; those stopped longest ago go first."""
 
 
-class Stopped:
+class StoppedEpochs:
     """The newest stopped epoch of each job, kept in one file. Safe to use from several threads."""
 
     def __init__(self, path: Path):
@@ -45,5 +45,5 @@ class Stopped:
         with self._lock:
             if self._unsaved:
                 replace_text(self._path, json.dumps(self._epochs), durable=True)
-                synced(self._path.parent)
+                write_durably(self._path.parent)
                 self._unsaved = False

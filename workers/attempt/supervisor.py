@@ -28,13 +28,13 @@ from workers.attempt import (
     wakeup_pipe,
 )
 from workers.attempt.exec_commands import Beside
-from workers.attempt.folders import AttemptId, Folder, parse, read_json
-from workers.attempt.hang_detector import Hang, Stalls
-from workers.attempt.oom import Memory
+from workers.attempt.folders import AttemptFolder, AttemptId, parse, read_json
+from workers.attempt.hang_detector import Hang, HangDetector
+from workers.attempt.oom import OomMonitor
 from workers.attempt.output_folder import Outputs
 from workers.attempt.rank_log import RankLog
-from workers.attempt.rank_processes import CannotStart, Ranks, undisturbed
-from workers.attempt.rank_results import Left
+from workers.attempt.rank_processes import RankProcesses, RankStartError, block_signals
+from workers.attempt.rank_results import RankResults
 from workers.attempt.redaction import Redactor
 from workers.attempt.supervisor_handle import CANCEL_GRACE_S
 from workers.messages import Failure, Outcome
@@ -48,7 +48,7 @@ SIGNALLED_TOGETHER_S = 1.0
 STRENGTH = {"": 0, "preempt": 1, "failed": 2, "cancel": 3, "fence": 3, "lease": 4}
 
 
-class Culprit(NamedTuple):
+class FirstFailure(NamedTuple):
     """The rank that failed first, and which disk was full then."""
 
     rank: int
@@ -57,22 +57,22 @@ class Culprit(NamedTuple):
 
 
 class Supervisor:
-    def __init__(self, folder: Folder, attempt: AttemptId, secrets: dict[str, str]):
+    def __init__(self, folder: AttemptFolder, attempt: AttemptId, secrets: dict[str, str]):
         self.folder = folder
         self.attempt = attempt
         self.lease = lease.Lease(folder.lease)
         self.launch: dict[str, Any] = read_json(folder.launch)
         self.data = [hold(Path(lock)) for lock in self.launch["data_locks"]]  # until this process ends
-        self.group = supervisor_handle.group_in(self.launch)
+        self.group = supervisor_handle.cgroup_of_record(self.launch)
         self.redact = Redactor(secrets.values())
-        self.left = Left(folder, self.redact)
+        self.left = RankResults(folder, self.redact)
         self.by_group = self.launch["task"] == "run"
-        self.memory = Memory(self.group)
+        self.memory = OomMonitor(self.group)
         self.outputs = Outputs(self.launch["output"], *self.launch["output_limit"])
         self.failure: Failure | None = None
-        self.culprit: Culprit | None = None
-        self.stalls = Stalls(folder, self.launch["task"], float(self.launch["hang_after_s"]))
-        self.ranks = Ranks(secrets, self._log, self.stalls.heard)
+        self.culprit: FirstFailure | None = None
+        self.stalls = HangDetector(folder, self.launch["task"], float(self.launch["hang_after_s"]))
+        self.ranks = RankProcesses(secrets, self._log, self.stalls.heard)
         self.beside = Beside(self.launch["ranks"], secrets, self._opened_group, self.ranks.selector)
         self.saves_first = False
         self.told = False  # where the ranks stand
@@ -120,16 +120,16 @@ class Supervisor:
             self._end("lease")
         group = self._opened_group()
         for rank in self.launch["ranks"]:
-            with undisturbed():  # a rank is not started, or asked to stop with those that run
+            with block_signals():  # a rank is not started, or asked to stop with those that run
                 if not self.why:
                     self._start(rank, group)
         if group is not None:
             os.close(group)
         if not self.why:
             with suppress(OSError):  # a full disk: the agent then shows it as starting
-                reserved_files.put(self.folder.started, f"{time.time():.3f}")
+                reserved_files.replace_or_use_reserve(self.folder.started, f"{time.time():.3f}")
             self.beside.open()
-            wakeup_pipe.ring(self.folder.path.parent)
+            wakeup_pipe.notify(self.folder.path.parent)
 
     def _opened_group(self) -> int | None:
         return self.group.opened() if self.group is not None else None
@@ -137,7 +137,7 @@ class Supervisor:
     def _start(self, rank: dict[str, Any], group: int | None) -> None:
         try:
             self.ranks.start(rank, group)
-        except CannotStart as e:
+        except RankStartError as e:
             number = rank["rank"]
             self.ranks.codes[number] = CANNOT_START
             self.failure = Failure(number, self.launch["node"], "start", e.message, exit_code=CANNOT_START)
@@ -151,7 +151,7 @@ class Supervisor:
         """One rank that fails ends the gang: the others would wait for it in a collective for ever."""
         self.ended_s[number] = lease.now_s()
         if code != 0 and not self.why:
-            self.culprit = Culprit(number, pid, disk_full.full(self._disks(number)))
+            self.culprit = FirstFailure(number, pid, disk_full.full_disk(self._disks(number)))
             self._end("failed")
             if (self.left.failure(number) or {}).get("kind") == "nan":  # what was begun before is still to be kept
                 self.saves_first, self.kill_at_s = True, lease.now_s() + self.launch["grace_s"]
@@ -168,7 +168,7 @@ class Supervisor:
         if self.lease.passed():
             self._end("lease")
         else:
-            self._end(supervisor_handle.asked_for(self.folder.stop))
+            self._end(supervisor_handle.requested_stop(self.folder.stop))
         if not self.why and (hang := self.stalls.look(self.ranks.running, self.beside.processes)):
             self._hangs(hang)
         if not self.why and (over := self.outputs.look()):
@@ -268,12 +268,12 @@ class Supervisor:
 
     def _first_failure(self) -> Failure:
         """Of the rank that failed first."""
-        number, pid, disk = self.culprit or Culprit(outcome.first_bad(self.ranks.codes), 0, "")
+        number, pid, disk = self.culprit or FirstFailure(outcome.first_bad(self.ranks.codes), 0, "")
         said = self.left.failure(number)
         log, code, peak_bytes = self.ranks.logs[number], self.ranks.codes[number], self.ranks.peaks.get(number, 0)
         node = self.launch["node"]
         errors = log.errors
-        seen = outcome.Seen(number, node, pid, code, said, errors.reason, errors.says_full, disk, peak_bytes)
+        seen = outcome.FailedRank(number, node, pid, code, said, errors.reason, errors.says_full, disk, peak_bytes)
         return outcome.cause(seen, self.memory)
 
 
@@ -285,12 +285,12 @@ def _usual_priority() -> None:
         return
 
 
-def _put_on_record(folder: Folder) -> None:
+def _put_on_record(folder: AttemptFolder) -> None:
     """From now on the agent knows us; what we say goes into the attempt's folder."""
     us, keeper = process_tree.identify(os.getpid()), process_tree.identify(os.getppid())
     if us is None or keeper is None:
         raise RuntimeError("the keeper is gone")
-    supervisor_handle.put_on_record(folder, us, keeper)
+    supervisor_handle.write_pids(folder, us, keeper)
     null = os.open(os.devnull, os.O_RDWR)
     errors = os.open(folder.complaints, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for source, target in ((null, 0), (null, 1), (errors, 2)):
@@ -303,11 +303,11 @@ def main() -> int:
 
 def supervise(path: Path, lock: int, launcher: int) -> int:
     """In a process of its own, which becomes the keeper; `launcher` is told by one byte once the agent may know us."""
-    folder = Folder(path)
+    folder = AttemptFolder(path)
     attempt = parse(path.name)
     if attempt is None:
         return 2
-    reaper.become_supervisor(folder, lock, launcher)
+    reaper.fork_supervisor(folder, lock, launcher)
     secrets = sys.stdin.read()
     if not secrets:  # the agent could not prepare the folder
         return 0

@@ -8,10 +8,10 @@ import signal
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster.untrusted_files import Unreadable, read_bytes
+from cluster.untrusted_files import UnreadableFile, read_bytes
 from workers.attempt import lease, process_tree
-from workers.attempt.cgroup import Group
-from workers.attempt.folders import Folder, read_json, write_json
+from workers.attempt.cgroup import ControlGroup
+from workers.attempt.folders import AttemptFolder, read_json, write_json
 from workers.attempt.process_tree import Process
 from workers.messages import STOPS
 
@@ -27,56 +27,56 @@ STOP_BYTES = 8
 """Of the stop file, whatever it says: on a full disk its text is written over in place."""
 
 
-class Recorded(NamedTuple):
+class SupervisorPids(NamedTuple):
     supervisor: Process
     keeper: Process
 
 
-def put_on_record(folder: Folder, supervisor: Process, keeper: Process) -> None:
+def write_pids(folder: AttemptFolder, supervisor: Process, keeper: Process) -> None:
     write_json(folder.supervisor, {"pid": supervisor.pid, "supervisor": supervisor, "keeper": keeper})
 
 
-def recorded(path: Path) -> Recorded | None:
+def read_pids(path: Path) -> SupervisorPids | None:
     """None when there is no record, or none of ours."""
     found: Any = read_json(path)
     try:
         supervisor, keeper = (Process(int(pid), int(ticks), str(boot)) for pid, ticks, boot in _two(found))
     except (TypeError, ValueError, KeyError):
         return None
-    return Recorded(supervisor, keeper)
+    return SupervisorPids(supervisor, keeper)
 
 
 def _two(found: Any) -> tuple[Any, Any]:
     return found["supervisor"], found["keeper"]
 
 
-def group_of(folder: Folder) -> Group | None:
+def cgroup_of(folder: AttemptFolder) -> ControlGroup | None:
     """The control group that the launch record names; None: the attempt has none."""
-    return group_in(read_json(folder.launch))
+    return cgroup_of_record(read_json(folder.launch))
 
 
-def group_in(found: Any) -> Group | None:
+def cgroup_of_record(found: Any) -> ControlGroup | None:
     """That of a launch record."""
     path = found.get("cgroup") if isinstance(found, dict) else None
-    return Group(Path(path)) if isinstance(path, str) and path else None
+    return ControlGroup(Path(path)) if isinstance(path, str) and path else None
 
 
-class Life:
+class SupervisorHandle:
     """What an agent knows of one attempt's supervisor. Found anew by a restarted agent, and remembered: who removes or
     damages the record later gains nothing.
     """
 
-    def __init__(self, folder: Folder, lease_s: float):
+    def __init__(self, folder: AttemptFolder, lease_s: float):
         self._folder = folder
         self._lease = lease.Lease(folder.lease)
         self._lease_s = lease_s
-        self._recorded: Recorded | None = None
+        self._recorded: SupervisorPids | None = None
         self._end_by_s: dict[str, float] = {}
 
     @property
-    def recorded(self) -> Recorded | None:
+    def recorded(self) -> SupervisorPids | None:
         if self._recorded is None:
-            self._recorded = recorded(self._folder.supervisor)
+            self._recorded = read_pids(self._folder.supervisor)
         return self._recorded
 
     def goes_on(self) -> bool:
@@ -85,12 +85,12 @@ class Life:
         """
         past_s = lease.now_s() - self._lease.deadline_s
         if self.recorded is None:
-            return past_s < (LEASE_MARGIN_S if lease.is_held(self._folder.lock) else 0.0)
+            return past_s < (LEASE_MARGIN_S if lease.is_locked(self._folder.lock) else 0.0)
         return process_tree.stat_of(self.recorded.supervisor) is not None and past_s < LEASE_MARGIN_S and self._obeys()
 
     def _obeys(self) -> bool:
         """Counted from when this agent first saw what was asked for."""
-        asked = asked_for(self._folder.stop)
+        asked = requested_stop(self._folder.stop)
         if asked:
             grace_s = self._grace_s() if asked == "preempt" else CANCEL_GRACE_S
             self._end_by_s.setdefault(asked, lease.now_s() + grace_s + STOP_MARGIN_S)
@@ -121,29 +121,29 @@ class Life:
         if known and known.supervisor.pid in living:
             process_tree.send(known.supervisor.pid, signal.SIGKILL)
         kill_all(self._folder, living, known.keeper if known else None)
-        if group := group_of(self._folder):
+        if group := cgroup_of(self._folder):
             group.remove(REMOVE_S)
         if known and process_tree.stat_of(known.keeper):
             process_tree.send(known.keeper.pid, signal.SIGKILL)
 
 
-def kill_all(folder: Folder, roots: list[int], session: Process | None = None) -> set[int]:
+def kill_all(folder: AttemptFolder, roots: list[int], session: Process | None = None) -> set[int]:
     """Every process of the attempt but `roots`: by control group, and by what else shows that it belongs. Returns who
     still lives.
     """
-    group = group_of(folder)
+    group = cgroup_of(folder)
     if group is not None:
         group.kill()
     found = group.members if group is not None else set[int]
     return process_tree.kill_tree(lambda: process_tree.tree(roots, folder.shared, session) | found())
 
 
-def asked_for(stop: Path) -> str:
+def requested_stop(stop: Path) -> str:
     """What the stop file asks for; "" without one. Anything we do not know is `cancel`."""
     try:
         said = read_bytes(stop, 16).strip().decode(errors="replace")
     except FileNotFoundError:
         return ""
-    except Unreadable:
+    except UnreadableFile:
         return "cancel"
     return said if said in STOPS else "cancel"

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from cluster.errors import FleetError
 from workers.attempt import process_tree
-from workers.attempt.folders import Folder
+from workers.attempt.folders import AttemptFolder
 from workers.attempt.fork_server import LONGEST_REQUEST, READY
 from workers.attempt.rank_environment import supervisor_environment
 
@@ -25,17 +25,17 @@ LOG = logging.getLogger(__name__)
 Begin = Callable[[Mapping[str, str]], None]
 
 
-class Starter:
+class SupervisorLauncher:
     """Of one agent. `begin()` starts the zygote; without, and whenever it is gone, supervisors are started one by one,
     and the zygote anew for those after. Safe to use from several threads.
     """
 
     def __init__(self) -> None:
-        self._zygote: _Zygote | None = None
+        self._zygote: _ForkServer | None = None
         self._lock = threading.Lock()
 
     @classmethod
-    def begun(cls) -> "Starter":
+    def begun(cls) -> "SupervisorLauncher":
         it = cls()
         it.begin()
         return it
@@ -43,7 +43,7 @@ class Starter:
     def begin(self) -> None:
         if process_tree.LINUX:
             with self._lock, suppress(OSError):
-                self._zygote = _Zygote()
+                self._zygote = _ForkServer()
 
     def close(self) -> None:
         with self._lock:
@@ -52,7 +52,7 @@ class Starter:
             self._zygote = None
 
     @contextmanager
-    def supervisor(self, folder: Folder, lock: int) -> Iterator[Begin]:
+    def supervisor(self, folder: AttemptFolder, lock: int) -> Iterator[Begin]:
         """Start the supervisor, which inherits `lock`, while `folder` is being prepared.
 
         What is yielded lets it begin, with the secrets, and returns once it is on record; it raises FleetError
@@ -72,7 +72,7 @@ class Starter:
         finally:
             pipes.close()
 
-    def _begun(self, zygote: "_Zygote", pipes: "_Pipes", name: str, secrets: Mapping[str, str]) -> None:
+    def _begun(self, zygote: "_ForkServer", pipes: "_Pipes", name: str, secrets: Mapping[str, str]) -> None:
         try:
             said = pipes.exchange(json.dumps(dict(secrets)).encode())
         except TimeoutError:
@@ -83,7 +83,7 @@ class Starter:
             self._replace(zygote)  # what ended this supervisor may be wrong with it
             raise _not_started(name, said)
 
-    def _replace(self, zygote: "_Zygote", *, hangs: bool = False) -> None:
+    def _replace(self, zygote: "_ForkServer", *, hangs: bool = False) -> None:
         """What it was asked for beside, it still starts, unless it `hangs`."""
         LOG.warning("the zygote %d of supervisors is gone or does not answer: it is started again", zygote.pid)
         if hangs:
@@ -94,7 +94,7 @@ class Starter:
             if self._zygote is zygote:
                 self._zygote = None
                 with suppress(OSError):
-                    self._zygote = _Zygote()
+                    self._zygote = _ForkServer()
 
 
 class _Pipes(NamedTuple):
@@ -140,7 +140,7 @@ def _wait(descriptor: int, what: int) -> None:
         raise TimeoutError
 
 
-class _Zygote:
+class _ForkServer:
     def __init__(self) -> None:
         self._door, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._door.settimeout(START_TIMEOUT_S)
@@ -170,7 +170,7 @@ class _Zygote:
         """Our being alive keeps it from being ended as one that nobody needs."""
         self._child.wait()
 
-    def ask(self, folder: Folder, lock: int) -> _Pipes | None:
+    def ask(self, folder: AttemptFolder, lock: int) -> _Pipes | None:
         """None when it is gone."""
         secrets_out, secrets = os.pipe()
         said, said_in = os.pipe()
@@ -201,7 +201,7 @@ def _end(child: "subprocess.Popen[bytes]", door: socket.socket) -> None:
 
 
 @contextmanager
-def _interpreter(folder: Folder, lock: int) -> Iterator[Begin]:
+def _interpreter(folder: AttemptFolder, lock: int) -> Iterator[Begin]:
     """An interpreter takes longer than the folder, which is made meanwhile."""
     with subprocess.Popen(
         [sys.executable, *LEAN, "-m", "workers.attempt", str(folder.path), str(lock)],

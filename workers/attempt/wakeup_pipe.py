@@ -18,7 +18,7 @@ NAME = ".bell"
 RING_AT_MOST_EVERY_S = 0.002
 
 
-def ring(records: Path) -> None:
+def notify(records: Path) -> None:
     """Tell the agent of that folder of records, if it is there."""
     with suppress(OSError):
         descriptor = os.open(records / NAME, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -28,7 +28,7 @@ def ring(records: Path) -> None:
             os.close(descriptor)
 
 
-def listen(records: Path, owner: Any, heard: Callable[[Any], object]) -> None:
+def watch(records: Path, owner: Any, heard: Callable[[Any], object]) -> None:
     """Call `heard(owner)` in a thread at every ring, for as long as there is an owner. Without named pipes: never."""
     path = records / NAME
     try:

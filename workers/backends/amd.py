@@ -42,11 +42,11 @@ class AMDBackend(CudaModuleBackend):
         """`AMD Instinct MI300X OAM` -> `MI300X`; the architecture where the name has no such word."""
         name = str(self._properties().name)
         word = re.search(r"\bMI\d+[A-Z]*\b", name)
-        known = catalogue.found("amd", name=name) or (word and catalogue.found("amd", name=word[0]))
+        known = catalogue.match_device("amd", name=name) or (word and catalogue.match_device("amd", name=word[0]))
         return known.kind.partition(":")[2] if known else self._architecture()
 
     def _has_units(self, dtype: torch.dtype) -> bool | None:
-        return catalogue.computes("amd", self._architecture(), str(dtype))
+        return catalogue.has_native_dtype("amd", self._architecture(), str(dtype))
 
 
 Backend = AMDBackend

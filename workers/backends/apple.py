@@ -61,7 +61,7 @@ class AppleBackend(BaseBackend):
         torch.mps.set_rng_state(state.cpu())
 
     def _has_units(self, dtype: torch.dtype) -> bool | None:
-        return catalogue.computes("apple", "", str(dtype))
+        return catalogue.has_native_dtype("apple", "", str(dtype))
 
 
 Backend = AppleBackend

@@ -20,7 +20,7 @@ from cluster.errors import UserError
 from workers.backends.parts import device_description, device_transfer, dtype_probe, random_state
 from workers.backends.parts.precision import dtype_of, precision_of
 from workers.backends.parts.traits import Traits
-from workers.compat import Shortcuts
+from workers.compat import CompatMethods
 from workers.config import Given, VendorConfig, enabled, libraries_of, section
 from workers.device_info import DeviceInfo
 from workers.errors import BackendUnavailable, OutOfDeviceMemory
@@ -31,7 +31,7 @@ Memory = dict[str, int | None]
 Later = Callable[..., Any]
 
 
-class BaseBackend(Shortcuts, ABC):
+class BaseBackend(CompatMethods, ABC):
     """One device of one vendor in this process.
 
     `config` is a PolyfleetConfig, or a dict of its options, of which the vendor's section and the libraries are used.
@@ -95,7 +95,7 @@ class BaseBackend(Shortcuts, ABC):
 
     def to_device(self, value: Any, non_blocking: bool = False) -> Any:
         """Nested data with its tensors here. A module moves in place with its ties; an object with a `to` uses that."""
-        return device_transfer.place(value, self.device, non_blocking)
+        return device_transfer.move_to_device(value, self.device, non_blocking)
 
     def synchronize(self) -> None:
         """Return when everything asked of the device so far has been computed."""
@@ -162,7 +162,7 @@ class BaseBackend(Shortcuts, ABC):
         """
         wanted = dtype_of(dtype)
         if wanted not in self._answers:
-            self._answers[wanted] = dtype_probe.support(self, wanted)
+            self._answers[wanted] = dtype_probe.dtype_support_probe(self, wanted)
         return self._answers[wanted]
 
     def autocast(self, dtype: str | torch.dtype | None) -> AbstractContextManager[Any]:

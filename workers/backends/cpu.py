@@ -14,7 +14,7 @@ from cluster.errors import SpecError
 from workers.backends.base import BaseBackend, Later, Memory
 from workers.backends.parts import torch_settings
 from workers.backends.parts.host_memory import process_memory
-from workers.backends.parts.library_import import why_not
+from workers.backends.parts.library_import import import_error
 from workers.backends.parts.traits import Traits
 from workers.config import CPUConfig
 from workers.discovery.cpu import instruction_sets
@@ -104,7 +104,7 @@ def _engine() -> str:
 def _engine_reason(engine: str) -> str:
     if engine not in ENGINES:
         return f"POLYFLEET_CPU_ENGINE is {engine!r}, known are torch and ipex"
-    reason = why_not(IPEX) if engine == "ipex" else ""
+    reason = import_error(IPEX) if engine == "ipex" else ""
     return f"the engine ipex was asked for, and {reason}" if reason else ""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workers.backends.parts.library_import import why_not
+from workers.backends.parts.library_import import import_error
 from workers.backends.parts.torch_module import TorchModuleBackend
 
 IPEX = "intel_extension_for_pytorch"
@@ -21,7 +21,7 @@ class IntelBackend(TorchModuleBackend):
     @classmethod
     def unavailable_reason(cls) -> str:
         if not torch.xpu._is_compiled():
-            extension = why_not(IPEX) if find_spec(IPEX) else f"{IPEX} is not installed"
+            extension = import_error(IPEX) if find_spec(IPEX) else f"{IPEX} is not installed"
             return f"torch {torch.__version__} is built without XPU" + (f", and {extension}" if extension else "")
         if not torch.xpu.is_available():
             return (

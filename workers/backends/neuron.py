@@ -14,7 +14,7 @@ import torch.distributed as dist
 from cluster import catalogue
 from workers.backends.base import Later
 from workers.backends.parts import torch_settings
-from workers.backends.parts.library_import import why_not
+from workers.backends.parts.library_import import import_error
 from workers.backends.parts.xla import XLABackend
 
 
@@ -28,7 +28,7 @@ class NeuronBackend(XLABackend):
             return "this node has no /dev/neuron*"
         if os.environ.setdefault("PJRT_DEVICE", "NEURON").upper() != "NEURON":
             return f"PJRT_DEVICE is {os.environ['PJRT_DEVICE']}, not NEURON"
-        return why_not("torch_neuronx") or why_not("libneuronxla")
+        return import_error("torch_neuronx") or import_error("libneuronxla")
 
     @property
     def collective_backend(self) -> str:
@@ -49,7 +49,7 @@ class NeuronBackend(XLABackend):
         torch_settings.variable("NEURON_COMPILE_CACHE_URL", None if folder is None else str(folder), later)
 
     def _has_units(self, dtype: torch.dtype) -> bool | None:
-        return catalogue.computes("neuron", "", str(dtype))
+        return catalogue.has_native_dtype("neuron", "", str(dtype))
 
 
 Backend = NeuronBackend

@@ -40,7 +40,7 @@ class NVIDIABackend(CudaModuleBackend):
 
     def _has_units(self, dtype: torch.dtype) -> bool | None:
         major, minor = torch.cuda.get_device_capability(self.device)
-        return catalogue.computes("nvidia", f"sm_{major}{minor}", str(dtype))
+        return catalogue.has_native_dtype("nvidia", f"sm_{major}{minor}", str(dtype))
 
 
 Backend = NVIDIABackend

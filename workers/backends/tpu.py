@@ -19,7 +19,7 @@ from cluster.errors import UserError
 from workers.backends.base import Later, Memory
 from workers.backends.parts import torch_settings
 from workers.backends.parts.host_memory import process_memory
-from workers.backends.parts.library_import import Failure, why_not
+from workers.backends.parts.library_import import Failure, import_error
 from workers.backends.parts.xla import TorchXLA, XLABackend
 
 DEVICE_FILES = ("accel*", "vfio/[0-9]*")
@@ -92,7 +92,7 @@ class TPUBackend(XLABackend):
         if find_spec("torch_xla") is None and find_spec("torch_tpu") is not None and not _emulated():
             cls.runtime = TorchTPU()
             return TorchTPU.load()
-        return why_not("torch_xla")
+        return import_error("torch_xla")
 
     def get_memory_stats(self) -> Memory:
         """Of the process where the CPU emulates: its runtime counts nothing."""
@@ -146,7 +146,7 @@ class TPUBackend(XLABackend):
 
     def _has_units(self, dtype: torch.dtype) -> bool | None:
         generation = _generation(os.environ.get("TPU_ACCELERATOR_TYPE", ""))
-        return self.emulated or catalogue.computes("tpu", generation, str(dtype))
+        return self.emulated or catalogue.has_native_dtype("tpu", generation, str(dtype))
 
 
 Backend = TPUBackend
@@ -159,7 +159,7 @@ def _emulated() -> bool:
 def _generation(accelerator_type: str) -> str:
     """`v5litepod-8` -> `v5e`, `v6e-4` -> `v6e`."""
     first = accelerator_type.split("-")[0].lower()
-    known = catalogue.found("tpu", name=first)
+    known = catalogue.match_device("tpu", name=first)
     return known.model if known else first
 
 

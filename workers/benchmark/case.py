@@ -10,7 +10,7 @@ Sizes = Mapping[str, int]
 Formula = Callable[[Sizes], float]
 
 
-def none(sizes: Sizes) -> float:
+def zero(sizes: Sizes) -> float:
     """A formula for what a workload does not have, such as operations of a copy."""
     return 0.0
 
@@ -37,7 +37,7 @@ class Definition:
     variant: Callable[[Sizes], str]
     item: str = "call"
     items: Formula = lambda sizes: 1
-    index_bytes: Formula = none
+    index_bytes: Formula = zero
     cold: bool = False
 
 

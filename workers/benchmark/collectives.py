@@ -18,14 +18,14 @@ import torch.distributed as dist
 import workers
 from workers.backends.base import BaseBackend
 from workers.benchmark.case import Case
-from workers.benchmark.measurement import Arm, Unsupported, settled
+from workers.benchmark.measurement import PreparedCase, Unsupported, warmed_up
 from workers.benchmark.timing import Timer
 
 _gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
 PATIENCE = timedelta(seconds=60)
 
 
-def open_collective(case: Case, backend: BaseBackend, timer: Timer) -> Arm:
+def open_collective(case: Case, backend: BaseBackend, timer: Timer) -> PreparedCase:
     ranks = case.sizes["ranks"]
     if backend.device.type != "cpu" and backend.device_count < ranks:
         raise Unsupported(f"needs {ranks} devices in one node, this session sees {backend.device_count}")
@@ -38,7 +38,7 @@ def open_collective(case: Case, backend: BaseBackend, timer: Timer) -> Arm:
         first_call_s, arrived = timer.alone(group.call), group.check()
         accuracy = {"ok": arrived, "reason": "" if arrived else "the ranks' sum or parts are wrong"}
         facts = {"accuracy": accuracy, "first_call_s": first_call_s, "collective": backend.collective_backend}
-        arm = settled(group.call, timer, facts)
+        arm = warmed_up(group.call, timer, facts)
     except BaseException:
         group.end()
         raise

@@ -9,7 +9,7 @@ from cluster.errors import PolyfleetError
 from workers import kernels as registry
 from workers.backends.base import BaseBackend
 from workers.backends.parts.precision import name_of
-from workers.benchmark.measurement import Cell, Unsupported
+from workers.benchmark.measurement import CaseSettings, Unsupported
 from workers.kernels.base import KernelBackend
 from workers.optimization_levels import OptimizationLevel
 from workers.optimizers.pass_context import Sample
@@ -29,7 +29,7 @@ METHODS: dict[str, Method] = {
 """By the case's workload; arguments are the inputs of its module (case_builder.py)."""
 
 
-def opened(cell: Cell, backend: BaseBackend, dtype: torch.dtype) -> KernelBackend:
+def opened(cell: CaseSettings, backend: BaseBackend, dtype: torch.dtype) -> KernelBackend:
     """Raises Unsupported with the reason where these kernels cannot compute the cell here, or have no speed."""
     workload = cell.case.partition("/")[0]
     if workload not in METHODS or cell.is_model:
@@ -49,7 +49,7 @@ def opened(cell: Cell, backend: BaseBackend, dtype: torch.dtype) -> KernelBacken
     return made
 
 
-def forward(cell: Cell, sample: Sample, kernels: KernelBackend) -> tuple[Callable[[Sample], Any], Sample]:
+def forward(cell: CaseSettings, sample: Sample, kernels: KernelBackend) -> tuple[Callable[[Sample], Any], Sample]:
     """(the call with given inputs, its inputs where the kernels compute). Inputs are moved once, before anything is
     timed: what is measured is the kernel, and not the way to a driver's memory.
     """

@@ -37,7 +37,7 @@ class Unsupported(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class CaseSettings:
     """What an arm measures: `precision` fp32, bf16 or fp16, `regime` hot or cold, `kernels` an implementation of the
     operation."""
 
@@ -54,7 +54,7 @@ class Cell:
 
 
 @dataclass(slots=True)
-class Arm:
+class PreparedCase:
     """`call` is what is timed; `parts` times `calls` of it make a block. `facts` are what opening found out; `end` lets
     go of what it holds beside memory. `timer` is None where the session's is right. `refill` makes ready what the calls
     of a part use up, and is not timed."""
@@ -68,7 +68,9 @@ class Arm:
     refill: Refill = None
 
 
-def open_arm(cell: Cell, built: Built, backend: BaseBackend, timer: Timer, cache_bytes: int) -> Arm:
+def prepare_case(
+    cell: CaseSettings, built: Built, backend: BaseBackend, timer: Timer, cache_bytes: int
+) -> PreparedCase:
     """Raises Unsupported with the reason, and whatever the workload raises."""
     dtype = precision_of(cell.precision)
     if dtype != torch.float32 and not backend.supports_dtype(dtype):
@@ -106,20 +108,20 @@ def open_arm(cell: Cell, built: Built, backend: BaseBackend, timer: Timer, cache
         call = _cold(cell, ready, repetition, cache_bytes)
     own = None if ready.synchronize is None else timer.by_host(ready.synchronize)
     facts |= {"timer": own.name} if own else {}
-    opened = settled(call, own or timer, facts, repetition.refill, repetition.max_calls or MOST_CALLS)
+    opened = warmed_up(call, own or timer, facts, repetition.refill, repetition.max_calls or MOST_CALLS)
     opened.timer = own
     return opened
 
 
-def settled(
+def warmed_up(
     call: Callable[[], Any], timer: Timer, facts: dict[str, Any], refill: Refill = None, max_calls: int = MOST_CALLS
-) -> Arm:
+) -> PreparedCase:
     """`call` warmed up, as an arm of blocks of the right size, with at most `max_calls` in a part."""
     warmup_calls, call_s = warm_up(call, timer, refill)
     calls, parts = block_shape(call_s, timer.overhead_s)
     calls = min(calls, max_calls)
     sizes = {"warmup_calls": warmup_calls, "warm_call_s": call_s, "calls_per_part": calls, "parts": parts}
-    return Arm(call, calls, parts, facts | sizes, refill=refill)
+    return PreparedCase(call, calls, parts, facts | sizes, refill=refill)
 
 
 def warm_up(call: Callable[[], Any], timer: Timer, refill: Refill = None) -> tuple[int, float]:
@@ -164,7 +166,7 @@ class _Ready:
     to_host: Callable[[Any], Tensor] = first_tensor
 
 
-def _prepared(cell: Cell, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype) -> _Ready:
+def _prepared(cell: CaseSettings, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype) -> _Ready:
     if not cell.kernels:
         return (_training if cell.train else _forward)(cell, built, sample, backend, dtype)
     from workers.benchmark import kernel_measurement
@@ -175,7 +177,7 @@ def _prepared(cell: Cell, built: Built, sample: Sample, backend: BaseBackend, dt
     return _Ready(call, inputs, [f"kernels: {cell.kernels}"], {}, None, (), synchronize, kernels.to_host)
 
 
-def _forward(cell: Cell, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype) -> _Ready:
+def _forward(cell: CaseSettings, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype) -> _Ready:
     asked = dtype if cell.is_model else torch.float32  # an operation's inputs have the precision already
     prepared = _supported(lambda: backend.prepare(built.module.eval(), cell.level, sample.copy(), asked))
     _require_compiled(cell, prepared.skipped)
@@ -188,7 +190,7 @@ def _forward(cell: Cell, built: Built, sample: Sample, backend: BaseBackend, dty
     return _Ready(with_inputs, inputs, prepared.applied, prepared.skipped, prepared.model)
 
 
-def _training(cell: Cell, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype) -> _Ready:
+def _training(cell: CaseSettings, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype) -> _Ready:
     """Forward, loss, backward and a step of plain SGD."""
     model = built.module.train()
     sgd = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
@@ -216,13 +218,15 @@ def _supported(prepare: Callable[[], Any]) -> Any:
         raise Unsupported(e.message) from e
 
 
-def _require_compiled(cell: Cell, skipped: dict[str, str]) -> None:
+def _require_compiled(cell: CaseSettings, skipped: dict[str, str]) -> None:
     """A level that did not take effect is not measured under its name."""
     if OptimizationLevel.from_string(cell.level) >= O2 and "compile" in skipped:
         raise Unsupported(f"{cell.level} took no effect here: {skipped['compile']}")
 
 
-def _checked(cell: Cell, ready: _Ready, first: Any, want: reference.Reference, dtype: torch.dtype) -> dict[str, Any]:
+def _checked(
+    cell: CaseSettings, ready: _Ready, first: Any, want: reference.ReferenceResult, dtype: torch.dtype
+) -> dict[str, Any]:
     """Errors of the first call's output, or of its loss and gradients."""
     if want.output is None:
         return {"ok": None, "reason": f"not checked: {want.why_not}"}
@@ -237,7 +241,7 @@ def _checked(cell: Cell, ready: _Ready, first: Any, want: reference.Reference, d
 
 
 def _checked_gradients(
-    parameters: tuple[Tensor, ...], want: reference.Reference, rounding: accuracy.Rounding
+    parameters: tuple[Tensor, ...], want: reference.ReferenceResult, rounding: accuracy.Rounding
 ) -> dict[str, Any]:
     """All gradients, each in units of its own size, as one vector. One below a thousandth of the largest counts as if
     it had that size: the gradient of a bias that changes nothing is noise."""
@@ -249,7 +253,7 @@ def _checked_gradients(
     return accuracy.measure(flat[0], flat[1], rounding, normwise=True) | {"of": "gradients"}
 
 
-def _cold(cell: Cell, ready: _Ready, repetition: Repetition, cache_bytes: int) -> Callable[[], Any]:
+def _cold(cell: CaseSettings, ready: _Ready, repetition: Repetition, cache_bytes: int) -> Callable[[], Any]:
     """The call over copies of its inputs in turns, so many that a cache forgot each before it comes again."""
     if cell.train:
         raise Unsupported("a training step reads its weights anyway: only hot is measured")

@@ -75,7 +75,7 @@ class Sizes:
     heads: int = 12
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention and a four times wider feed-forward. GPT-2 and ViT normalise before each (pre), BERT after."""
 
     def __init__(self, sizes: Sizes, causal: bool, pre: bool):
@@ -118,7 +118,7 @@ class GPT2(nn.Module):
         super().__init__()
         self.tokens = _embedding(sizes.vocab, sizes.hidden)
         self.positions = _embedding(sizes.positions, sizes.hidden)
-        self.blocks = nn.Sequential(*(Block(sizes, causal=True, pre=True) for _ in range(sizes.layers)))
+        self.blocks = nn.Sequential(*(TransformerBlock(sizes, causal=True, pre=True) for _ in range(sizes.layers)))
         self.norm = nn.LayerNorm(sizes.hidden)
         self.head = nn.Linear(sizes.hidden, sizes.vocab, bias=False)
         self.head.weight = self.tokens.weight
@@ -140,7 +140,7 @@ class GPT2Decode(nn.Module):
         gpt = self.model
         x_B1D = gpt.tokens(ids_B1) + gpt.positions.weight[kept.shape[4]]
         for block, (keys, values) in zip(gpt.blocks, kept, strict=True):
-            assert isinstance(block, Block)
+            assert isinstance(block, TransformerBlock)
             x_B1D = x_B1D + block.attend(block.norm_1(x_B1D), (keys, values))
             x_B1D = x_B1D + block.feed(block.norm_2(x_B1D))
         output: Tensor = gpt.head(gpt.norm(x_B1D))
@@ -155,7 +155,7 @@ class ViT(nn.Module):
         self.patches = nn.Conv2d(3, sizes.hidden, patch, patch)
         self.first = nn.Parameter(torch.zeros(1, 1, sizes.hidden))
         self.positions = nn.Parameter(torch.randn(1, (side // patch) ** 2 + 1, sizes.hidden) * 0.02)
-        self.blocks = nn.Sequential(*(Block(sizes, causal=False, pre=True) for _ in range(sizes.layers)))
+        self.blocks = nn.Sequential(*(TransformerBlock(sizes, causal=False, pre=True) for _ in range(sizes.layers)))
         self.norm, self.head = nn.LayerNorm(sizes.hidden), nn.Linear(sizes.hidden, classes)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ class BERT(nn.Module):
         self.positions = _embedding(sizes.positions, sizes.hidden)
         self.segments = _embedding(2, sizes.hidden)
         self.norm = nn.LayerNorm(sizes.hidden)
-        self.blocks = nn.Sequential(*(Block(sizes, causal=False, pre=False) for _ in range(sizes.layers)))
+        self.blocks = nn.Sequential(*(TransformerBlock(sizes, causal=False, pre=False) for _ in range(sizes.layers)))
         self.pooler, self.head = nn.Linear(sizes.hidden, sizes.hidden), nn.Linear(sizes.hidden, classes)
 
     def forward(self, ids_BT: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ Letters of sizes: m, k, n of a product; b batch, h heads, t tokens asked, s toke
 columns; v rows of a table; i, o channels in and out, x image side, f filter side.
 """
 
-from workers.benchmark.case import FULL, QUICK, Definition, Sizes, none
+from workers.benchmark.case import FULL, QUICK, Definition, Sizes, zero
 
 
 def _rows(sizes: Sizes) -> str:
@@ -109,7 +109,7 @@ OPERATIONS = (
     ),
     Definition(
         "embedding", "operation", "t rows of a table [v, c]",
-        flops=none,
+        flops=zero,
         elements=lambda s: 2 * s["t"] * s["c"],
         depth=lambda s: 1,
         roundings=lambda s: 1,

@@ -17,7 +17,7 @@ nothing is checked, which is said too."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class ReferenceResult:
     """`output` of a forward, or the loss, and gradients in the order of the module's parameters. `why_not` else."""
 
     dtype: str = "float64"
@@ -26,10 +26,10 @@ class Reference:
     why_not: str = ""
 
 
-def compute(built: Built, sample: Sample, train: bool, flops: float) -> Reference:
+def compute(built: Built, sample: Sample, train: bool, flops: float) -> ReferenceResult:
     """`sample` is as the cell has it, rounded to its precision."""
     if flops > 20 * MOST_FLOPS:
-        return Reference(why_not=f"{flops:.2g} operations are too many for a reference on the CPU")
+        return ReferenceResult(why_not=f"{flops:.2g} operations are too many for a reference on the CPU")
     dtype = torch.float64 if flops <= MOST_FLOPS else torch.float32
     module = copy.deepcopy(built.module).to(dtype)
     inputs = rounded(sample.copy(), dtype)
@@ -38,13 +38,13 @@ def compute(built: Built, sample: Sample, train: bool, flops: float) -> Referenc
     with torch.set_grad_enabled(train):
         output = module(*inputs.args, **inputs.kwargs)
     if not torch.equal(drawn, torch.get_rng_state()):
-        return Reference(why_not="it draws random numbers (dropout, perhaps), and each device draws others")
+        return ReferenceResult(why_not="it draws random numbers (dropout, perhaps), and each device draws others")
     if not train:
-        return Reference(name, first_tensor(output).detach())
+        return ReferenceResult(name, first_tensor(output).detach())
     loss = built.loss(output)  # its own rounding to float32 is the same on every side
     loss.backward()  # type: ignore[no-untyped-call]
     grads = tuple(torch.zeros_like(p) if p.grad is None else p.grad for p in module.parameters())
-    return Reference(name, loss.detach(), grads)
+    return ReferenceResult(name, loss.detach(), grads)
 
 
 def rounded(sample: Sample, dtype: torch.dtype) -> Sample:

@@ -22,10 +22,10 @@ from workers.benchmark import measurement as arms
 from workers.benchmark.case import Case
 from workers.benchmark.case_builder import Built, build, mean_square
 from workers.benchmark.collectives import open_collective
-from workers.benchmark.measurement import Arm, Cell, Unsupported
+from workers.benchmark.measurement import CaseSettings, PreparedCase, Unsupported
 from workers.benchmark.repeated_call import ModelState
 from workers.benchmark.timing import Timer
-from workers.benchmark.transfer_measurement import open_transfer
+from workers.benchmark.transfer_measurement import prepare_transfer
 from workers.benchmark.transfers import COLLECTIVES
 from workers.discovery.nvidia_state import card_state
 from workers.optimizers.output_difference import first_tensor
@@ -47,7 +47,7 @@ class Session:
         self._backend, self._seed, self._user_build = backend, seed, user_build
         self._timer = Timer(backend)
         self._cache_bytes = _cache_bytes(backend)
-        self._arms: dict[str, Arm] = {}
+        self._arms: dict[str, PreparedCase] = {}
         self._energy_source, self._joules = energy.counter(backend)
         self._others = host.Others()
         self._verbs: dict[str, Callable[..., Any]] = {
@@ -152,12 +152,12 @@ class Session:
         except Exception as e:
             return {"failed": _told(e)}
 
-    def _opened(self, arm: str) -> Arm:
+    def _opened(self, arm: str) -> PreparedCase:
         if arm not in self._arms:
             raise UserError(f"no arm {arm!r} is open", "open it first")
         return self._arms[arm]
 
-    def _open(self, given: Message) -> Arm:
+    def _open(self, given: Message) -> PreparedCase:
         self._timer.case_s = given.get("case_s", inf)
         if given["case"].startswith("user/"):
             return self._open_user(given)
@@ -166,20 +166,20 @@ class Session:
         opened.facts["min_bytes"] = case.bytes({"fp32": 4}.get(given["precision"], 2))
         return opened
 
-    def _open_case(self, case: Case, given: Message) -> Arm:
+    def _open_case(self, case: Case, given: Message) -> PreparedCase:
         if case.definition.name in COLLECTIVES:
             return open_collective(case, self._backend, self._timer)
         if case.definition.family == "transfer":
-            return open_transfer(case, self._backend, self._timer)
+            return prepare_transfer(case, self._backend, self._timer)
         is_model = case.definition.family == "model"
-        cell = Cell(
+        cell = CaseSettings(
             case.name, given["precision"], given["level"], given.get("regime", "hot"), case.mode == "train",
             case.definition.depth(case.sizes), case.definition.roundings(case.sizes), case.flops, is_model,
             given.get("kernels", ""),
         )  # fmt: skip
-        return arms.open_arm(cell, build(case, self._seed), self._backend, self._timer, self._cache_bytes)
+        return arms.prepare_case(cell, build(case, self._seed), self._backend, self._timer, self._cache_bytes)
 
-    def _open_user(self, given: Message) -> Arm:
+    def _open_user(self, given: Message) -> PreparedCase:
         """The user's own model: its operations are counted by torch, not by a formula."""
         if self._user_build is None:
             raise UserError("this session was given no model of a user", "name one with --entry")
@@ -189,11 +189,13 @@ class Session:
         train = given["case"].endswith("/train")
         flops = _counted_flops(module, sample)
         depth, roundings = _depth(module)
-        cell = Cell(
+        cell = CaseSettings(
             given["case"], given["precision"], given["level"], "hot", train, depth, roundings, flops, True,
             given.get("kernels", ""),
         )  # fmt: skip
-        opened = arms.open_arm(cell, Built(module, sample, mean_square), self._backend, self._timer, self._cache_bytes)
+        opened = arms.prepare_case(
+            cell, Built(module, sample, mean_square), self._backend, self._timer, self._cache_bytes
+        )
         opened.facts |= {
             "flops": flops * (3 if train else 1),
             "flops_source": "torch.utils.flop_counter",

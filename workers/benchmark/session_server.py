@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import FleetError, PolyfleetError, UserError
-from cluster.untrusted_files import Unreadable, parse_json, read_json
+from cluster.untrusted_files import UnreadableFile, parse_json, read_json
 from workers.attempt.redaction import Redactor
 
 ADDRESS = "session.json"
 LOOK_S = 0.5
-SILENT_S = 900.0
+IDLE_TIMEOUT_S = 900.0
 """A session nobody has asked anything for so long belongs to a run that will not come back."""
 MOST_ADDRESS_BYTES = 4096
 MOST_ANSWER_BYTES = 32 << 20
@@ -39,7 +39,7 @@ def serve(folder: Path, handle: Callable[[Message], Any], stopped: Callable[[], 
         part.write_text(json.dumps({"socket": path, "pid": os.getpid()}))
         part.replace(address)
         silent_s, redact = 0.0, Redactor.of_rank(os.environ)
-        while silent_s < SILENT_S:
+        while silent_s < IDLE_TIMEOUT_S:
             if stopped():
                 return "stopped"
             try:
@@ -59,7 +59,7 @@ def _answer(asking: socket.socket, handle: Callable[[Message], Any], redact: Red
     try:
         with asking.makefile("rb") as stream:
             message = _message(stream.readline())
-    except (OSError, Unreadable):
+    except (OSError, UnreadableFile):
         return True
     ends = message.get("do") == "end"
     told = json.dumps(redact.plain({"result": {}} if ends else _told(message, handle), keys=False))
@@ -69,10 +69,10 @@ def _answer(asking: socket.socket, handle: Callable[[Message], Any], redact: Red
 
 
 def _message(line: bytes) -> Message:
-    """Raises Unreadable."""
+    """Raises UnreadableFile."""
     found = parse_json(line, "a message") if line.endswith(b"\n") else None
     if not isinstance(found, dict):
-        raise Unreadable("a message", "is not a whole JSON object")
+        raise UnreadableFile("a message", "is not a whole JSON object")
     return found
 
 
@@ -83,7 +83,7 @@ def _told(message: Message, handle: Callable[[Message], Any]) -> Message:
         return {"error": e.message, "remedy": e.remedy}
 
 
-def ask(folder: Path, message: Message, timeout_s: float) -> Any:
+def request(folder: Path, message: Message, timeout_s: float) -> Any:
     """Ask the session whose attempt writes `folder`: user code runs there, so its answer is bounded in time and size.
 
     Raises FleetError where none answers, UserError with what the session refuses.
@@ -91,7 +91,7 @@ def ask(folder: Path, message: Message, timeout_s: float) -> Any:
     try:
         line = _asked(_address(folder), message, time.monotonic() + timeout_s)
         told = parse_json(line, "its answer") if line else None
-    except (OSError, ValueError, Unreadable) as e:
+    except (OSError, ValueError, UnreadableFile) as e:
         raise FleetError(f"the session does not answer: {type(e).__name__}: {e}", "see the log of its job") from None
     if told is None:
         raise FleetError("the session ended amid a call", "see the log of its job")
@@ -105,7 +105,7 @@ def ask(folder: Path, message: Message, timeout_s: float) -> Any:
 def _address(folder: Path) -> str:
     found = read_json(folder / ADDRESS, MOST_ADDRESS_BYTES)
     if not isinstance(found, dict) or not isinstance(found.get("socket"), str):
-        raise Unreadable(ADDRESS, "names no socket")
+        raise UnreadableFile(ADDRESS, "names no socket")
     return str(found["socket"])
 
 
@@ -123,7 +123,7 @@ def _asked(address: str, message: Message, deadline_s: float) -> bytes:
                 return b""
             got += piece
             if len(got) > MOST_ANSWER_BYTES:
-                raise Unreadable("its answer", f"is longer than {MOST_ANSWER_BYTES} bytes")
+                raise UnreadableFile("its answer", f"is longer than {MOST_ANSWER_BYTES} bytes")
     return bytes(got)
 
 

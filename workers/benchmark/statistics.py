@@ -86,17 +86,17 @@ def paired(reference: Sequence[float], arm: Sequence[float]) -> Ratio:
     """
     logs = np.log(np.asarray(reference, dtype=float)) - np.log(np.asarray(arm, dtype=float))  # exactly antisymmetric
     first, second = np.triu_indices(len(logs))
-    low, middle, high = _bounds((logs[first] + logs[second]) / 2, signed_rank_ways(tuple(range(1, len(logs) + 1))))
+    low, middle, high = _bounds((logs[first] + logs[second]) / 2, signed_rank_counts(tuple(range(1, len(logs) + 1))))
     return Ratio(math.exp(middle), math.exp(low), math.exp(high), wilcoxon(logs), len(logs))
 
 
-def apart(reference: Sequence[float], arm: Sequence[float]) -> Ratio:
+def unpaired(reference: Sequence[float], arm: Sequence[float]) -> Ratio:
     """Of arms on different hosts, where nothing disturbs both alike: the median of all differences of log times, with
     the interval and p of Mann and Whitney's test.
     """
     a, b = (np.log(np.asarray(side, dtype=float)) for side in (reference, arm))
     differences = (a[:, None] - b[None, :]).reshape(-1)
-    ways = rank_sum_ways(len(a), len(b))
+    ways = rank_sum_counts(len(a), len(b))
     low, middle, high = _bounds(differences, ways)
     more, fewer = int((differences > 0).sum()), int((differences < 0).sum())
     ties = len(differences) - more - fewer
@@ -126,11 +126,11 @@ def wilcoxon(logs: Values) -> float:
     _, place, counts = np.unique(np.abs(values), return_inverse=True, return_counts=True)
     doubled = (2 * np.cumsum(counts) - counts + 1)[place]
     smaller = int(min(doubled[values > 0].sum(), doubled[values < 0].sum()))
-    return _two_sided(smaller, signed_rank_ways(tuple(sorted(doubled.tolist()))))
+    return _two_sided(smaller, signed_rank_counts(tuple(sorted(doubled.tolist()))))
 
 
 @cache
-def signed_rank_ways(ranks: tuple[int, ...]) -> tuple[int, ...]:
+def signed_rank_counts(ranks: tuple[int, ...]) -> tuple[int, ...]:
     """In how many of the 2^n ways of signs the ranks of the positive ones sum to 0, 1, …."""
     ways = [1] + [0] * sum(ranks)
     for rank in ranks:
@@ -140,7 +140,7 @@ def signed_rank_ways(ranks: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @cache
-def rank_sum_ways(first: int, second: int) -> tuple[int, ...]:
+def rank_sum_counts(first: int, second: int) -> tuple[int, ...]:
     """In how many orders of two samples 0, 1, … pairs are the other way round: the Gaussian binomial's coefficients."""
     ways = [1] + [0] * (first * second)
     for step in range(1, first + 1):
@@ -162,7 +162,7 @@ def holm(p_values: Sequence[float], alpha: float = 1 - LEVEL) -> list[bool]:
     return held
 
 
-def least_rounds(comparisons: int) -> int:
+def minimum_rounds(comparisons: int) -> int:
     """So many that the signed-rank test can pass Holm's first step at all: 2 / 2^n ≤ alpha / m."""
     return max(9, math.ceil(math.log2(2 * max(comparisons, 1) / (1 - LEVEL))))
 
@@ -190,13 +190,13 @@ def call_s(block: Block) -> float:
     return float(median(block["parts_s"]) / block["calls"])
 
 
-def undisturbed_s(block: Block) -> float:
+def fastest_part_s(block: Block) -> float:
     """Seconds per call of the quickest part: what else runs on a host makes parts slower, never quicker."""
     return float(min(block["parts_s"]) / block["calls"])
 
 
 def by_round(blocks: Iterable[Block]) -> dict[int, float]:
-    return {block["round"]: undisturbed_s(block) for block in blocks}
+    return {block["round"]: fastest_part_s(block) for block in blocks}
 
 
 def noise(blocks: Iterable[Block], again: Iterable[Block]) -> float | None:
@@ -205,14 +205,14 @@ def noise(blocks: Iterable[Block], again: Iterable[Block]) -> float | None:
     common = sorted(first.keys() & second.keys())
     if len(common) < LEAST_COMMON:
         return None
-    return noise_of(paired([first[n] for n in common], [second[n] for n in common]))
+    return control_noise(paired([first[n] for n in common], [second[n] for n in common]))
 
 
-def noise_of(same: Ratio) -> float:
+def control_noise(same: Ratio) -> float:
     """From an A/A comparison: the farthest its interval goes from 1."""
     return math.exp(max(abs(math.log(same.low)), abs(math.log(same.high)))) - 1
 
 
-def enough(found: Ratio, quiet: bool) -> bool:
+def is_precise(found: Ratio, quiet: bool) -> bool:
     """Whether more rounds would only be a waste: ±1 % on a quiet host, ±3 % on a shared one."""
     return found.width <= (0.01 if quiet else 0.03)

@@ -24,7 +24,7 @@ Refill = Callable[[int], None] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class TimedBlock:
     """Parts of `calls` calls each, with the seconds of each by the timer; `cpu_s` of this process in all of them, and
     how often the system took the CPU away. A short part is more often undisturbed than a long one."""
 
@@ -59,7 +59,7 @@ class Timer:
         other.overhead_s = median(other.block(lambda: None, 1).parts_s[0] for _ in range(LOOKS))
         return other
 
-    def block(self, call: Callable[[], Any], calls: int, parts: int = 1, refill: Refill = None) -> Block:
+    def block(self, call: Callable[[], Any], calls: int, parts: int = 1, refill: Refill = None) -> TimedBlock:
         """`refill`, if given, gets ready what the next `calls` use up; that is not timed.
 
         Every result is held until its step is cut off, so that a lazy device computes it, and no longer: one kept
@@ -73,7 +73,7 @@ class Timer:
             before, cpu = _switches(), process_time()
             taken.append(one(call, calls))
             cpu_s, preempted = cpu_s + process_time() - cpu, preempted + _switches() - before
-        return Block(calls, tuple(taken), cpu_s, preempted)
+        return TimedBlock(calls, tuple(taken), cpu_s, preempted)
 
     def _refill(self, refill: Refill, calls: int) -> None:
         if refill is not None:

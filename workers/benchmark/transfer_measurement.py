@@ -6,11 +6,11 @@ import torch
 
 from workers.backends.base import BaseBackend
 from workers.benchmark.case import Case
-from workers.benchmark.measurement import Arm, Unsupported, settled
+from workers.benchmark.measurement import PreparedCase, Unsupported, warmed_up
 from workers.benchmark.timing import Timer
 
 
-def open_transfer(case: Case, backend: BaseBackend, timer: Timer) -> Arm:
+def prepare_transfer(case: Case, backend: BaseBackend, timer: Timer) -> PreparedCase:
     name, count = case.definition.name, case.sizes["bytes"]
     host = torch.arange(count // 4, dtype=torch.float32)
     pinned = backend.device.type == "cuda"
@@ -38,6 +38,6 @@ def open_transfer(case: Case, backend: BaseBackend, timer: Timer) -> Arm:
     first_call_s = timer.alone(call)
     arrived = bool(torch.equal(-call().cpu() if lazy else target.cpu(), host.cpu()))
     accuracy = {"ok": arrived, "reason": "" if arrived else "what arrived is not what was sent"}
-    return settled(
+    return warmed_up(
         call, timer, {"accuracy": accuracy, "first_call_s": first_call_s, "pinned": pinned, "by": call.__name__}
     )

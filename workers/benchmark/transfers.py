@@ -1,6 +1,6 @@
 """What moves bytes and computes nothing: between host and device, in the device's memory, and among its ranks."""
 
-from workers.benchmark.case import FULL, QUICK, Definition, Sizes, none
+from workers.benchmark.case import FULL, QUICK, Definition, Sizes, zero
 
 MIB = 1 << 20
 _SHAPES = {QUICK: ({"bytes": 64 * MIB},), FULL: ({"bytes": 16 * MIB}, {"bytes": 256 * MIB})}
@@ -18,7 +18,7 @@ def _moves(name: str, about: str, times: float, collective: bool = False) -> Def
     """`times` each byte crosses what is measured. Sizes are bytes whatever the precision: it moves float32."""
     return Definition(
         name, "transfer", about,
-        flops=none, elements=none, depth=lambda s: 1, roundings=lambda s: 1,
+        flops=zero, elements=zero, depth=lambda s: 1, roundings=lambda s: 1,
         index_bytes=lambda s: times * s["bytes"] * (2 * (s["ranks"] - 1) / s["ranks"] if collective else 1),
         shapes=_RANKS if collective else _SHAPES, variant=_size,
     )  # fmt: skip

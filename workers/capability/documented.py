@@ -6,13 +6,13 @@ Imports the standard library only.
 from collections.abc import Mapping
 
 from cluster import catalogue
-from cluster.catalogue import Architecture, Model
+from cluster.catalogue import Architecture, DeviceModel
 from cluster.catalogue.precision import FP8_FN as FP8_FN
 from cluster.catalogue.precision import FP8_FNUZ as FP8_FNUZ
 from cluster.types import Scalar
 
 
-def device_facts(kind: str) -> Model | None:
+def device_facts(kind: str) -> DeviceModel | None:
     """The row of a kind, of the card for one of its MIG slices; None where nothing is written."""
     return catalogue.model(kind)
 

@@ -16,7 +16,7 @@ PROBED, DOCUMENTED, UNKNOWN = "probed", "documented", "unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class CapabilityValue:
     """A value, `probed` on a device, `documented`, or `unknown` (then None), and the source."""
 
     value: Any
@@ -32,14 +32,14 @@ class Capabilities:
     """
 
     kind: str
-    dtypes: dict[str, Known]
-    custom_kernels: Known
-    flash_attention: Known
-    fp8_flavour: Known
-    xla: Known
-    dynamic_shapes: Known
-    collectives: Known
-    compile: Known
+    dtypes: dict[str, CapabilityValue]
+    custom_kernels: CapabilityValue
+    flash_attention: CapabilityValue
+    fp8_flavour: CapabilityValue
+    xla: CapabilityValue
+    dynamic_shapes: CapabilityValue
+    collectives: CapabilityValue
+    compile: CapabilityValue
 
     def native(self, dtype: str) -> bool | None:
         """None where it is unknown."""
@@ -66,9 +66,9 @@ def capabilities(kind: str, backend: "BaseBackend | None" = None) -> Capabilitie
     known = _documented(name, asked)
     if backend is None:
         return known
-    from workers.capability.probes import overruled
+    from workers.capability.probes import apply_probes
 
-    return overruled(known, backend)
+    return apply_probes(known, backend)
 
 
 def _documented(backend: str, kind: str) -> Capabilities:
@@ -79,18 +79,19 @@ def _documented(backend: str, kind: str) -> Capabilities:
     return Capabilities(kind=kind, dtypes=_dtypes(backend, kind, known), **told)
 
 
-def _told(value: Any, source: str) -> Known:
-    return Known(None, UNKNOWN) if value is None else Known(value, DOCUMENTED, source)
+def _told(value: Any, source: str) -> CapabilityValue:
+    return CapabilityValue(None, UNKNOWN) if value is None else CapabilityValue(value, DOCUMENTED, source)
 
 
-def _dtypes(backend: str, kind: str, known: Architecture | None) -> dict[str, Known]:
+def _dtypes(backend: str, kind: str, known: Architecture | None) -> dict[str, CapabilityValue]:
     """Unknown but float32 where nobody wrote down what all devices of the kind compute with."""
     source = cited(known.sources) if known else ""
-    found = {name: Known(_how(name, known), DOCUMENTED, source) for name in FLOATS} if known else {}
+    found = {name: CapabilityValue(_how(name, known), DOCUMENTED, source) for name in FLOATS} if known else {}
     unknown = _differing(backend) if known and not known.architecture else frozenset()
-    plain = Known("native", DOCUMENTED, source or cited(catalogue.vendor(backend).sources))
+    plain = CapabilityValue("native", DOCUMENTED, source or cited(catalogue.vendor(backend).sources))
     others = {
-        name: Known(None, UNKNOWN) if name in unknown else found.get(name, Known(None, UNKNOWN)) for name in FLOATS
+        name: CapabilityValue(None, UNKNOWN) if name in unknown else found.get(name, CapabilityValue(None, UNKNOWN))
+        for name in FLOATS
     }
     return others | {"float32": plain}
 

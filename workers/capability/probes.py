@@ -14,30 +14,30 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from workers.backends.base import BaseBackend
 from workers.capability import probe_cache
 from workers.capability.documented import FP8_FN, FP8_FNUZ
-from workers.capability.matrix import FLOATS, PROBED, Capabilities, Known
+from workers.capability.matrix import FLOATS, PROBED, Capabilities, CapabilityValue
 from workers.optimizers.compilers import compile_model
-from workers.optimizers.pass_context import Skip, Work, as_sample
+from workers.optimizers.pass_context import PassContext, SkipPass, as_sample
 
 ASKED = "asked of the device"
 
 
-def overruled(known: Capabilities, backend: BaseBackend) -> Capabilities:
+def apply_probes(known: Capabilities, backend: BaseBackend) -> Capabilities:
     """`known` with what the device answers."""
-    told = answers_of(backend)
-    dtypes = {name: Known(answer, PROBED, ASKED) for name, answer in told["dtypes"].items()}
+    told = probe_results(backend)
+    dtypes = {name: CapabilityValue(answer, PROBED, ASKED) for name, answer in told["dtypes"].items()}
     native = {name for name, answer in told["dtypes"].items() if answer == "native"}
     flavour = "fnuz" if native & set(FP8_FNUZ) else "fn" if native & set(FP8_FN) else "none"
     return replace(
         known,
         dtypes={**known.dtypes, **dtypes},
-        flash_attention=Known(told["flash_attention"], PROBED, ASKED),
-        fp8_flavour=Known(flavour, PROBED, ASKED),
-        compile=Known(told["compile"], PROBED, ASKED),
-        collectives=Known(backend.collective_backend, PROBED, ASKED),
+        flash_attention=CapabilityValue(told["flash_attention"], PROBED, ASKED),
+        fp8_flavour=CapabilityValue(flavour, PROBED, ASKED),
+        compile=CapabilityValue(told["compile"], PROBED, ASKED),
+        collectives=CapabilityValue(backend.collective_backend, PROBED, ASKED),
     )
 
 
-def answers_of(backend: BaseBackend) -> dict[str, Any]:
+def probe_results(backend: BaseBackend) -> dict[str, Any]:
     """dtypes (name -> native, emulated, absent), flash_attention, compile. From what was kept, as far as it was."""
     dtypes = {name: backend.dtype_support(name) for name in FLOATS if hasattr(torch, name)}
     key = probe_cache.key(backend.kind)
@@ -77,12 +77,12 @@ def _works(call: Callable[[], None]) -> bool:
 def _compiles(backend: BaseBackend) -> str:
     """The compiler that compiled a layer here, or why none did."""
     sample = backend.to_device(as_sample(torch.ones(2, 4)))
-    work = Work(backend, torch.float32, False, sample)
+    work = PassContext(backend, torch.float32, False, sample)
     layer = backend.to_device(torch.nn.Linear(4, 4).eval())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             compile_model(layer, work)
-        except Skip as e:
+        except SkipPass as e:
             return f"none: {e}"
     return work.details["compile"]

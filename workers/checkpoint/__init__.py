@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from workers.checkpoint.background_saver import Saver as Saver
-    from workers.checkpoint.background_saver import Saving as Saving
+    from workers.checkpoint.background_saver import BackgroundSaver as BackgroundSaver
+    from workers.checkpoint.background_saver import SaveInProgress as SaveInProgress
     from workers.checkpoint.comparer import diff as diff
     from workers.checkpoint.converter import convert as convert
     from workers.checkpoint.disk.pins import pin as pin
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from workers.checkpoint.inspect import verify as verify
     from workers.checkpoint.lazy_reader import OpenCheckpoint as OpenCheckpoint
     from workers.checkpoint.lazy_reader import open_checkpoint as open_checkpoint
-    from workers.checkpoint.load_report import Report as Report
+    from workers.checkpoint.load_report import LoadReport as LoadReport
     from workers.checkpoint.loader import Loaded as Loaded
     from workers.checkpoint.loader import load as load
     from workers.checkpoint.move_plan import plan as plan
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from workers.checkpoint.transfer.copier import copy as copy
 
 _WHERE = {
-    **dict.fromkeys(("Saver", "Saving"), "background_saver"),
+    **dict.fromkeys(("BackgroundSaver", "SaveInProgress"), "background_saver"),
     "convert": "converter",
     "diff": "comparer",
     **dict.fromkeys(("pin", "unpin"), "disk.pins"),
@@ -48,7 +48,7 @@ _WHERE = {
     **dict.fromkeys(("OpenCheckpoint", "open_checkpoint"), "lazy_reader"),
     "plan": "move_plan",
     "LossyLoad": "dtype_policy",
-    "Report": "load_report",
+    "LoadReport": "load_report",
     **dict.fromkeys(("Saved", "save"), "saver"),
     "copy": "transfer.copier",
 }

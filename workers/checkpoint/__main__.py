@@ -9,7 +9,7 @@ from typing import Any
 
 from cluster.errors import PolyfleetError
 from workers.checkpoint.format import links
-from workers.checkpoint.tools import EVERY_S, confine, run, too_large
+from workers.checkpoint.tools import EVERY_S, apply_sandbox, exceeds_limits, run
 
 ONLINE = "this system lets no process cut off its network; nothing of the file is run in any case"
 
@@ -18,14 +18,14 @@ def main() -> int:
     request = json.loads(sys.stdin.readline())
     if request.get("follow_links") is True:
         links.follow()
-    offline = confine(request["verb"], request["arguments"])
+    offline = apply_sandbox(request["verb"], request["arguments"])
     threading.Thread(target=_end_with_reader, daemon=True).start()
     try:
         result = run(request["verb"], request["arguments"], _Teller())
         if not offline and request["verb"] == "import":
             result["notes"].append(ONLINE)
     except (MemoryError, RecursionError):
-        _tell({"error": too_large(request["verb"])})
+        _tell({"error": exceeds_limits(request["verb"])})
         return 1
     except PolyfleetError as e:
         _tell({"error": {"kind": type(e).__name__, "arguments": list(e.args), "message": str(e)}})

@@ -14,13 +14,13 @@ from typing import Any
 
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.writer import Arena, Progress
-from workers.checkpoint.saver import Prepared, Saved, prepare, write
+from workers.checkpoint.saver import PreparedSave, Saved, prepare, write
 
 
-class Saving:
+class SaveInProgress:
     """A save under way. `result()` waits for it; `path` is where it will be once it is done."""
 
-    def __init__(self, prepared: Prepared, blocked_s: float, work: Callable[[], Saved]):
+    def __init__(self, prepared: PreparedSave, blocked_s: float, work: Callable[[], Saved]):
         self.path = prepared.to.path
         self.step = prepared.manifest.step
         self.blocked_s = blocked_s
@@ -58,12 +58,12 @@ class Saving:
             self._error = e
 
 
-class Saver:
+class BackgroundSaver:
     """Keeps the memory for copies, and lets one save be under way at a time."""
 
     def __init__(self) -> None:
         self._arena = Arena()
-        self._last: Saving | None = None
+        self._last: SaveInProgress | None = None
 
     def save(
         self,
@@ -76,9 +76,9 @@ class Saver:
         kind: str = "",
         progress: Progress | None = None,
         on_done: Callable[[Saved], None] | None = None,
-        around: "Callable[[Prepared], AbstractContextManager[Any]]" = nullcontext,
+        around: "Callable[[PreparedSave], AbstractContextManager[Any]]" = nullcontext,
         files: Files | None = None,
-    ) -> Saving:
+    ) -> SaveInProgress:
         """Like workers.checkpoint.save, but return when the copy is taken. A save still under way is waited for, and
         if it failed, its error is raised here, unless somebody had it from `result`. `on_done` runs in the thread, and
         writing inside `around`, which may refuse the copy.
@@ -95,7 +95,7 @@ class Saver:
                 on_done(replace(saved, blocked_s=saving.blocked_s))
             return saved
 
-        saving = Saving(prepared, time.perf_counter() - started_s, work)
+        saving = SaveInProgress(prepared, time.perf_counter() - started_s, work)
         self._last = saving
         saving.start()
         return saving
@@ -112,5 +112,5 @@ class Saver:
         return last.result() if last is not None and not (last.done() and last.answered) else None
 
 
-SHARED = Saver()
+SHARED = BackgroundSaver()
 """This process's: one save in flight, one copy's worth of memory."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from workers.checkpoint.disk.reader import Reader
+from workers.checkpoint.disk.reader import CheckpointReader
 from workers.checkpoint.format.dtypes import COMPLEX, FLOATS, INTEGERS, dtype_name
 from workers.checkpoint.format.manifest import Manifest
 from workers.checkpoint.format.wrappers import AmbiguousNamesError, fit
@@ -33,7 +33,10 @@ def diff(
     `follow_links`: files of both may be links.
     """
     folders = (checkpoint_folder(place, follow_links) for place in (a, b))
-    with Reader(next(folders), follow_links) as first, Reader(next(folders), follow_links) as second:
+    with (
+        CheckpointReader(next(folders), follow_links) as first,
+        CheckpointReader(next(folders), follow_links) as second,
+    ):
         names_a, names_b = first.manifest.tensors, second.manifest.tensors
         partners, sentences = _partners(first.manifest, second.manifest)
         both = [name for name in names_a if partners.get(name, name) in names_b]
@@ -77,17 +80,17 @@ def _partners(a: Manifest, b: Manifest) -> tuple[dict[str, str], list[str]]:
     return partners, sentences
 
 
-def _entries(first: Reader, second: Reader) -> list[str]:
+def _entries(first: CheckpointReader, second: CheckpointReader) -> list[str]:
     a, b = first.manifest.entries, second.manifest.entries
     return sorted(name for name in {*a, *b} if name not in a or name not in b or a[name] != b[name])
 
 
-def _bytes(reader: Reader, name: str) -> int:
+def _bytes(reader: CheckpointReader, name: str) -> int:
     entry = reader.entry(name)
     return math.prod(entry.shape) * bits.torch_dtype(entry.dtype).itemsize
 
 
-def _compared(first: Reader, second: Reader, name: str, partner: str) -> dict[str, Any] | None:
+def _compared(first: CheckpointReader, second: CheckpointReader, name: str, partner: str) -> dict[str, Any] | None:
     a, b = first.entry(name), second.entry(partner)
     row: dict[str, Any] = {"name": name, "dtype": a.dtype, "shape": list(a.shape)}
     if (a.dtype, a.shape) != (b.dtype, b.shape):
@@ -100,7 +103,7 @@ def _compared(first: Reader, second: Reader, name: str, partner: str) -> dict[st
     return row | told
 
 
-def _difference(first: Reader, second: Reader, name: str, partner: str) -> dict[str, Any]:
+def _difference(first: CheckpointReader, second: CheckpointReader, name: str, partner: str) -> dict[str, Any]:
     changed, max_abs, max_rel, max_ulp = 0, 0.0, 0.0, 0
     for x, y in zip(_parts(first, name), _parts(second, partner), strict=True):
         if x.dtype == y.dtype:
@@ -141,7 +144,7 @@ def _ulp(x: torch.Tensor, y: torch.Tensor) -> int:
     return int((a - b).abs()[numbers].max()) if numbers.any() else 0
 
 
-def _parts(reader: Reader, name: str) -> Iterator[torch.Tensor]:
+def _parts(reader: CheckpointReader, name: str) -> Iterator[torch.Tensor]:
     """A tensor in order, flat, as many elements at a time as the other side's."""
     entry = reader.entry(name)
     reader.prove(reader.chunks_of(entry.alias_of if entry.view else name))

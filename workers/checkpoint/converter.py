@@ -16,26 +16,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from cluster.catalogue import known_kind
+from cluster.catalogue import require_known_kind
 from cluster.errors import Conflict
 from cluster.serialization import to_plain
 from workers.checkpoint.disk.commit import write_manifest
-from workers.checkpoint.disk.damage_marks import damage_of
+from workers.checkpoint.disk.damage_marks import damage_reason
 from workers.checkpoint.disk.files import Files
-from workers.checkpoint.disk.layout import SHARD_BYTES, Layout, Piece, lay_out
-from workers.checkpoint.disk.reader import Reader
+from workers.checkpoint.disk.layout import SHARD_BYTES, Layout, TensorPiece, lay_out
+from workers.checkpoint.disk.reader import CheckpointReader
 from workers.checkpoint.disk.retention import PART, remove_checkpoint
 from workers.checkpoint.disk.writer import write_shards
-from workers.checkpoint.disk.writer_lock import only_writer
-from workers.checkpoint.dtype_policy import Policy
+from workers.checkpoint.disk.writer_lock import writer_lock
+from workers.checkpoint.dtype_policy import DtypePolicy
 from workers.checkpoint.format.dtypes import DTYPES, dtype_name
 from workers.checkpoint.format.manifest import NAME, Manifest, Stored, TensorEntry
 from workers.checkpoint.format.manifest_checks import read_manifest
 from workers.checkpoint.inspect import checkpoint_folder, outer_fault
-from workers.checkpoint.load_report import Report
+from workers.checkpoint.load_report import LoadReport
 from workers.checkpoint.state import bits
-from workers.checkpoint.state.load_stage import Stage
-from workers.checkpoint.target_dtypes import lacking
+from workers.checkpoint.state.load_stage import LoadStage
+from workers.checkpoint.target_dtypes import unsupported_dtypes
 from workers.errors import CheckpointError
 
 Progress = Callable[[int, int], None]
@@ -60,11 +60,11 @@ def convert(
     arrays and values stay as they are. `follow_links`: files of `source` may be links. Raises CheckpointError:
     DamagedCheckpoint, or a loss that `on_lossy` refuses; UserError for a kind that nobody lists.
     """
-    kind = known_kind(to_kind) if to_kind else ""
-    policy = Policy(dtype, None, on_lossy, lacking(kind) if kind else None)
+    kind = require_known_kind(to_kind) if to_kind else ""
+    policy = DtypePolicy(dtype, None, on_lossy, unsupported_dtypes(kind) if kind else None)
     files = files or Files()
-    with Reader(checkpoint_folder(source, follow_links), follow_links) as reader:
-        report = Report(str(reader.folder), reader.manifest.step, reader.manifest.producer)
+    with CheckpointReader(checkpoint_folder(source, follow_links), follow_links) as reader:
+        report = LoadReport(str(reader.folder), reader.manifest.step, reader.manifest.producer)
         wanted = {name: _wanted(policy, name, entry) for name, entry in reader.manifest.stored().items()}
         made = _Converted(reader, policy, report, wanted)
         reader.prove(reader.all_chunks(), progress)
@@ -82,14 +82,14 @@ def convert(
     }
 
 
-def _name(reader: Reader, wanted: dict[str, str]) -> str:
+def _name(reader: CheckpointReader, wanted: dict[str, str]) -> str:
     asked = json.dumps([reader.manifest.digest, sorted(wanted.items())]).encode()
     return f"step-{reader.manifest.step:08}-{hashlib.sha256(asked).hexdigest()[:8]}"
 
 
 def _found(folder: Path, wanted: dict[str, str]) -> Manifest:
     """The same conversion, done before. Raises CheckpointError where something else is there."""
-    fault = damage_of(folder) or outer_fault(folder)
+    fault = damage_reason(folder) or outer_fault(folder)
     if not fault:
         there = read_manifest(folder)
         if wanted == {name: entry.dtype for name, entry in there.stored().items()}:
@@ -98,16 +98,16 @@ def _found(folder: Path, wanted: dict[str, str]) -> Manifest:
     raise CheckpointError(f"{folder} is already there: {fault}", "name another folder, or delete it first")
 
 
-def _wanted(policy: Policy, name: str, entry: TensorEntry) -> str:
+def _wanted(policy: DtypePolicy, name: str, entry: TensorEntry) -> str:
     return entry.dtype if entry.role in ("rng", "array") else policy.wanted(name, entry, "cpu")
 
 
 class _Converted:
     """The tensors of a checkpoint in other dtypes, a few MiB of each at a time."""
 
-    def __init__(self, reader: Reader, policy: Policy, report: Report, wanted: dict[str, str]):
+    def __init__(self, reader: CheckpointReader, policy: DtypePolicy, report: LoadReport, wanted: dict[str, str]):
         self._reader, self._wanted = reader, wanted
-        self._stage = Stage(reader, policy, report, torch.device("cpu"))
+        self._stage = LoadStage(reader, policy, report, torch.device("cpu"))
 
     def measure(self) -> None:
         """What the conversions change, into the report; tensors that stay as they are cost nothing."""
@@ -119,7 +119,7 @@ class _Converted:
     def write(self, files: Files, root: Path, folder: Path, kind: str) -> Manifest:
         layouts = lay_out([self._piece(name) for name in self._wanted], SHARD_BYTES)
         aside = root / f"{PART}{folder.name}"
-        with only_writer(root):
+        with writer_lock(root):
             if os.path.lexists(folder / NAME):
                 raise Conflict(f"another process has just written {folder}", "run it again: it is the same copy")
             if folder.exists():  # of a conversion that was cut before its manifest
@@ -144,11 +144,11 @@ class _Converted:
                 raise
         return described
 
-    def _piece(self, name: str) -> Piece:
+    def _piece(self, name: str) -> TensorPiece:
         entry, dtype = self._reader.entry(name), DTYPES[self._wanted[name]]
         count = int(np.prod(entry.shape, dtype=np.int64))
         shape = entry.shape if dtype.safetensors else (count * dtype.bytes,)
-        return Piece(name, dtype.code, shape, count * dtype.bytes, dtype.bytes, partial(self._read, name))
+        return TensorPiece(name, dtype.code, shape, count * dtype.bytes, dtype.bytes, partial(self._read, name))
 
     def _read(self, name: str, start: int, stop: int, out: memoryview) -> None:
         """Bytes of the converted tensor: the elements they belong to are read, converted and put there."""
@@ -171,7 +171,7 @@ class _Converted:
         }
 
 
-def _told(report: Report) -> dict[str, Any]:
+def _told(report: LoadReport) -> dict[str, Any]:
     converted = {name: to_plain(told) for name, told in report.converted().items()}
     return {
         "kept": len(report.tensors) - len(converted),

@@ -6,9 +6,9 @@ from fnmatch import fnmatchcase
 
 from workers.checkpoint.format.dtypes import DTYPES, dtype_name
 from workers.checkpoint.format.manifest import TensorEntry
-from workers.checkpoint.format.message_text import few
-from workers.checkpoint.load_report import Report
-from workers.checkpoint.target_dtypes import fate, lacking_beyond, lacking_on
+from workers.checkpoint.format.message_text import first_names
+from workers.checkpoint.load_report import LoadReport
+from workers.checkpoint.target_dtypes import decide_dtype, unsupported_except, unsupported_on_device
 from workers.errors import CheckpointError
 
 Dtypes = str | Mapping[object, object] | Callable[[str, str], object]
@@ -19,7 +19,7 @@ class LossyLoad(UserWarning):
     """Values changed by a conversion that `on_lossy="warn"` let pass."""
 
 
-class Policy:
+class DtypePolicy:
     """`dtype` is "keep", "native", a mapping or a function; `supported` the device's own floating and complex dtypes,
     where it was asked; integers are held everywhere. `lacks` has what a kind of device does not hold, and why. A
     mapping's keys are dtypes, or names of tensors with `*` in them.
@@ -53,7 +53,7 @@ class Policy:
         """The dtype `name` gets on a device. Raises CheckpointError where the device cannot hold it."""
         lacks = self._lacks(device_type)
         wanted = self._chosen(name, tensor)
-        decided = fate(tensor, wanted, lacks)
+        decided = decide_dtype(tensor, wanted, lacks)
         if decided.action == "keep":
             return wanted
         if decided.action == "convert" and self._native:
@@ -70,12 +70,12 @@ class Policy:
 
     def admit(self, name: str, live: str, device_type: str) -> None:
         """Raises CheckpointError where a live tensor's own dtype cannot be filled on its device."""
-        if why := lacking_on(device_type).get(live):
+        if why := unsupported_on_device(device_type).get(live):
             raise CheckpointError(
                 f"{name} is {live} on {device_type}: {why}", "convert the model to another dtype first"
             )
 
-    def judge(self, report: Report) -> None:
+    def judge(self, report: LoadReport) -> None:
         """Apply `on_lossy` to all that was converted. Raises CheckpointError for "error"."""
         lossy = report.lossy()
         if not lossy or self.on_lossy == "allow":
@@ -85,7 +85,7 @@ class Policy:
             f" by at most {t.change.max_abs_error:.3g}, {t.change.new_inf} become inf, {t.change.new_nan} NaN"
             for name, t in lossy.items()
         ]
-        sentence = f"loading step {report.step} would lose values: {few(lines, '; ')}"
+        sentence = f"loading step {report.step} would lose values: {first_names(lines, '; ')}"
         if self.on_lossy == "error":
             raise CheckpointError(sentence, 'accept it with on_lossy="allow" (on the command line --on-lossy allow)')
         warnings.warn(LossyLoad(sentence), stacklevel=4)
@@ -93,7 +93,7 @@ class Policy:
     def _lacks(self, device_type: str) -> Mapping[str, str]:
         if self._lacking is not None:
             return self._lacking
-        return lacking_on(device_type) if self._supported is None else lacking_beyond(self._supported)
+        return unsupported_on_device(device_type) if self._supported is None else unsupported_except(self._supported)
 
 
 def _known(dtype: object) -> str:

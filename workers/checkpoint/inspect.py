@@ -13,13 +13,13 @@ from typing import Any
 
 from cluster.errors import NotFound
 from cluster.serialization import to_plain
-from workers.checkpoint.disk.damage_marks import damage_of
+from workers.checkpoint.disk.damage_marks import damage_reason
 from workers.checkpoint.disk.pins import is_pinned
-from workers.checkpoint.disk.reader import Progress, Reader
+from workers.checkpoint.disk.reader import CheckpointReader, Progress
 from workers.checkpoint.format.manifest import NAME, DamagedCheckpoint, Manifest, Producer
 from workers.checkpoint.format.manifest_checks import read_manifest, tensor_bytes
-from workers.checkpoint.format.step_folders import below, newest_first, step_of
-from workers.checkpoint.load_report import Skipped
+from workers.checkpoint.format.step_folders import checkpoints_below, newest_first, step_of
+from workers.checkpoint.load_report import SkippedCheckpoint
 from workers.checkpoint.move_plan import plan as plan
 from workers.errors import CheckpointError
 
@@ -30,7 +30,7 @@ class Latest:
 
     path: Path
     step: int
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[SkippedCheckpoint, ...] = ()
 
 
 def describe(path: str | Path, *, follow_links: bool = True) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def describe(path: str | Path, *, follow_links: bool = True) -> dict[str, Any]:
         "files": len(manifest.files),
         "world": manifest.world.size,
         "pinned": is_pinned(folder),
-        "damaged": damage_of(folder),
+        "damaged": damage_reason(folder),
         "entries": {name: {"kind": entry.kind, "type": entry.type} for name, entry in manifest.entries.items()},
         **_contents(manifest),
     }
@@ -58,14 +58,14 @@ def list_checkpoints(root: str | Path, *, follow_links: bool = True) -> list[dic
 
     A damaged one has only its path, name and step, and nothing for the rest a table shows.
     """
-    return [_listed(folder, follow_links) for folder in below(Path(root), follow_links)]
+    return [_listed(folder, follow_links) for folder in checkpoints_below(Path(root), follow_links)]
 
 
 def verify(path: str | Path, progress: Progress | None = None, *, follow_links: bool = True) -> dict[str, Any]:
     """Read every byte: {"path", "step", "ok", "bytes", "chunks", "problems": [sentences]}. Raises NotFound only."""
     folder = checkpoint_folder(path, follow_links)
     try:
-        with Reader(folder, follow_links) as reader:
+        with CheckpointReader(folder, follow_links) as reader:
             problems = [fault.message for fault in reader.faults(progress)]
             size_bytes = reader.manifest.size_bytes()
             chunks = sum(len(file.xxh3_128) for file in reader.manifest.files.values())
@@ -87,12 +87,12 @@ def latest(root: str | Path, *, follow_links: bool = True) -> Latest | None:
 
     Raises DamagedCheckpoint where there are some and none holds: to begin from nothing must be somebody's decision.
     """
-    skipped: list[Skipped] = []
+    skipped: list[SkippedCheckpoint] = []
     for folder in newest_first(Path(root), follow_links):
         found = verify(folder, follow_links=follow_links)
         if found["ok"]:
             return Latest(folder, found["step"], tuple(skipped))
-        skipped.append(Skipped(str(folder), found["problems"][0]))
+        skipped.append(SkippedCheckpoint(str(folder), found["problems"][0]))
     if skipped:
         raise _none_left(Path(root), [one.reason for one in skipped])
     return None
@@ -106,7 +106,7 @@ def newest(root: str | Path, *, follow_links: bool = True) -> dict[str, Any]:
     """
     passed_over: list[dict[str, str]] = []
     for folder in newest_first(Path(root), follow_links):
-        fault = damage_of(folder) or outer_fault(folder, follow_links)
+        fault = damage_reason(folder) or outer_fault(folder, follow_links)
         if not fault:
             return {"path": str(folder), "passed_over": passed_over}
         passed_over.append({"path": str(folder), "reason": fault})

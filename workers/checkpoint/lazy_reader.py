@@ -8,18 +8,18 @@ from typing import Any
 import torch
 
 from cluster.errors import NotFound
-from workers.checkpoint.disk.reader import Reader
-from workers.checkpoint.format.boxes import Box, box_from, whole
+from workers.checkpoint.disk.reader import CheckpointReader
+from workers.checkpoint.format.boxes import Box, full_box, parse_box
 from workers.checkpoint.format.manifest import Stored, TensorEntry
 from workers.checkpoint.format.manifest_checks import box_bytes
 from workers.checkpoint.format.message_text import closest
 from workers.checkpoint.inspect import checkpoint_folder
 from workers.checkpoint.state import bits
-from workers.checkpoint.state.tensor_fill import Fill, fill, read_new
+from workers.checkpoint.state.tensor_fill import TensorFill, fill, read_new
 from workers.errors import CheckpointError
 
 
-class OpenCheckpoint(Reader):
+class OpenCheckpoint(CheckpointReader):
     """`manifest` says everything about it. To be used in a `with`; tensors that were handed out stay valid after it."""
 
     def __init__(self, folder: Path, verify: bool = True, follow: bool = False):
@@ -45,16 +45,16 @@ class OpenCheckpoint(Reader):
         box = self._box(name, entry, index)
         if self._verify:
             self.prove(self.chunks_of(entry.alias_of if entry.view else name))
-        if entry.view is None and box == whole(entry.shape):
+        if entry.view is None and box == full_box(entry.shape):
             mapped = self._mapped(entry)
             return mapped if mapped is not None else read_new(self, name)
         part = torch.empty(box.shape, dtype=bits.torch_dtype(entry.dtype))
-        fill(self, [Fill(self.manifest.resolve(name), part, box)])
+        fill(self, [TensorFill(self.manifest.resolve(name), part, box)])
         return part
 
     def _box(self, name: str, entry: TensorEntry, index: Any) -> Box:
         try:
-            return box_from(index, entry.shape)
+            return parse_box(index, entry.shape)
         except (ValueError, IndexError) as e:
             raise CheckpointError(
                 f"{name} has the shape {list(entry.shape)}: {e}", "give whole ranges, such as [:8]"

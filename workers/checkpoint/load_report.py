@@ -8,7 +8,7 @@ from workers.checkpoint.format.manifest import Producer
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ConversionLoss:
     """What a conversion did to values. Errors are of those finite before and after, the relative one not of zeros."""
 
     values_changed: int = 0
@@ -17,8 +17,8 @@ class Change:
     max_abs_error: float = 0.0
     max_rel_error: float = 0.0
 
-    def __add__(self, other: "Change") -> "Change":
-        return Change(
+    def __add__(self, other: "ConversionLoss") -> "ConversionLoss":
+        return ConversionLoss(
             self.values_changed + other.values_changed,
             self.new_inf + other.new_inf,
             self.new_nan + other.new_nan,
@@ -33,11 +33,11 @@ class TensorReport:
     stored_dtype: str
     dtype: str
     device: str
-    change: Change = Change()
+    change: ConversionLoss = ConversionLoss()
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
+class SkippedCheckpoint:
     """A newer checkpoint that was passed over, and why."""
 
     path: str
@@ -45,13 +45,13 @@ class Skipped:
 
 
 @dataclass(slots=True)
-class Report:
+class LoadReport:
     """`random` says per stream `continued` or `derived: …`. `retied` maps a tie to the tensor it now shares."""
 
     path: str
     step: int
     source: Producer
-    skipped: list[Skipped] = field(default_factory=list)
+    skipped: list[SkippedCheckpoint] = field(default_factory=list)
     tensors: dict[str, TensorReport] = field(default_factory=dict)
     retied: dict[str, str] = field(default_factory=dict)
     random: dict[str, str] = field(default_factory=dict)

@@ -11,16 +11,16 @@ import torch
 from torch import nn
 
 from cluster.errors import NotFound
-from workers.checkpoint.disk.reader import Reader
-from workers.checkpoint.disk.verifying_reader import ProvingReader
-from workers.checkpoint.dtype_policy import Policy
+from workers.checkpoint.disk.reader import CheckpointReader
+from workers.checkpoint.disk.verifying_reader import VerifyingReader
+from workers.checkpoint.dtype_policy import DtypePolicy
 from workers.checkpoint.format.manifest import NAME, DamagedCheckpoint
 from workers.checkpoint.format.message_text import closest
 from workers.checkpoint.format.step_folders import newest_first, step_of
-from workers.checkpoint.load_report import Report, Skipped
+from workers.checkpoint.load_report import LoadReport, SkippedCheckpoint
 from workers.checkpoint.state import xla
 from workers.checkpoint.state.capture import kind_of
-from workers.checkpoint.state.load_stage import Apply, Stage
+from workers.checkpoint.state.load_stage import Apply, LoadStage
 from workers.checkpoint.state.modules import stage_modules
 from workers.checkpoint.state.optimizer import stage_optimizer
 from workers.checkpoint.state.values import check_kind, plain, stage_rng, stage_stateful, stage_tree
@@ -39,7 +39,7 @@ class Loaded:
 
     step: int
     state: dict[str, Any]
-    report: Report
+    report: LoadReport
 
 
 def load(
@@ -72,39 +72,39 @@ def load(
     `rank` tells the random streams of ranks apart where they are derived. Raises CheckpointError, but for "once" before
     anything live changed.
     """
-    policy = Policy(dtype, supported_dtypes, on_lossy)
+    policy = DtypePolicy(dtype, supported_dtypes, on_lossy)
     if verify not in VERIFY:
         raise CheckpointError(f"verify is {verify!r}", f"use one of {', '.join(VERIFY)}")
     _settle(root_or_path)
     if "://" in str(root_or_path):
-        from workers.checkpoint.transfer.object_store import fetched
+        from workers.checkpoint.transfer.object_store import download
 
-        root_or_path = fetched(str(root_or_path), step)
+        root_or_path = download(str(root_or_path), step)
     path = Path(root_or_path)
     if step != "latest" or os.path.lexists(path / NAME):
         return _load(_named(path, step), [], policy, into, device, verify, rank, progress)
-    skipped: list[Skipped] = []
+    skipped: list[SkippedCheckpoint] = []
     for folder in newest_first(path, follow_links=True):
         try:
             return _load(folder, skipped, policy, into, device, verify, rank, progress)
         except DamagedCheckpoint as e:
-            skipped.append(Skipped(str(folder), e.message))
+            skipped.append(SkippedCheckpoint(str(folder), e.message))
     raise _none_sound(path, skipped)
 
 
 def _load(
     folder: Path,
-    skipped: list[Skipped],
-    policy: Policy,
+    skipped: list[SkippedCheckpoint],
+    policy: DtypePolicy,
     into: Mapping[str, Any] | None,
     device: "torch.device | str | None",
     verify: str,
     rank: int,
     progress: Progress | None,
 ) -> Loaded:
-    with (ProvingReader if verify == "once" else Reader)(folder, follow=True) as reader:
-        report = Report(str(folder), reader.manifest.step, reader.manifest.producer, list(skipped))
-        stage = Stage(reader, policy, report, torch.device(device or "cpu"))
+    with (VerifyingReader if verify == "once" else CheckpointReader)(folder, follow=True) as reader:
+        report = LoadReport(str(folder), reader.manifest.step, reader.manifest.producer, list(skipped))
+        stage = LoadStage(reader, policy, report, torch.device(device or "cpu"))
         loading = _Loading(stage, into, rank)
         stage.rescale()
         if verify in ("chunks", "full"):
@@ -121,7 +121,7 @@ def _load(
 class _Loading:
     """All entries staged: `state` is what load returns, `apply` fills it and changes the live objects in it."""
 
-    def __init__(self, stage: Stage, into: Mapping[str, Any] | None, rank: int):
+    def __init__(self, stage: LoadStage, into: Mapping[str, Any] | None, rank: int):
         self._stage, self._rank = stage, rank
         self._entries = stage.reader.manifest.entries
         self._into = dict.fromkeys(self._entries) if into is None else into
@@ -145,7 +145,7 @@ class _Loading:
                 self._stage.fill_live(told)
                 self._stage.reader.settle()
             if kind == "rng" and "xla" in self._live.device_types():
-                xla.settle()  # it moves the device's random stream, so it comes before that is set
+                xla.wait_device_ops()  # it moves the device's random stream, so it comes before that is set
             for apply in self._applies[kind]:
                 apply()
 
@@ -204,7 +204,7 @@ def _named(path: Path, step: "int | str") -> Path:
     return chosen
 
 
-def _none_sound(root: Path, skipped: list[Skipped]) -> Exception:
+def _none_sound(root: Path, skipped: list[SkippedCheckpoint]) -> Exception:
     if not skipped:
         return NotFound(f"no checkpoint in {root}", "save one first, or name another folder")
     return DamagedCheckpoint(

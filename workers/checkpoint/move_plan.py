@@ -11,7 +11,7 @@ from cluster.errors import UserError
 from workers.checkpoint.format.dtypes import DTYPES
 from workers.checkpoint.format.manifest import RANDOM, Manifest, TensorEntry
 from workers.checkpoint.format.manifest_checks import read_manifest, tensor_bytes
-from workers.checkpoint.target_dtypes import Fate, fate, lacking, notes
+from workers.checkpoint.target_dtypes import DtypeDecision, decide_dtype, notes, unsupported_dtypes
 
 HOST_STREAMS = ("python", "numpy", "cpu")
 
@@ -25,10 +25,10 @@ def plan(path: str | Path, to: str, count: int = 1, *, follow_links: bool = True
     """
     if count < 1:
         raise UserError(f"count is {count}", "plan for at least one device")
-    kind = catalogue.known_kind(to)
+    kind = catalogue.require_known_kind(to)
     manifest = read_manifest(Path(path), follow_links)
-    lacks = lacking(kind)
-    fates = {name: fate(tensor, tensor.dtype, lacks) for name, tensor in _moving(manifest).items()}
+    lacks = unsupported_dtypes(kind)
+    fates = {name: decide_dtype(tensor, tensor.dtype, lacks) for name, tensor in _moving(manifest).items()}
     dtypes = _dtypes(manifest, fates, kind)
     memory = _memory(manifest, fates, kind, count)
     random = _random(manifest, catalogue.vendor(kind.partition(":")[0]).torch_device)
@@ -56,9 +56,9 @@ def _moving(manifest: Manifest) -> dict[str, TensorEntry]:
     }
 
 
-def _dtypes(manifest: Manifest, fates: dict[str, Fate], kind: str) -> list[dict[str, Any]]:
+def _dtypes(manifest: Manifest, fates: dict[str, DtypeDecision], kind: str) -> list[dict[str, Any]]:
     """One line per dtype and what becomes of it: tensors with a scale, and states, may fare differently."""
-    groups: dict[tuple[str, Fate], list[str]] = defaultdict(list)
+    groups: dict[tuple[str, DtypeDecision], list[str]] = defaultdict(list)
     for name, found in fates.items():
         groups[manifest.tensors[name].dtype, found].append(name)
     worth_knowing = notes(kind)
@@ -77,7 +77,7 @@ def _dtypes(manifest: Manifest, fates: dict[str, Fate], kind: str) -> list[dict[
     ]
 
 
-def _memory(manifest: Manifest, fates: dict[str, Fate], kind: str, count: int) -> dict[str, Any]:
+def _memory(manifest: Manifest, fates: dict[str, DtypeDecision], kind: str, count: int) -> dict[str, Any]:
     """Weights and states only: what a step needs besides is not in a checkpoint."""
     tensors = manifest.tensors
     needed_bytes = sum(math.prod(tensors[name].shape) * DTYPES[found.to].bytes for name, found in fates.items())
@@ -93,7 +93,7 @@ def _device_bytes(kind: str) -> int | None:
     """Of the smallest model that the kind may mean; None where nothing is written."""
     if ":" not in kind or kind.endswith(f":{EMULATED}"):
         return None
-    sizes = [size for row in catalogue.relatives(kind) if (size := row.memory_per_device_bytes)]
+    sizes = [size for row in catalogue.same_family(kind) if (size := row.memory_per_device_bytes)]
     return min(sizes, default=None)
 
 

@@ -3,8 +3,8 @@
 import torch
 
 from workers.checkpoint.format.dtypes import FLOATS
-from workers.checkpoint.saver import Prepared
-from workers.errors import NotFinite
+from workers.checkpoint.saver import PreparedSave
+from workers.errors import NonFiniteValue
 
 ROLES = ("parameter", "optimizer", "master")
 """Buffers may hold anything: masks are infinite, and memory that was never filled is arbitrary."""
@@ -12,8 +12,10 @@ LOOKED_AT = (*FLOATS, "complex64", "complex128")
 PIECE_BYTES = 16 << 20
 
 
-def refuse_nan(prepared: Prepared) -> None:
-    """Looks at the copy, in memory. Raises NotFinite for the first parameter, or state of an optimizer, with NaN."""
+def check_no_nan(prepared: PreparedSave) -> None:
+    """Looks at the copy, in memory. Raises NonFiniteValue for the first parameter, or state of an optimizer, with
+    NaN.
+    """
     if prepared.arena is None:
         return
     for layout in prepared.layouts:
@@ -22,7 +24,9 @@ def refuse_nan(prepared: Prepared) -> None:
             if entry.role in ROLES and entry.dtype in LOOKED_AT and piece.bytes:
                 data = prepared.arena.piece(layout, offset, piece.bytes)
                 if _holds_nan(data, getattr(torch, entry.dtype)):
-                    raise NotFinite(f"{entry.role} {piece.key} of the checkpoint holds NaN", prepared.manifest.step)
+                    raise NonFiniteValue(
+                        f"{entry.role} {piece.key} of the checkpoint holds NaN", prepared.manifest.step
+                    )
 
 
 def _holds_nan(data: memoryview, dtype: torch.dtype) -> bool:

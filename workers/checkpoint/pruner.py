@@ -7,8 +7,8 @@ from typing import Any
 from cluster.errors import NotFound, UserError
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.pins import pin, unpin
-from workers.checkpoint.disk.retention import first_fault, leftovers, remove_checkpoint, superfluous
-from workers.checkpoint.disk.writer_lock import only_writer
+from workers.checkpoint.disk.retention import expired_checkpoints, first_damage, remove_checkpoint, unfinished_saves
+from workers.checkpoint.disk.writer_lock import writer_lock
 from workers.checkpoint.format.step_folders import newest_first
 from workers.checkpoint.inspect import checkpoint_folder
 from workers.errors import CheckpointError
@@ -47,13 +47,13 @@ def prune(root: str | Path, keep: int, *, dry_run: bool = False) -> dict[str, An
     found = newest_first(folder)
     if not found:
         raise NotFound(f"no checkpoint in {folder}", "name the folder that holds the step-… folders")
-    newest = next((one for one in found if not first_fault(one)), None)
+    newest = next((one for one in found if not first_damage(one)), None)
     if newest is None:
         raise CheckpointError(f"none of the {len(found)} checkpoints in {folder} is sound: nothing was deleted")
-    doomed = superfluous(found[found.index(newest) + 1 :], keep) + leftovers(folder)
+    doomed = expired_checkpoints(found[found.index(newest) + 1 :], keep) + unfinished_saves(folder)
     size_bytes = sum(path.lstat().st_size for one in doomed for path in one.iterdir())
     if not dry_run:
-        with only_writer(folder):
+        with writer_lock(folder):
             for one in doomed:
                 remove_checkpoint(Files(), one)
     return {

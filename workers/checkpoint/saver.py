@@ -22,7 +22,7 @@ import torch
 
 from cluster.serialization import from_plain, to_plain
 from cluster.version import VERSION as POLYFLEET
-from workers.attempt.commit_guard import refuse_replaced
+from workers.attempt.commit_guard import check_not_replaced
 from workers.checkpoint.disk.destination import Destination, OnDisk
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.layout import SHARD_BYTES, Layout, lay_out
@@ -32,11 +32,11 @@ from workers.checkpoint.format.manifest import FileEntry, Manifest, Producer, St
 from workers.checkpoint.state import bits, sharded
 from workers.checkpoint.state.capture import Capture, capture
 from workers.checkpoint.state.pieces import pieces
-from workers.checkpoint.state.rank_group import Together, together
+from workers.checkpoint.state.rank_group import CheckpointRanks, checkpoint_ranks
 from workers.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from workers.checkpoint.background_saver import Saving
+    from workers.checkpoint.background_saver import SaveInProgress
 
 Part = tuple[dict[str, FileEntry], dict[str, TensorEntry]]
 _CANNOT = "free disk space, or check the folder's permissions"
@@ -55,10 +55,12 @@ class Saved:
     blocked_s: float = 0.0
 
 
-class Prepared:
+class PreparedSave:
     """A checkpoint whose content is settled: named, described, laid out. `arena` holds a copy, if one was taken."""
 
-    def __init__(self, to: Destination, step: int, state: Mapping[str, Any], producer: Producer, ranks: Together):
+    def __init__(
+        self, to: Destination, step: int, state: Mapping[str, Any], producer: Producer, ranks: CheckpointRanks
+    ):
         self.ranks = ranks
         held = capture(state)
         self.notes = tuple(held.notes)
@@ -104,7 +106,7 @@ def save(
     asynchronous: Literal[True],
     progress: Progress | None = None,
     files: Files | None = None,
-) -> "Saving": ...
+) -> "SaveInProgress": ...
 
 
 def save(
@@ -118,7 +120,7 @@ def save(
     asynchronous: bool = False,
     progress: Progress | None = None,
     files: Files | None = None,
-) -> "Saved | Saving":
+) -> "Saved | SaveInProgress":
     """Write a checkpoint of `state` below `root` and return once it is durable: Saved. With `asynchronous`, return a
     Saving once a copy is taken; a save still under way is waited for first, and its error raised here.
 
@@ -146,27 +148,27 @@ def prepare(
     attempt: str | None,
     kind: str,
     files: Files | None,
-) -> Prepared:
+) -> PreparedSave:
     """Everything that can be refused without writing. Raises CheckpointError, on every rank."""
     _check_arguments(step, keep)
     producer = producer_of(attempt, kind)
-    ranks = together(state)
+    ranks = checkpoint_ranks(state)
     name = ranks.from_first(f"step-{step:08d}-{os.urandom(4).hex()}")
     to = destination(root, name, files or Files())
     ranks.first_does(lambda: to.refuse_older_attempt(producer))
-    return ranks.all_or_none(lambda: Prepared(to, step, state, producer, ranks))
+    return ranks.all_or_none(lambda: PreparedSave(to, step, state, producer, ranks))
 
 
 def destination(root: "str | os.PathLike[str]", name: str, files: Files) -> Destination:
     """A folder of this machine, or an object store for a URI."""
     if "://" not in str(root):
         return OnDisk(Path(root), name, files)
-    from workers.checkpoint.transfer.object_store import InStore
+    from workers.checkpoint.transfer.object_store import ObjectStoreDestination
 
-    return InStore(str(root), name)
+    return ObjectStoreDestination(str(root), name)
 
 
-def write(prepared: Prepared, keep: int | None, progress: Progress | None) -> Saved:
+def write(prepared: PreparedSave, keep: int | None, progress: Progress | None) -> Saved:
     """Write and commit. Raises CheckpointError, with nothing of this checkpoint left behind."""
     started_s, to, ranks = time.perf_counter(), prepared.to, prepared.ranks
     try:
@@ -183,13 +185,13 @@ def write(prepared: Prepared, keep: int | None, progress: Progress | None) -> Sa
 def _retain(to: Destination, keep: int) -> tuple[str, ...]:
     """The checkpoint is complete by now: an attempt that was replaced meanwhile leaves the older ones."""
     try:
-        refuse_replaced()
+        check_not_replaced()
     except CheckpointError as e:
         return (f"nothing older was deleted: {e.message}",)
     return to.retain(keep)
 
 
-def _write(prepared: Prepared, progress: Progress | None) -> Manifest:
+def _write(prepared: PreparedSave, progress: Progress | None) -> Manifest:
     to, ranks, manifest = prepared.to, prepared.ranks, prepared.manifest
     try:
         ranks.first_does(lambda: to.begin(manifest.step, prepared.bytes * ranks.size, manifest.producer))
@@ -202,7 +204,7 @@ def _write(prepared: Prepared, progress: Progress | None) -> Manifest:
         raise
 
 
-def _gathered(ranks: Together, shards: dict[str, FileEntry], tensors: dict[str, TensorEntry]) -> list[Part]:
+def _gathered(ranks: CheckpointRanks, shards: dict[str, FileEntry], tensors: dict[str, TensorEntry]) -> list[Part]:
     """What every rank wrote and where, on every rank."""
     if ranks.size == 1:
         return [(shards, tensors)]
@@ -213,17 +215,17 @@ def _gathered(ranks: Together, shards: dict[str, FileEntry], tensors: dict[str, 
     ]
 
 
-def _commit(prepared: Prepared, parts: "list[Part]") -> Manifest:
+def _commit(prepared: PreparedSave, parts: "list[Part]") -> Manifest:
     created = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
     shards = {name: entry for part, _ in parts for name, entry in part.items()}
     tensors = _joined([tensors for _, tensors in parts])
     described = replace(prepared.manifest, created=created, files=shards, tensors=tensors)
-    refuse_replaced()
+    check_not_replaced()
     prepared.to.commit(described)
     return described
 
 
-def _mine(held: Capture, ranks: Together) -> dict[str, torch.Tensor]:
+def _mine(held: Capture, ranks: CheckpointRanks) -> dict[str, torch.Tensor]:
     """What this rank writes: its parts of sharded tensors, and on rank 0 all others."""
     mine = {}
     for name, tensor in held.own().items():
@@ -272,7 +274,7 @@ def _joined(parts: list[dict[str, TensorEntry]]) -> dict[str, TensorEntry]:
     }
 
 
-def _world(held: Capture, ranks: Together) -> World:
+def _world(held: Capture, ranks: CheckpointRanks) -> World:
     cut = next((tensor for tensor in held.tensors.values() if sharded.is_sharded(tensor)), None)
     return World(ranks.size, *(sharded.mesh_of(cut) if cut is not None else ()))
 

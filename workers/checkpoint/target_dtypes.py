@@ -27,7 +27,7 @@ _LOSES = {("float64", "float32"), ("float16", "bfloat16"), ("bfloat16", "float16
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class DtypeDecision:
     """What becomes of a dtype on a target: `action` is keep, convert or refuse; `may_lose` where values can change."""
 
     action: str
@@ -36,7 +36,7 @@ class Fate:
     may_lose: bool = False
 
 
-def lacking(kind: str) -> Mapping[str, str]:
+def unsupported_dtypes(kind: str) -> Mapping[str, str]:
     """Dtypes a kind does not compute with natively, with the reason. What nobody knows is not among them.
 
     Raises UserError for an unknown back end, naming the nearest.
@@ -44,22 +44,22 @@ def lacking(kind: str) -> Mapping[str, str]:
     backend, _, model = kind.partition(":")
     vendor = catalogue.vendor(backend)
     if model == EMULATED:
-        return catalogue.lost(vendor.torch_device)
+        return catalogue.lossy_dtypes(vendor.torch_device)
     known = capabilities(f"{vendor.backend}:{model}" if model else vendor.backend)
     found = {
         dtype: f"{told.value} on {known.kind} ({told.source})"
         for dtype, told in known.dtypes.items()
         if told.value in ("absent", "emulated")
     }
-    return {**found, **catalogue.lost(vendor.torch_device, vendor.backend)}
+    return {**found, **catalogue.lossy_dtypes(vendor.torch_device, vendor.backend)}
 
 
-def lacking_on(device_type: str) -> Mapping[str, str]:
+def unsupported_on_device(device_type: str) -> Mapping[str, str]:
     """The same for a torch device type, which does not tell a TPU from XLA on the CPU: only what fails on both."""
-    return catalogue.lost(device_type)
+    return catalogue.lossy_dtypes(device_type)
 
 
-def lacking_beyond(supported: frozenset[str]) -> Mapping[str, str]:
+def unsupported_except(supported: frozenset[str]) -> Mapping[str, str]:
     """The same for a device that was asked what it supports."""
     return {name: "the target does not support it" for name in (*FLOATS, *COMPLEX) if name not in supported}
 
@@ -68,7 +68,7 @@ def notes(kind: str) -> Mapping[str, str]:
     """Of dtypes that a kind keeps, what is worth knowing: above all fp8 of the other flavour."""
     backend, _, model = kind.partition(":")
     vendor = catalogue.vendor(backend)
-    told = {} if model == EMULATED else catalogue.kept(vendor.torch_device, vendor.backend)
+    told = {} if model == EMULATED else catalogue.preserved_dtypes(vendor.torch_device, vendor.backend)
     flavour = _flavour(vendor.backend, model)
     if not flavour:
         return told
@@ -87,21 +87,21 @@ def _flavour(backend: str, model: str) -> str:
     return flavours.pop() if len(flavours) == 1 else ""
 
 
-def fate(tensor: TensorEntry, dtype: str, lacks: Mapping[str, str]) -> Fate:
+def decide_dtype(tensor: TensorEntry, dtype: str, lacks: Mapping[str, str]) -> DtypeDecision:
     """Of `tensor`, where it is wanted as `dtype`."""
     if dtype not in lacks:
-        return Fate("keep", dtype)
+        return DtypeDecision("keep", dtype)
     flavour = _other_flavour(dtype) if tensor.scale else ""
     if flavour and flavour not in lacks:
-        return Fate("convert", flavour, f"{lacks[dtype]}; its scale makes up for the flavour", may_lose=True)
+        return DtypeDecision("convert", flavour, f"{lacks[dtype]}; its scale makes up for the flavour", may_lose=True)
     choices = _INSTEAD.get(dtype, ())
     if tensor.role in ("optimizer", "master"):
         choices = tuple(name for name in choices if name == "float32")
     to = next((name for name in choices if name not in lacks), "")
     if to:
-        return Fate("convert", to, lacks[dtype], may_lose=(dtype, to) in _LOSES)
+        return DtypeDecision("convert", to, lacks[dtype], may_lose=(dtype, to) in _LOSES)
     why = f"{lacks[dtype]}, and nothing there holds " + ("a complex number" if dtype in COMPLEX else "its values")
-    return Fate("refuse", dtype, why)
+    return DtypeDecision("refuse", dtype, why)
 
 
 def _other_flavour(dtype: str) -> str:

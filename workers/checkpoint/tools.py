@@ -37,7 +37,7 @@ VERBS = {
     "incoming": "transfer.expected:expected",
     "missing": "transfer.chunk_upload:missing",
     "arrive": "transfer.chunk_upload:arrive",
-    "verify": "transfer.copier:verify_at",
+    "verify": "transfer.copier:verify_location",
     "plan": "move_plan:plan",
     "diff": "comparer:diff",
     "convert": "converter:convert",
@@ -130,7 +130,7 @@ class _NoAnswerError(Exception):
 
 
 def _ended(verb: str, code: int, complaints: deque[bytes]) -> PolyfleetError:
-    if verb in BOUNDED and (reached := sandbox.limit_reached(code)):
+    if verb in BOUNDED and (reached := sandbox.limit_message(code)):
         return workers.errors.CheckpointError(
             f"`{verb}` was ended: {reached}",
             "is the file what it claims to be? A sound one may have been busy: try again",
@@ -178,7 +178,7 @@ def _answer(lines: Iterable[bytes], progress: Progress | None) -> Any:
     raise _NoAnswerError
 
 
-def confine(verb: str, arguments: dict[str, Any]) -> bool:
+def apply_sandbox(verb: str, arguments: dict[str, Any]) -> bool:
     """Set the limits of this process before it begins with `verb`. Whether its network is cut off, or it needs one."""
     if any("://" in value for value in arguments.values() if isinstance(value, str)):
         sandbox.without_privileges()
@@ -186,14 +186,14 @@ def confine(verb: str, arguments: dict[str, Any]) -> bool:
     offline = sandbox.isolate()
     if verb in BOUNDED:
         import_module(f"workers.checkpoint.{VERBS[verb].partition(':')[0]}")
-        sandbox.bound()
+        sandbox.apply_limits()
     if verb in MANIFESTS:
         # A quarter, since text is read into less than ten times its size. One of them reads all bytes, too.
-        sandbox.expect(metadata_bytes=LARGEST_BYTES // 4, data_bytes=1 << 44 if verb == "check" else 0)
+        sandbox.raise_limits(metadata_bytes=LARGEST_BYTES // 4, data_bytes=1 << 44 if verb == "check" else 0)
     return offline
 
 
-def too_large(verb: str) -> dict[str, Any]:
+def exceeds_limits(verb: str) -> dict[str, Any]:
     """The error that a process tells whose limit of memory was reached."""
     message = f"`{verb}` needs more memory than files of this size do"
     error = workers.errors.CheckpointError(message, "is the file what it claims to be?")

@@ -8,15 +8,15 @@ only, which cannot hang, and runs here.
 from collections import Counter
 from pathlib import Path
 
-from cluster.catalogue import backend_name, own_vendors, plugins, vendors
+from cluster.catalogue import backend_name, builtin_vendors, plugins, vendors
 from cluster.types import Device, Finding
 from workers import interpreter
 from workers.discovery.machine import Machine
 from workers.discovery.machine_findings import health
-from workers.discovery.vendor_probe import failed, look, probe, vendor_file
+from workers.discovery.vendor_probe import probe, probe_failure, probe_vendor, vendor_file
 from workers.discovery.versions import mismatches, torch_build, versions
 
-NAMES = tuple(name for name in own_vendors() if (Path(__file__).parent / f"{name}.py").exists())
+NAMES = tuple(name for name in builtin_vendors() if (Path(__file__).parent / f"{name}.py").exists())
 
 
 def discover(
@@ -31,7 +31,7 @@ def discover(
     wanted = names() if backend is None else (backend_name(backend),)
     signs = {name: _sign(name, here) for name in wanted if name != "cpu"}
     answers = probe([name for name, sign in signs.items() if sign is True], here)
-    answers += [look("cpu", here)] if "cpu" in wanted else []
+    answers += [probe_vendor("cpu", here)] if "cpu" in wanted else []
     devices = [d for found, _ in answers for d in found]
     findings = [sign for sign in signs.values() if isinstance(sign, Finding)]
     findings += [f for _, said in answers for f in said]
@@ -52,7 +52,7 @@ def _sign(name: str, machine: Machine) -> bool | Finding:
     try:
         return bool(vendor_file(name).present(machine))
     except Exception as e:
-        return failed(name, f"{type(e).__name__}: {e}")
+        return probe_failure(name, f"{type(e).__name__}: {e}")
 
 
 def accelerators() -> dict[str, int]:

@@ -34,7 +34,7 @@ def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
         devices = [d for d in devices if str(d.index) in visible or d.uuid in visible]
     findings = _findings(machine, devices) + unread("amd", answers, "look into dmesg; update the amdgpu driver")
     if devices and machine.root == Path("/") and amd_smi.installed():
-        devices, said = amd_smi.tell(devices, amd_smi.ask())
+        devices, said = amd_smi.add_details(devices, amd_smi.query())
         findings += [f for f in said if f not in findings]
     return devices, findings
 
@@ -119,7 +119,9 @@ def _model(product: str, pci_id: int, revision: int, total_bytes: int | None) ->
     "" for one nobody lists, which is called by its architecture, else by its PCI id.
     """
     by_id = f"{pci_id:04x}:{revision:02x}"
-    card = catalogue.found("amd", name=product) or catalogue.found("amd", pci_id=by_id, memory_bytes=total_bytes)
+    card = catalogue.match_device("amd", name=product) or catalogue.match_device(
+        "amd", pci_id=by_id, memory_bytes=total_bytes
+    )
     return card.kind.partition(":")[2] if card else ""
 
 

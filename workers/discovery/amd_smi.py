@@ -27,7 +27,7 @@ def installed() -> bool:
     return find_spec("amdsmi") is not None
 
 
-def ask() -> dict[str, Any]:
+def query() -> dict[str, Any]:
     """{"cards": […]}, a card with `pci`, `name`, `driver`, `ecc_uncorrected`, `slowed`; or {"error"}."""
     try:
         import amdsmi as smi
@@ -110,7 +110,7 @@ def energy_counter(smi: Any, address: str) -> tuple[str, Callable[[], float] | N
     return "AMD SMI energy accumulator", joules
 
 
-def tell(devices: Sequence[Device], said: dict[str, Any]) -> tuple[list[Device], list[Finding]]:
+def add_details(devices: Sequence[Device], said: dict[str, Any]) -> tuple[list[Device], list[Finding]]:
     """Devices with what was said of the card at their address, and faults of cards of ours. Partitions of one card
     keep what KFD told: they share an address.
     """

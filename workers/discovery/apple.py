@@ -56,7 +56,7 @@ def devices(said: Any, machine: Machine | None = None, gpu: Answer | None = None
     if not chip.startswith("Apple "):
         return []
     gpu = gpu or Answer("the GPU", "system_profiler", _part(said, "SPDisplaysDataType"))
-    known = catalogue.found("apple", name=chip)
+    known = catalogue.match_device("apple", name=chip)
     kind = known.kind if known else f"apple:{catalogue.model_name(chip.removeprefix('Apple '))}"
     architecture = known.architecture if known else "arm64"
     memory = device_memory(kind, architecture, machine, _bytes(hardware.text("physical_memory")))

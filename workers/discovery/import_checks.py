@@ -10,7 +10,7 @@ from workers.interpreter import MODULES, has, interpreter
 TIMEOUT_S = 120.0
 
 
-def failing(names: tuple[str, ...] = MODULES) -> list[Finding]:
+def import_failures(names: tuple[str, ...] = MODULES) -> list[Finding]:
     """A finding with the message of each installed library that does not load."""
     installed = [name for name in names if has(name)]
     with ThreadPoolExecutor(max(1, len(installed))) as pool:

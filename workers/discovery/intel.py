@@ -3,7 +3,7 @@ as in Level Zero's FLAT mode.
 """
 
 from cluster import catalogue
-from cluster.catalogue import Model
+from cluster.catalogue import DeviceModel
 from cluster.types import Device, Finding
 from workers.discovery import intel_gaudi as gaudi
 from workers.discovery import intel_smi
@@ -28,7 +28,7 @@ def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
     shown = [d for d in devices if visible is None or str(d.index) in visible]
     findings = _findings(machine, devices)
     if any(not d.integrated for d in shown):
-        shown, said = intel_smi.tell(shown, machine)
+        shown, said = intel_smi.add_details(shown, machine)
         findings += said
     gaudis, said = gaudi.find(machine, len(devices))
     return shown + gaudis, findings + said
@@ -40,8 +40,8 @@ def _cards(machine: Machine) -> list[str]:
     return [c for c in names if machine.number(f"{c}/device/vendor") == VENDOR]
 
 
-def _model(pci_id: int) -> Model | None:
-    return catalogue.found("intel", pci_id=f"{pci_id:04x}")
+def _model(pci_id: int) -> DeviceModel | None:
+    return catalogue.match_device("intel", pci_id=f"{pci_id:04x}")
 
 
 def _address(machine: Machine, card: str) -> str:

@@ -31,7 +31,7 @@ def find(machine: Machine, first: int) -> tuple[list[Device], list[Finding]]:
 
 
 def _by_id(card: PciDevice) -> dict[str, Any]:
-    known = catalogue.found("intel", pci_id=f"{card.device:04x}")
+    known = catalogue.match_device("intel", pci_id=f"{card.device:04x}")
     memory_bytes = known.memory_per_device_bytes if known else None
     return {
         "name": known.model if known else f"{card.device:#06x}",
@@ -57,7 +57,7 @@ def devices(told: list[Answer], first: int) -> list[Device]:
 def _device(answer: Answer, number: int, first: int) -> Device:
     """A card whose line cannot be read keeps its place."""
     name = answer.text("name", "Gaudi")
-    known = catalogue.found("intel", name=name) or catalogue.found("intel", name=name[:BOARD])
+    known = catalogue.match_device("intel", name=name) or catalogue.match_device("intel", name=name[:BOARD])
     index = answer.number("index", at_most=MAX_CARDS)
     total_mib, free_mib = answer.number("memory.total"), answer.number("memory.free")
     kind = known.kind if known else f"intel:{name}"

@@ -20,7 +20,7 @@ TOOL = "xpu-smi"
 CALL_TIMEOUT_S = 4.0
 
 
-def ask(machine: Machine) -> tuple[list[dict[str, Any]], list[str]]:
+def query(machine: Machine) -> tuple[list[dict[str, Any]], list[str]]:
     """(a row per card, why there are none of some). ([], []) without the tool. The list has addresses only; details are
     asked card by card. Numbers are texts.
     """
@@ -54,9 +54,9 @@ def _json(command: list[str], machine: Machine) -> tuple[Any, str]:
         return None, f"{TOOL} printed {said.strip()[:40]!r}, which is not JSON"
 
 
-def tell(devices: Sequence[Device], machine: Machine) -> tuple[list[Device], list[Finding]]:
+def add_details(devices: Sequence[Device], machine: Machine) -> tuple[list[Device], list[Finding]]:
     """Devices with what the tool says of the card at their address."""
-    return add(devices, *ask(machine))
+    return add(devices, *query(machine))
 
 
 def add(

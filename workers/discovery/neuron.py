@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cluster import catalogue
-from cluster.catalogue import Model
+from cluster.catalogue import DeviceModel
 from cluster.types import Device, Finding
 from workers.discovery.card_reply import Answer
 from workers.discovery.card_reply import findings as unread
@@ -64,16 +64,16 @@ def _list(tool: str, machine: Machine) -> tuple[list[Any], str]:
     return (listed, "") if isinstance(listed, list) else ([], "neuron-ls printed no list of chips")
 
 
-def _chips(machine: Machine) -> list[tuple[PciDevice, Model | None]]:
+def _chips(machine: Machine) -> list[tuple[PciDevice, DeviceModel | None]]:
     """None is the model of a chip that nobody lists, of which the driver has files; it is no other kind of device."""
-    found = [(chip, catalogue.found("neuron", pci_id=f"{chip.device:04x}")) for chip in machine.pci(VENDOR)]
+    found = [(chip, catalogue.match_device("neuron", pci_id=f"{chip.device:04x}")) for chip in machine.pci(VENDOR)]
     listed = [(chip, model) for chip, model in found if model is not None]
     if listed or not machine.glob("dev/neuron[0-9]*"):
         return [*listed]
     return [(chip, model) for chip, model in found if chip.pci_class >> 16 not in (STORAGE, NETWORK, DISPLAY, BRIDGE)]
 
 
-def _generation(chips: list[tuple[PciDevice, Model | None]]) -> str:
+def _generation(chips: list[tuple[PciDevice, DeviceModel | None]]) -> str:
     """The model of a machine's chips, which are alike; else their PCI id."""
     if not chips:
         return "core"
@@ -96,7 +96,7 @@ def devices(told: Sequence[Any], generation: str, machine: Machine) -> list[Devi
     return found
 
 
-def _cores(answer: Answer, generation: str, model: Model | None, first: int, machine: Machine) -> list[Device]:
+def _cores(answer: Answer, generation: str, model: DeviceModel | None, first: int, machine: Machine) -> list[Device]:
     address = sysfs_address(answer.text("bdf"))
     told = answer.number("nc_count", at_least=1, at_most=MAX_CORES)
     count = told or (model and model.cores_per_card) or 1

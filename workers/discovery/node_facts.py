@@ -24,7 +24,7 @@ LOW_DISK_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NodeIdentity:
     """Where an agent works: the words of its pool and its two folders.
 
     `neighbours` are the storages of other pools that this machine can read, by pool. `fleet` is the identity of the
@@ -41,14 +41,14 @@ class Place:
     fleet: str = ""
 
 
-def place(
+def node_identity(
     node: str | None,
     pool: str | None,
     backend: str | None,
     node_dir: Path | None,
     storage: Path | None,
     fleet: str | None = None,
-) -> Place:
+) -> NodeIdentity:
     """Arguments first, then the POLYFLEET_… variables of an embedded node, then what is found here.
 
     An agent of another fleet than the node's own has a folder of its own in that of the node.
@@ -56,11 +56,11 @@ def place(
     env = os.environ
     owner = env.get("POLYFLEET_FLEET", "")
     serves = fleet or owner
-    chosen = backend or env.get("POLYFLEET_BACKEND") or found_backend()
+    chosen = backend or env.get("POLYFLEET_BACKEND") or detected_backend()
     in_pool = pool or env.get("POLYFLEET_POOL") or chosen
     called = node or env.get("POLYFLEET_NODE") or socket.gethostname()
     node_folder = Path(env.get("POLYFLEET_NODE_DIR") or home() / "nodes" / called)
-    return Place(
+    return NodeIdentity(
         node=called,
         pool=in_pool,
         backend=chosen,
@@ -72,7 +72,7 @@ def place(
     )
 
 
-def found_backend() -> str:
+def detected_backend() -> str:
     """The first accelerator of this machine that can be used, else the CPU."""
     devices, _ = discover()
     usable = [d.backend for d in devices if d.backend != "cpu" and not d.unavailable_reason and not d.emulated]
@@ -80,7 +80,7 @@ def found_backend() -> str:
 
 
 def node_facts(
-    place: Place,
+    place: NodeIdentity,
     devices: tuple[Device, ...],
     findings: tuple[Finding, ...],
     ray_node_id: str = "",

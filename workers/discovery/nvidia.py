@@ -44,11 +44,11 @@ def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
         return [], [_no_driver(len(cards))] if cards else []
     if find_spec("pynvml") is None:
         return [], [_no_library()]
-    found, findings = devices(ask(), machine.visible("CUDA_VISIBLE_DEVICES"), machine)
+    found, findings = devices(query_nvml(), machine.visible("CUDA_VISIBLE_DEVICES"), machine)
     return found, findings + _no_access(machine, found)
 
 
-def ask() -> dict[str, Any]:
+def query_nvml() -> dict[str, Any]:
     """What NVML says, as `nvidia_nvml.ask` describes it."""
     import pynvml
 
@@ -195,8 +195,8 @@ def model(name: str, total_bytes: int | None, pci_device: int | None = None) -> 
     short = catalogue.model_name("-".join(words)) if words else ""
     pci_id = f"{pci_device:04x}" if pci_device else ""
     known = (
-        *(catalogue.found("nvidia", name=n, memory_bytes=total_bytes) for n in (name, short)),
-        catalogue.found("nvidia", pci_id=pci_id, memory_bytes=total_bytes) if pci_id else None,
+        *(catalogue.match_device("nvidia", name=n, memory_bytes=total_bytes) for n in (name, short)),
+        catalogue.match_device("nvidia", pci_id=pci_id, memory_bytes=total_bytes) if pci_id else None,
     )
     if card := next(filter(None, known), None):
         return card.kind.partition(":")[2]

@@ -7,7 +7,7 @@ A TPU belongs to the first process that opens it: nothing here does. PCI ids as 
 import re
 
 from cluster import catalogue
-from cluster.catalogue import EMULATED, Model
+from cluster.catalogue import EMULATED, DeviceModel
 from cluster.types import Device, Finding, Scalar
 from workers.discovery import cpu, tpu_vm
 from workers.discovery.machine import NETWORK, STORAGE, Machine, PciDevice
@@ -42,13 +42,14 @@ def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
     return found, _findings(machine, [file for _, _, file in placed]) + _without_file(without)
 
 
-def _chips(machine: Machine) -> list[tuple[PciDevice, Model | None]]:
+def _chips(machine: Machine) -> list[tuple[PciDevice, DeviceModel | None]]:
     """A v2 has the id of a v3, and a subsystem of its own. One that nobody lists (None) is told from Google's network
     and storage devices by its device file.
     """
     files = {_address(machine, file) for file in _device_files(machine)}
     found = [
-        (chip, catalogue.found("tpu", pci_id=f"{chip.device:04x}:{chip.subsystem:04x}")) for chip in machine.pci(VENDOR)
+        (chip, catalogue.match_device("tpu", pci_id=f"{chip.device:04x}:{chip.subsystem:04x}"))
+        for chip in machine.pci(VENDOR)
     ]
     return [
         (chip, model)
@@ -58,8 +59,8 @@ def _chips(machine: Machine) -> list[tuple[PciDevice, Model | None]]:
 
 
 def _placed(
-    machine: Machine, chips: list[tuple[PciDevice, Model | None]], files: list[str]
-) -> list[tuple[PciDevice, Model | None, str]]:
+    machine: Machine, chips: list[tuple[PciDevice, DeviceModel | None]], files: list[str]
+) -> list[tuple[PciDevice, DeviceModel | None, str]]:
     """Chips with their device files, in the order of these. Where the kernel does not tell which is whose, in order."""
     by_address = {chip.address: (chip, model) for chip, model in chips}
     told = {file: address for file in files if (address := _address(machine, file)) in by_address}
@@ -115,7 +116,7 @@ def _device_files(machine: Machine) -> list[str]:
     return accel or [f for f in machine.glob("dev/vfio/*") if f.rpartition("/")[2].isdigit() and _address(machine, f)]
 
 
-def _device(chip: PciDevice, model: Model | None, file: str, index: int, vm: dict[str, Scalar]) -> Device:
+def _device(chip: PciDevice, model: DeviceModel | None, file: str, index: int, vm: dict[str, Scalar]) -> Device:
     title = model.model if model else f"{chip.device:#06x}"
     return Device(
         backend="tpu",

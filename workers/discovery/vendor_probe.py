@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from cluster.catalogue import own_vendors, plugins, vendor
+from cluster.catalogue import builtin_vendors, plugins, vendor
 from cluster.types import Device, Finding
 from workers.discovery.machine import TOOL_TIMEOUT_S, Machine, tool_output
 from workers.interpreter import interpreter
@@ -33,23 +33,23 @@ def probe(names: Iterable[str], machine: Machine, timeout_s: float = CHILD_TIMEO
 
 def _in_child(name: str, machine: Machine, timeout_s: float) -> Found:
     own, theirs = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")
-    search = own if name in own_vendors() or not theirs else os.pathsep.join([own, theirs])
+    search = own if name in builtin_vendors() or not theirs else os.pathsep.join([own, theirs])
     here = {**machine.environ, "PYTHONPATH": search}
     command = [interpreter(), "-P", "-m", __name__, name, str(machine.root), machine.system]
     said, problem = tool_output(command, here, timeout_s)
     if problem:
-        return [], [failed(name, problem)]
+        return [], [probe_failure(name, problem)]
     try:
         found = json.loads(said)
         devices = [Device(**d) for d in found["devices"]]
         if strangers := {d.backend for d in devices} - {name}:
-            return [], [failed(name, f"it reported devices of {', '.join(sorted(strangers))}")]
+            return [], [probe_failure(name, f"it reported devices of {', '.join(sorted(strangers))}")]
         return devices, [Finding(**f) for f in found["findings"]]
     except (ValueError, KeyError, TypeError) as e:
-        return [], [failed(name, f"its answer is not valid: {e}")]
+        return [], [probe_failure(name, f"its answer is not valid: {e}")]
 
 
-def failed(name: str, problem: str) -> Finding:
+def probe_failure(name: str, problem: str) -> Finding:
     known, tool = vendor(name), "the vendor's own tool"
     return Finding(
         "error",
@@ -61,7 +61,7 @@ def failed(name: str, problem: str) -> Finding:
 
 def vendor_file(name: str) -> Any:
     """The module with a vendor's `present` and `find`; one without any finds nothing."""
-    if name in own_vendors():
+    if name in builtin_vendors():
         return import_module(f"workers.discovery.{name}")
     entry = plugins.entries(plugins.DISCOVERY).get(name)
     return entry.load() if entry else _Nothing
@@ -77,19 +77,19 @@ class _Nothing:
         return [], []
 
 
-def look(name: str, machine: Machine) -> Found:
+def probe_vendor(name: str, machine: Machine) -> Found:
     """A vendor's `find`. What it cannot read is a finding: vendors' tools print anything."""
     try:
         found: Found = vendor_file(name).find(machine)
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as e:
-        return [], [failed(name, f"{type(e).__name__}: {e}")]
+        return [], [probe_failure(name, f"{type(e).__name__}: {e}")]
     return found
 
 
 def main(name: str, root: str, system: str) -> None:
     from dataclasses import asdict
 
-    devices, findings = look(name, Machine(Path(root), os.environ, system))
+    devices, findings = probe_vendor(name, Machine(Path(root), os.environ, system))
     answer = {"devices": [asdict(d) for d in devices], "findings": [asdict(f) for f in findings]}
     os.write(1, json.dumps(answer).encode())
 

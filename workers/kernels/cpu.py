@@ -17,7 +17,7 @@ from workers.errors import NativeUnavailable
 from workers.kernels.parts import cpu_proofs
 from workers.kernels.parts.cpu_direct import Direct
 from workers.kernels.parts.cpu_library import DTYPES, MASK_DTYPES, Compiled, compiled, flags
-from workers.libraries.library import Proof
+from workers.libraries.library import EffectCheck
 from workers.native.compiler import compiler_here, cpu_features
 
 FEATURES = ("sse2", "avx", "f16c", "fma", "avx2", "avx512f", "avx512bw", "avx512vl", "asimd", "asimdhp", "sve")
@@ -63,7 +63,7 @@ class Kernels(Direct):
             "threads": self._threads(),
         }
 
-    def prove(self) -> tuple[Proof, Proof]:
+    def prove(self) -> tuple[EffectCheck, EffectCheck]:
         """What shows that `use_simd` and `use_parallel` are as they were asked for."""
         threads = self._threads()
         return cpu_proofs.simd(self.use_simd), cpu_proofs.parallel(self.use_parallel, self._library, threads)

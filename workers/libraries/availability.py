@@ -87,5 +87,5 @@ ONEDNN = r"MKL-DNN v(\S+)"
 OPENMP = r"OpenMP (\d+)"
 
 
-def of_build(pattern: str) -> str:
+def torch_build_version(pattern: str) -> str:
     return torch_build.release(pattern)

@@ -9,33 +9,35 @@ import sys
 from pathlib import Path
 
 from cluster.errors import FleetError, UserError
-from workers.libraries.library import Library, Proof
+from workers.libraries.library import EffectCheck, Library
 
 TIMEOUT_S = 180.0
 
 
-def prove(library: Library, on: bool) -> Proof:
+def check_effect(library: Library, on: bool) -> EffectCheck:
     """With a switch in this process, else in a fresh one. Raises UserError where it is not here, or where there is
     neither a way to that state nor a workload that would show it.
     """
     library.require()
     if library.seen is None or (library.switch is None and not library.launcher and on not in library.fresh):
-        raise UserError(f"nothing shows {library.display_name} {_word(on)}", f"provable here: {', '.join(provable())}")
+        raise UserError(
+            f"nothing shows {library.display_name} {_word(on)}", f"provable here: {', '.join(checkable_libraries())}"
+        )
     if library.switch is not None:
         with library.enable() if on else library.disable():
             seen, evidence = library.seen()
     else:
         seen, evidence = _in_a_fresh_process(library, on)
-    return Proof(library.name, on, seen == on, evidence)
+    return EffectCheck(library.name, on, seen == on, evidence)
 
 
-def provable() -> list[str]:
+def checkable_libraries() -> list[str]:
     from workers.libraries.registry import LIBRARIES
 
     return [name for name, library in LIBRARIES.items() if library.seen is not None and library.available]
 
 
-def run_fresh(library: Library, on: bool, argv: list[str]) -> subprocess.CompletedProcess[str]:
+def run_in_new_process(library: Library, on: bool, argv: list[str]) -> subprocess.CompletedProcess[str]:
     """A Python command in a new process with the library on or off: its variables set, or through its launcher.
 
     `argv` is what follows the interpreter. Raises UserError where there is no way to that state.
@@ -64,7 +66,7 @@ def _path() -> list[str]:
 
 
 def _in_a_fresh_process(library: Library, on: bool) -> tuple[bool, str]:
-    done = run_fresh(library, on, ["-m", "workers.libraries.workload_main", library.name])
+    done = run_in_new_process(library, on, ["-m", "workers.libraries.workload_main", library.name])
     answers = [line for line in done.stdout.splitlines() if line.startswith('{"seen"')]
     if done.returncode or not answers:
         said = (done.stderr.strip().splitlines() or ["no message"])[-1]

@@ -17,7 +17,7 @@ class Switch:
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class EffectCheck:
     """What was seen when the library's workload ran with it on or off: `effective` when that is what was wanted."""
 
     library: str

@@ -17,7 +17,7 @@ def apply(config: Given | LibrariesConfig = None) -> Iterator[None]:
     when nothing would be left; nothing is switched then.
     """
     given = config if isinstance(config, LibrariesConfig) else config_of(config).libraries
-    on, off = wanted(given)
+    on, off = parse_config(given)
     with ExitStack() as switched:
         for name in on:
             switched.enter_context(LIBRARIES[name].enable())
@@ -26,7 +26,7 @@ def apply(config: Given | LibrariesConfig = None) -> Iterator[None]:
         yield
 
 
-def wanted(given: LibrariesConfig) -> tuple[list[str], list[str]]:
+def parse_config(given: LibrariesConfig) -> tuple[list[str], list[str]]:
     """(to switch on, to switch off)."""
     disabled = {get_library(name).name for name in given.disabled}
     listed = None if given.enabled is None else {get_library(name).name for name in given.enabled}

@@ -8,7 +8,7 @@ from typing import Any
 Seen = tuple[bool, str]
 
 
-def operators(work: Callable[[], Any], shapes: bool = False) -> list[Any]:
+def recorded_operators(work: Callable[[], Any], shapes: bool = False) -> list[Any]:
     """Events of one run, after one that is not looked at: libraries set themselves up in the first."""
     import torch
     from torch.profiler import ProfilerActivity, profile
@@ -20,9 +20,9 @@ def operators(work: Callable[[], Any], shapes: bool = False) -> list[Any]:
     return list(watched.events())
 
 
-def one_of(work: Callable[[], Any], yes: str, no: str) -> Seen:
+def which_ran(work: Callable[[], Any], yes: str, no: str) -> Seen:
     """Whether an operator whose name has `yes` ran, else one that has `no`."""
-    names = [event.name for event in operators(work)]
+    names = [event.name for event in recorded_operators(work)]
     for wanted, answer in ((yes, True), (no, False)):
         if found := [name for name in names if wanted in name]:
             return answer, found[0]
@@ -35,7 +35,7 @@ def convolution() -> Seen:
 
     images, kernels = torch.rand(4, 32, 28, 28), torch.rand(32, 32, 3, 3)
     work = lambda: torch.nn.functional.conv2d(images, kernels, padding=1)  # noqa: E731
-    return one_of(work, "mkldnn_convolution", "_slow_conv2d_forward")
+    return which_ran(work, "mkldnn_convolution", "_slow_conv2d_forward")
 
 
 def nnpack() -> Seen:
@@ -49,7 +49,7 @@ def nnpack() -> Seen:
     before = MKLDNN.read()
     MKLDNN.set(False)
     try:
-        return one_of(work, "_nnpack_spatial_convolution", "_slow_conv2d_forward")
+        return which_ran(work, "_nnpack_spatial_convolution", "_slow_conv2d_forward")
     finally:
         MKLDNN.set(before)
 
@@ -59,7 +59,7 @@ def attention_layer() -> Seen:
 
     layer = torch.nn.TransformerEncoderLayer(32, 2, 64, batch_first=True).eval()
     tokens = torch.rand(2, 8, 32)
-    return one_of(lambda: layer(tokens), "_transformer_encoder_layer_fwd", "scaled_dot_product_attention")
+    return which_ran(lambda: layer(tokens), "_transformer_encoder_layer_fwd", "scaled_dot_product_attention")
 
 
 def einsum() -> Seen:
@@ -67,7 +67,7 @@ def einsum() -> Seen:
     import torch
 
     a, b, c = torch.rand(64, 64), torch.rand(64, 64), torch.rand(64, 4)
-    events = operators(lambda: torch.einsum("ij,jk,kl->il", a, b, c), shapes=True)
+    events = recorded_operators(lambda: torch.einsum("ij,jk,kl->il", a, b, c), shapes=True)
     products = [event.input_shapes for event in events if event.name == "aten::bmm"]
     first = products[0] if products else []
     return any(4 in shape for shape in first if shape), f"first aten::bmm of {first}"

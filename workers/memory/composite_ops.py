@@ -7,7 +7,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 
-class TorchsOwn(TorchFunctionMode):
+class ComposedOps(TorchFunctionMode):
     """IPEX 2.8 registers a `layer_norm` for the CPU that fake tensors cannot differentiate: forward would keep nothing
     of it, with a warning only. torch's own form of it is built from one that they can.
     """

@@ -74,8 +74,8 @@ def estimate_memory(
     "xla" where one compiled program makes the step. Raises UserError for what cannot be estimated, naming the nearest
     word; nothing is changed.
     """
-    require_word("mode", mode, MODES)
-    require_word("execution", execution, EXECUTIONS)
+    check_choice("mode", mode, MODES)
+    check_choice("execution", execution, EXECUTIONS)
     for name, size in (("batch", batch), ("seq", seq)):
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise UserError(f"{name} is {size!r}", "give a whole number of at least 1")
@@ -104,7 +104,7 @@ def as_shape(given: Any) -> TransformerShape | None:
     return TransformerShape.from_config(named) if named else None
 
 
-def require_word(what: str, word: Any, valid: tuple[str, ...]) -> None:
+def check_choice(what: str, word: Any, valid: tuple[str, ...]) -> None:
     """Raises UserError naming the nearest of `valid`."""
     if word not in valid:
         raise UserError(f"unknown {what} {word!r}", nearest(str(word).lower(), valid))

@@ -11,7 +11,7 @@ from workers.backends.parts.device_transfer import map_tensors, tensors_of
 from workers.optimizers.pass_context import Sample, as_sample
 
 
-def twin_of(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+def fake_copy(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     """A copy whose tensors are fake: they have shapes and no memory. Ties stay; the device is the CPU."""
     fakes = {id(t): _fake(t, dtype) for t in tensors_in(model)}
     try:

@@ -18,7 +18,7 @@ from workers.memory.estimate import MemoryEstimate
 STARTED_HERE = "autograd's threading in combination with fork"
 
 
-def apart(trace: Callable[[], MemoryEstimate]) -> MemoryEstimate:
+def run_forked(trace: Callable[[], MemoryEstimate]) -> MemoryEstimate:
     """What `trace` returns or the UserError it raises."""
     if find_spec("torch_xla") is None or not hasattr(os, "fork"):
         return trace()

@@ -5,7 +5,7 @@ from typing import Any
 from cluster.catalogue.precision import BYTES, SHORT, long_name
 from cluster.errors import UserError, nearest
 from workers.memory.estimate import MemoryEstimate
-from workers.memory.optimizers import Known, known
+from workers.memory.optimizers import OptimizerFacts, find_optimizer
 from workers.memory.transformer_shape import TransformerShape
 
 FOUND = "formulas for a transformer with fused attention"
@@ -22,7 +22,7 @@ def estimate(
         return MemoryEstimate(
             weights, activations_bytes=live, kv_cache_bytes=cached, total_bytes=weights + live + cached, found_by=FOUND
         )
-    rule = known(optimizer) if optimizer is not None else Known("", 0, 0)
+    rule = find_optimizer(optimizer) if optimizer is not None else OptimizerFacts("", 0, 0)
     kept = int(tokens * shape.kept_per_token * element)
     return _training(
         weights, rule.states * weights, kept, _backward(shape, tokens, element), _step(shape, rule, element)
@@ -34,7 +34,7 @@ def _backward(shape: TransformerShape, tokens: int, element: float) -> int:
     return int(tokens * max(2 * shape.vocab, 2 * shape.feed) * element)
 
 
-def _step(shape: TransformerShape, rule: Known, element: float) -> int:
+def _step(shape: TransformerShape, rule: OptimizerFacts, element: float) -> int:
     return int(rule.temporaries * shape.largest_weight * element)
 
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from cluster.errors import UserError, nearest
 
 
-class Known(NamedTuple):
+class OptimizerFacts(NamedTuple):
     torch_name: str
     states: int
     temporaries: int
@@ -14,21 +14,21 @@ class Known(NamedTuple):
 
 
 # Source: torch.optim, the single-tensor forms that run on a CPU.
-OPTIMIZERS: dict[str, Known] = {
-    "adamw": Known("AdamW", 2, 2),
-    "adam": Known("Adam", 2, 2),
-    "nadam": Known("NAdam", 2, 2),
-    "radam": Known("RAdam", 2, 2),
-    "adamax": Known("Adamax", 2, 2),
-    "adadelta": Known("Adadelta", 2, 2),
-    "adagrad": Known("Adagrad", 1, 1),
-    "rmsprop": Known("RMSprop", 1, 1),
-    "sgd": Known("SGD", 0, 0),
-    "sgd-momentum": Known("SGD", 1, 0, {"momentum": 0.9}),
+OPTIMIZERS: dict[str, OptimizerFacts] = {
+    "adamw": OptimizerFacts("AdamW", 2, 2),
+    "adam": OptimizerFacts("Adam", 2, 2),
+    "nadam": OptimizerFacts("NAdam", 2, 2),
+    "radam": OptimizerFacts("RAdam", 2, 2),
+    "adamax": OptimizerFacts("Adamax", 2, 2),
+    "adadelta": OptimizerFacts("Adadelta", 2, 2),
+    "adagrad": OptimizerFacts("Adagrad", 1, 1),
+    "rmsprop": OptimizerFacts("RMSprop", 1, 1),
+    "sgd": OptimizerFacts("SGD", 0, 0),
+    "sgd-momentum": OptimizerFacts("SGD", 1, 0, {"momentum": 0.9}),
 }
 
 
-def known(word: Any) -> Known:
+def find_optimizer(word: Any) -> OptimizerFacts:
     """Raises UserError for another word, naming the nearest."""
     if not isinstance(word, str):
         raise UserError(f"{word!r} is no optimizer's name", nearest("", list(OPTIMIZERS)))

@@ -14,12 +14,12 @@ from torch.utils._pytree import tree_leaves
 from cluster.errors import UserError
 from workers.backends.parts.device_transfer import tensors_of
 from workers.backends.parts.precision import dtype_of
-from workers.memory.composite_ops import TorchsOwn
+from workers.memory.composite_ops import ComposedOps
 from workers.memory.estimate import MemoryEstimate
-from workers.memory.fake_copies import fake_sample, sample_for, tensors_in, twin_of
-from workers.memory.forked_trace import STARTED_HERE, apart
+from workers.memory.fake_copies import fake_copy, fake_sample, sample_for, tensors_in
+from workers.memory.forked_trace import STARTED_HERE, run_forked
 from workers.memory.live_bytes import LiveBytes
-from workers.memory.optimizers import known
+from workers.memory.optimizers import find_optimizer
 from workers.optimizers.pass_context import Sample
 from workers.torch_logs import silenced
 
@@ -30,7 +30,7 @@ NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TraceRequest:
     batch: int | None
     seq: int | None
     dtype: Any
@@ -41,7 +41,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class Seen:
+class TracedBytes:
     """Bytes of the last training step: what forward kept, all gradients, those of them that are views, the peaks."""
 
     kept: int = 0
@@ -52,7 +52,7 @@ class Seen:
     step: int = 0
 
 
-def estimate(model: Any, sample_input: Any, request: Request) -> MemoryEstimate:
+def estimate(model: Any, sample_input: Any, request: TraceRequest) -> MemoryEstimate:
     """Raises UserError where the module cannot be traced; the caller's module is only read."""
     if not isinstance(model, nn.Module):
         raise UserError(
@@ -64,15 +64,19 @@ def estimate(model: Any, sample_input: Any, request: Request) -> MemoryEstimate:
     make = _maker(request.optimizer)
     if not request.training:
         return _trace(model, sample, dtype, make, request)
-    return apart(lambda: _trace(model, sample, dtype, make, request))
+    return run_forked(lambda: _trace(model, sample, dtype, make, request))
 
 
 def _trace(
-    model: nn.Module, sample: Sample, dtype: torch.dtype | None, make: Callable[[Any], Any] | None, request: Request
+    model: nn.Module,
+    sample: Sample,
+    dtype: torch.dtype | None,
+    make: Callable[[Any], Any] | None,
+    request: TraceRequest,
 ) -> MemoryEstimate:
     try:
-        with silenced(), FakeTensorMode(allow_non_fake_inputs=True), TorchsOwn(), _attention(request.xla):
-            twin, inputs = twin_of(model, dtype), fake_sample(sample, request.batch, request.seq, dtype)
+        with silenced(), FakeTensorMode(allow_non_fake_inputs=True), ComposedOps(), _attention(request.xla):
+            twin, inputs = fake_copy(model, dtype), fake_sample(sample, request.batch, request.seq, dtype)
             return _train(twin, inputs, make, request) if request.training else _infer(twin, inputs, request.xla)
     except NEEDS_VALUES as e:
         raise UserError(
@@ -102,7 +106,9 @@ def _infer(model: nn.Module, inputs: Sample, xla: bool) -> MemoryEstimate:
     )
 
 
-def _train(model: nn.Module, inputs: Sample, make: Callable[[Any], Any] | None, request: Request) -> MemoryEstimate:
+def _train(
+    model: nn.Module, inputs: Sample, make: Callable[[Any], Any] | None, request: TraceRequest
+) -> MemoryEstimate:
     """The first step makes the optimizer's state, the second is the one that counts."""
     model.train()
     live, weights = LiveBytes(), tensors_in(model)
@@ -122,9 +128,9 @@ def _train(model: nn.Module, inputs: Sample, make: Callable[[Any], Any] | None, 
     return (_compiled if request.xla else _eager)(held, state, seen)
 
 
-def _step(model: nn.Module, inputs: Sample, optimizer: Any, loss: Any, live: LiveBytes) -> Seen:
+def _step(model: nn.Module, inputs: Sample, optimizer: Any, loss: Any, live: LiveBytes) -> TracedBytes:
     """Zero gradients, forward, backward, step; each phase with its own peak."""
-    seen, before = Seen(), live.now
+    seen, before = TracedBytes(), live.now
     with live:
         value = _loss(model(*inputs.args, **inputs.kwargs), loss)
     seen.forward, seen.kept = live.peak, live.now - before
@@ -141,7 +147,7 @@ def _step(model: nn.Module, inputs: Sample, optimizer: Any, loss: Any, live: Liv
     return seen
 
 
-def _eager(weights: int, state: int, seen: Seen) -> MemoryEstimate:
+def _eager(weights: int, state: int, seen: TracedBytes) -> MemoryEstimate:
     peak, total = max(("forward", seen.forward), ("backward", seen.backward), ("step", seen.step), key=lambda p: p[1])
     there = weights + state + (seen.gradients if peak == "step" else seen.kept)
     return MemoryEstimate(
@@ -150,7 +156,7 @@ def _eager(weights: int, state: int, seen: Seen) -> MemoryEstimate:
     )  # fmt: skip
 
 
-def _compiled(weights: int, state: int, seen: Seen) -> MemoryEstimate:
+def _compiled(weights: int, state: int, seen: TracedBytes) -> MemoryEstimate:
     """One program makes the whole step. Its arguments, weights and state, are donated: their new values take their
     place. Gradients are results of it, and a gradient that is a view (a linear layer's, transposed) one beside what it
     views. Temporaries are what backward holds, its gradients too, or the optimizer's step, with every gradient at hand.
@@ -190,7 +196,7 @@ def _attention(xla: bool) -> AbstractContextManager[Any]:
 def _maker(optimizer: Any) -> Callable[[Any], Any] | None:
     if optimizer is None or (callable(optimizer) and not isinstance(optimizer, str)):
         return optimizer
-    rule = known(optimizer)
+    rule = find_optimizer(optimizer)
     return lambda weights: getattr(torch.optim, rule.torch_name)(weights, lr=1e-3, **rule.options)
 
 

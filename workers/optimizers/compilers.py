@@ -19,31 +19,31 @@ from torch import nn
 from workers.optimizers.forward_override import RUN, override, restore
 from workers.optimizers.low_precision import Lowered
 from workers.optimizers.model_state import unchanged
-from workers.optimizers.pass_context import Skip, Work, copied
+from workers.optimizers.pass_context import PassContext, SkipPass, deep_copy
 
 IPEX = "intel_extension_for_pytorch"
 _NUMBERS = itertools.count()
 
 
-def compile_model(model: nn.Module, work: Work) -> nn.Module:
+def compile_model(model: nn.Module, work: PassContext) -> nn.Module:
     """By the compiler that the device's traits name. Raises Skip; leaves its name in work.details["compile"]."""
     traits = work.backend.traits
     if not traits.compiler:
-        raise Skip(f"{work.backend.kind} has no compiler")
+        raise SkipPass(f"{work.backend.kind} has no compiler")
     if work.compiled or model._compiled_call_impl is not None:
-        raise Skip("the model is compiled already")
+        raise SkipPass("the model is compiled already")
     if traits.graph_captures and (work.sample is None or work.learns(model)):
         work.details["compile"] = "XLA's own, inherent: each new graph is compiled when it first runs"
         return model
     if traits.compiler == "ipex":
         return _ipex(model, work)
     if traits.compiler == "inductor" and (reason := _no_compiler(work.backend.device.type)):
-        raise Skip(reason)
+        raise SkipPass(reason)
     mode = None if work.compile_mode == "default" or not traits.autotunes else work.compile_mode
     return compiled_with(model, work, traits.compiler, mode)
 
 
-def compiled_with(model: nn.Module, work: Work, compiler: str, mode: str | None = None) -> nn.Module:
+def compiled_with(model: nn.Module, work: PassContext, compiler: str, mode: str | None = None) -> nn.Module:
     """With a compiler of torch.compile; where there is a sample and the model is in eval mode, it compiles now."""
     called = f"{compiler}, {mode}" if mode else compiler
     model._compiled_call_impl = torch.compile(_own_frame(model), backend=compiler, mode=mode)
@@ -56,7 +56,7 @@ def compiled_with(model: nn.Module, work: Work, compiler: str, mode: str | None 
             model(*given.args, **given.kwargs)
     except RuntimeError as e:  # every error of dynamo and its back ends is one
         model._compiled_call_impl = None
-        raise Skip(f"{compiler} failed: {str(e).strip().splitlines()[0]}") from e
+        raise SkipPass(f"{compiler} failed: {str(e).strip().splitlines()[0]}") from e
     work.details["compile"] = called
     return model
 
@@ -75,10 +75,10 @@ def _own_frame(model: nn.Module) -> Callable[..., Any]:
     return FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
 
 
-def max_autotune(model: nn.Module, work: Work) -> nn.Module:
+def max_autotune(model: nn.Module, work: PassContext) -> nn.Module:
     """Only a wish: the compiler, which comes after, heeds it."""
     if not work.backend.traits.autotunes:
-        raise Skip(f"the compiler {work.backend.traits.compiler} has no such mode")
+        raise SkipPass(f"the compiler {work.backend.traits.compiler} has no such mode")
     work.compile_mode = "max-autotune-no-cudagraphs" if work.training else "max-autotune"
     return model
 
@@ -109,7 +109,7 @@ class _Packed:
 def _optimised(model: nn.Module) -> nn.Module:
     """A copy with IPEX's operators. It converts the weights of a lower precision itself, so that one is told to it."""
     ipex: Any = importlib.import_module(IPEX)
-    mine = copied(model)
+    mine = deep_copy(model)
     lowered = mine.__dict__.get(RUN)
     restore(mine)
     given = {"dtype": lowered.dtype} if isinstance(lowered, Lowered) else {}
@@ -119,13 +119,13 @@ def _optimised(model: nn.Module) -> nn.Module:
     return packed
 
 
-def _ipex(model: nn.Module, work: Work) -> nn.Module:
+def _ipex(model: nn.Module, work: PassContext) -> nn.Module:
     if work.learns(model):
-        raise Skip("IPEX repacks weights for training in a layout that checkpoints cannot carry")
+        raise SkipPass("IPEX repacks weights for training in a layout that checkpoints cannot carry")
     try:
         model._compiled_call_impl = _Packed(model)
     except (AssertionError, RuntimeError, NotImplementedError) as e:
-        raise Skip(f"IPEX failed: {(str(e).strip().splitlines() or [type(e).__name__])[0]}") from e
+        raise SkipPass(f"IPEX failed: {(str(e).strip().splitlines() or [type(e).__name__])[0]}") from e
     work.details["compile"] = "IPEX operators"
     return model
 

@@ -9,7 +9,15 @@ from cluster.errors import UserError
 from workers.backends.parts.precision import precision_of
 from workers.kernels.models import kernel_insertion
 from workers.kernels.models.kernel_insertion import Fitted
-from workers.optimizers.pass_context import Prepared, Sample, Skip, Work, as_sample, outputs, require_close
+from workers.optimizers.pass_context import (
+    PassContext,
+    PreparedModel,
+    Sample,
+    SkipPass,
+    as_sample,
+    outputs,
+    require_close,
+)
 
 if TYPE_CHECKING:
     from workers.backends.base import BaseBackend
@@ -19,14 +27,14 @@ CLOSE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 """
 
 
-def custom_kernels(model: nn.Module, work: Work) -> nn.Module:
+def custom_kernels(model: nn.Module, work: PassContext) -> nn.Module:
     """What is stored for this device and software decides; nothing is measured here."""
     if work.sample is None:
-        raise Skip("without a sample input nobody knows of which sizes its rows are")
+        raise SkipPass("without a sample input nobody knows of which sizes its rows are")
     want = outputs(model, work.sample)
     fitted = _fitted(model, work.sample, work)
     if not fitted.chosen:
-        raise Skip(_why(fitted))
+        raise SkipPass(_why(fitted))
     _require_close(model, work.sample, want)
     work.details["custom_kernels"] = str(fitted)
     return model
@@ -34,7 +42,7 @@ def custom_kernels(model: nn.Module, work: Work) -> nn.Module:
 
 def prepare_model_with_custom_kernels(
     backend: "BaseBackend", model: nn.Module, sample_input: Any = None, dtype: "str | torch.dtype | None" = None
-) -> Prepared:
+) -> PreparedModel:
     """A copy of `model` on the device, in `dtype` where one is given, with kernels where they are faster than its
     modules in a call with `sample_input`: that is measured now, and stored as `polyfleet kernels tune` does. The
     report says which modules have which kernels with what gain, and why others have none; `restore_model` takes them
@@ -54,7 +62,7 @@ def prepare_model_with_custom_kernels(
     mine = own_copy(model, backend)
     mine = mine if dtype is None else mine.to(wanted)
     given = _cast(backend.to_device(sample), mine)
-    work = Work(backend, wanted, mine.training, given)
+    work = PassContext(backend, wanted, mine.training, given)
     want = outputs(mine, given)
     measure_calls(mine, given, backend.device)
     fitted = _fitted(mine, given, work)
@@ -62,7 +70,7 @@ def prepare_model_with_custom_kernels(
         _require_close(mine, given, want)
     applied = ["placement", *([f"custom_kernels: {fitted}"] if fitted.chosen else [])]
     skipped = fitted.left if fitted.chosen else {"custom_kernels": _why(fitted), **fitted.left}
-    backend.report = Prepared(mine, applied, skipped)
+    backend.report = PreparedModel(mine, applied, skipped)
     return backend.report
 
 
@@ -72,14 +80,14 @@ def restore_model(model: nn.Module) -> nn.Module:
     return model
 
 
-def _fitted(model: nn.Module, sample: Sample, work: Work) -> Fitted:
+def _fitted(model: nn.Module, sample: Sample, work: PassContext) -> Fitted:
     try:
         return kernel_insertion.fit(
             model, sample, work.backend.device, learns=work.learns(model), compiled=work.compiles
         )
     except (TypeError, RuntimeError) as e:
         kernel_insertion.restore(model)
-        raise Skip(f"the model does not run with kernels: {str(e).splitlines()[0]}") from e
+        raise SkipPass(f"the model does not run with kernels: {str(e).splitlines()[0]}") from e
 
 
 def _require_close(model: nn.Module, sample: Sample, want: list[torch.Tensor]) -> None:
@@ -88,7 +96,7 @@ def _require_close(model: nn.Module, sample: Sample, want: list[torch.Tensor]) -
     limit = max(CLOSE.get(one.dtype, CLOSE[torch.float32]) for one in [*have, *want])
     try:
         require_close(have, want, limit)
-    except Skip:
+    except SkipPass:
         kernel_insertion.restore(model)
         raise
 

@@ -11,7 +11,7 @@ from cluster.errors import UserError
 from workers.backends.parts.device_transfer import map_tensors
 from workers.backends.parts.precision import name_of
 from workers.optimizers.forward_override import override
-from workers.optimizers.pass_context import Skip, Work
+from workers.optimizers.pass_context import PassContext, SkipPass
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Lowered:
         return map_tensors(output, lambda tensor: tensor.float() if tensor.dtype == self.dtype else tensor)
 
 
-def autocast(model: nn.Module, work: Work) -> nn.Module:
+def autocast(model: nn.Module, work: PassContext) -> nn.Module:
     """The model's own forward is replaced: its type, its names and its checkpoints stay what they are."""
     if work.dtype == torch.float32:
-        raise Skip("the precision asked for is float32")
+        raise SkipPass("the precision asked for is float32")
     work.backend.require_dtype(work.dtype)
     if work.training:
         require_trainable(work.dtype)

@@ -16,11 +16,11 @@ from workers.config import compile_mode_of
 from workers.optimization_levels import OptimizationLevel
 from workers.optimizers import passes, speedup_history, trial
 from workers.optimizers.inputs import Inputs
-from workers.optimizers.output_difference import furthest
-from workers.optimizers.pass_context import Sample, Skip, Work, as_sample, copied
+from workers.optimizers.output_difference import largest_difference
+from workers.optimizers.pass_context import PassContext, Sample, SkipPass, as_sample, deep_copy
 from workers.optimizers.preparation import mark, placed
 from workers.optimizers.result import OptimizationResult, OptimizationStrategy
-from workers.optimizers.timing import Race, race
+from workers.optimizers.timing import TimingComparison, compare_timings
 
 if TYPE_CHECKING:
     from workers.backends.base import BaseBackend
@@ -103,28 +103,28 @@ class ModelOptimizer:
         tolerance: float | None,
         training: bool,
         memory: int | None,
-    ) -> Work:
+    ) -> PassContext:
         if not isinstance(model, nn.Module):
             raise UserError(
                 f"a model must be a torch.nn.Module, not {type(model).__name__}", "return the module itself"
             )
         sample = as_sample(sample_input)
-        device_transfer.refuse_elsewhere(sample, self.backend.device)
+        device_transfer.check_device(sample, self.backend.device)
         wanted = precision_of(self.backend.precision if dtype is None else dtype)
         self.backend.require_dtype(wanted)
         if dtype is None and wanted == torch.float32 and tolerance is not None:
             wanted = self._lower_precision()
         given: Sample | None = self.backend.to_device(sample)
-        return Work(self.backend, wanted, training, given, memory, compile_mode_of(self.backend.config))
+        return PassContext(self.backend, wanted, training, given, memory, compile_mode_of(self.backend.config))
 
     def _lower_precision(self) -> torch.dtype:
         native = [d for d in (torch.bfloat16, torch.float16) if self.backend.supports_dtype(d)]
         return native[0] if native else torch.float32
 
     def _unmeasured(
-        self, model: nn.Module, level: OptimizationLevel, work: Work, inplace: bool
+        self, model: nn.Module, level: OptimizationLevel, work: PassContext, inplace: bool
     ) -> tuple[nn.Module, OptimizationResult]:
-        mine = _on_device(model if inplace else copied(model), work)
+        mine = _on_device(model if inplace else deep_copy(model), work)
         done = passes.run(mine, level, work)
         mark(done.model, level, done.applied)
         told = "without a sample input nothing was measured, and nothing checked"
@@ -134,32 +134,32 @@ class ModelOptimizer:
 class _Trials:
     """The passes kept so far, and what was measured of each. A candidate is always built from a fresh copy."""
 
-    def __init__(self, model: nn.Module, work: Work, tolerance: float | None):
+    def __init__(self, model: nn.Module, work: PassContext, tolerance: float | None):
         self.model, self.work, self.tolerance = model, work, tolerance
         self.kept: list[passes.Pass] = []
         self.skipped: dict[str, str] = {}
-        self.races: dict[str, Race] = {}
+        self.races: dict[str, TimingComparison] = {}
         self.details: dict[str, str] = {}
         self.compile_s = 0.0
         self.warnings: list[str] = []
         self.changes_inputs = False
         self.timer = Timer(work.backend)
         self.kind = work.backend.kind
-        self.base = self.build(copied(model))
+        self.base = self.build(deep_copy(model))
         self.want = self._reference()
         have = self._outcome(self.base)
-        self.current, self.error = self.base, furthest(have, self.want)
+        self.current, self.error = self.base, largest_difference(have, self.want)
         if reason := self._unjudged(have):
             self.warnings.append(reason)
 
     def run(self, level: OptimizationLevel) -> "_Trials":
-        for one in sorted(passes.of_level(level), key=lambda p: p.first):
+        for one in sorted(passes.passes_for_level(level), key=lambda p: p.first):
             if self.warnings:
                 self.skipped[one.name] = "the model's result cannot be judged: see the warnings"
                 continue
             try:
                 self._try(one)
-            except Skip as e:
+            except SkipPass as e:
                 self.skipped[one.name] = str(e)
         return self
 
@@ -169,43 +169,43 @@ class _Trials:
         self.work.details, self.work.compile_mode = {}, compile_mode_of(self.work.backend.config)
         done = passes.apply(_on_device(mine, self.work), wanted, self.work)
         if extra is not None and extra.name in done.skipped:
-            raise Skip(done.skipped[extra.name])
+            raise SkipPass(done.skipped[extra.name])
         if done.skipped:
-            raise Skip("; ".join(f"{name} fails beside it: {reason}" for name, reason in done.skipped.items()))
+            raise SkipPass("; ".join(f"{name} fails beside it: {reason}" for name, reason in done.skipped.items()))
         return done.model
 
     def _try(self, one: passes.Pass) -> None:
         if one.name == "max_autotune" and not any(p.name == "compile" for p in self.kept):
-            raise Skip("the compiler was not kept")
+            raise SkipPass("the compiler was not kept")
         begun = perf_counter()
-        candidate = self.build(copied(self.model), one)
+        candidate = self.build(deep_copy(self.model), one)
         have = self._outcome(candidate)
         built_s = perf_counter() - begun
-        error = furthest(have, self.want)
+        error = largest_difference(have, self.want)
         if reason := trial.not_finite(have):
-            raise Skip(f"rolled back: {reason}")
+            raise SkipPass(f"rolled back: {reason}")
         if not error.max_rel <= (limit := self._limit(one)):
-            raise Skip(f"rolled back: off by {error.max_rel:.2g} of the largest value, more than {limit:.2g}")
+            raise SkipPass(f"rolled back: off by {error.max_rel:.2g} of the largest value, more than {limit:.2g}")
         raced = self._race(self.current, candidate)
         self.races[one.name] = raced
         self._remember(one.name, raced.ratio.median)
         # What saves memory may cost time: that is its purpose.
         if raced.slower and one.name != "activation_checkpointing":
             low, high = raced.ratio.low, raced.ratio.high
-            raise Skip(f"rolled back: {raced.ratio.median:.2f} times the speed ({low:.2f} to {high:.2f}) is slower")
+            raise SkipPass(f"rolled back: {raced.ratio.median:.2f} times the speed ({low:.2f} to {high:.2f}) is slower")
         self.kept.append(one)
         self.details = dict(self.work.details)
         self.current, self.error = candidate, error
         if one.name in ("compile", "max_autotune"):
             self.compile_s += built_s
 
-    def _race(self, first: nn.Module, second: nn.Module) -> Race:
+    def _race(self, first: nn.Module, second: nn.Module) -> TimingComparison:
         """Both on the same inputs: copies, where a call changes them in place."""
         inputs = Inputs(self._sample())
-        before, after = (trial.call_of(one, self.work, inputs) for one in (first, second))
+        before, after = (trial.make_call(one, self.work, inputs) for one in (first, second))
         inputs.probe(before)
         self.changes_inputs = bool(inputs.changed)
-        return race(before, after, self.timer, inputs=inputs)
+        return compare_timings(before, after, self.timer, inputs=inputs)
 
     def _limit(self, one: passes.Pass) -> float:
         if self.tolerance is not None:
@@ -225,7 +225,7 @@ class _Trials:
         for values, who in ((self.want, "of the untouched model"), (have, "of the model on this device")):
             if reason := trial.not_finite(values):
                 return f"{reason} {who}: whether a pass changes it cannot be told"
-        again = furthest(self._outcome(self.base), have)
+        again = largest_difference(self._outcome(self.base), have)
         if not again.max_rel <= self._own_tolerance():
             return (
                 f"two calls of the untouched model differ by {again.max_rel:.2g} of the largest value: "
@@ -240,14 +240,14 @@ class _Trials:
 
     def _reference(self) -> list[torch.Tensor]:
         """Of the caller's model in float32, untouched, on the same device."""
-        plain = _on_device(copied(self.model).float(), self.work)
+        plain = _on_device(deep_copy(self.model).float(), self.work)
         sample = self.work.sample
         assert sample is not None
         as_float = device_transfer.map_tensors(sample, lambda t: t.float() if t.is_floating_point() else t)
-        exact = Work(self.work.backend, torch.float32, self.work.training, as_float)
+        exact = PassContext(self.work.backend, torch.float32, self.work.training, as_float)
         return self._outcome(plain, exact)
 
-    def _outcome(self, model: nn.Module, work: Work | None = None) -> list[torch.Tensor]:
+    def _outcome(self, model: nn.Module, work: PassContext | None = None) -> list[torch.Tensor]:
         try:
             return trial.outcome(model, work or self.work)
         except (RuntimeError, TypeError, ValueError, IndexError) as e:
@@ -255,7 +255,7 @@ class _Trials:
             if model is getattr(self, "base", model) or work is not None:
                 raise UserError(f"the model fails on its sample input: {said[0] if said else e!r}",
                                 "give an input that the model takes") from e  # fmt: skip
-            raise Skip(f"the model fails with it: {said[0] if said else repr(e)}") from e
+            raise SkipPass(f"the model fails with it: {said[0] if said else repr(e)}") from e
 
     def _sample(self) -> Sample:
         assert self.work.sample is not None
@@ -288,7 +288,7 @@ class _Trials:
         peaks = {}
         for when, model in (("before", self.base), ("after", final)):
             inputs = Inputs(self._sample().copy() if self.changes_inputs else self._sample())
-            peaks[f"peak_bytes_{when}"] = self.work.backend.peak_of(trial.call_of(model, self.work, inputs))
+            peaks[f"peak_bytes_{when}"] = self.work.backend.peak_of(trial.make_call(model, self.work, inputs))
         return peaks
 
 
@@ -300,6 +300,6 @@ def _require_number(name: str, value: Any, below: float, remedy: str) -> None:
         raise UserError(f"{name} is {value!r}", remedy)
 
 
-def _on_device(model: nn.Module, work: Work) -> nn.Module:
+def _on_device(model: nn.Module, work: PassContext) -> nn.Module:
     mine = placed(model, work.backend)
     return mine if work.training else mine.eval()

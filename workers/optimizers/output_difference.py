@@ -32,7 +32,7 @@ def first_tensor(output: Any) -> torch.Tensor:
     return all_tensors(output)[0]
 
 
-def furthest(have: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> Difference:
+def largest_difference(have: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> Difference:
     """The largest difference of any pair, each relative to its own largest value; inf where their numbers differ."""
     if len(have) != len(want):
         return Difference(float("inf"), float("inf"), 0.0)

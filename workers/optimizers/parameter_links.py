@@ -20,7 +20,7 @@ _ANCESTORS: Any = WeakIdKeyDictionary()
 """Parameter of a copy -> weak references to the parameters it was copied from, the nearest first."""
 
 
-def remember_origin(copied: nn.Module, original: nn.Module) -> None:
+def record_origin(copied: nn.Module, original: nn.Module) -> None:
     """Of parameters that have the same name in a copy and in what it was copied from."""
     named = dict(original.named_parameters())
     for name, mine in copied.named_parameters():
@@ -29,7 +29,7 @@ def remember_origin(copied: nn.Module, original: nn.Module) -> None:
             _ANCESTORS[mine] = (weakref.ref(theirs), *_ANCESTORS.get(theirs, ()))
 
 
-def follow_move(moved: Moved, model: nn.Module, before: list[nn.Parameter]) -> None:
+def update_after_move(moved: Moved, model: nn.Module, before: list[nn.Parameter]) -> None:
     """Parameters that a move replaced (XLA) descend from those that were there `before`."""
     for old in before:
         new = moved.get(id(old))
@@ -37,7 +37,7 @@ def follow_move(moved: Moved, model: nn.Module, before: list[nn.Parameter]) -> N
             _ANCESTORS[new] = (weakref.ref(old), *_ANCESTORS.get(old, ()))
 
 
-def require_own(optimizer: torch.optim.Optimizer, model: nn.Module, device: torch.device) -> None:
+def check_parameters(optimizer: torch.optim.Optimizer, model: nn.Module, device: torch.device) -> None:
     """Raises UserError for an optimizer that would train something else than `model`; changes nothing."""
     own, known = {id(p) for p in model.parameters()}, _descendants(model)
     held = list(_held(optimizer))

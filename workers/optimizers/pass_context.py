@@ -10,13 +10,13 @@ from torch import nn
 from cluster.errors import UserError
 from workers.backends.parts.device_transfer import map_tensors, tensors_of
 from workers.optimizers.model_state import unchanged
-from workers.optimizers.output_difference import Difference, all_tensors, furthest
+from workers.optimizers.output_difference import Difference, all_tensors, largest_difference
 
 if TYPE_CHECKING:
     from workers.backends.base import BaseBackend
 
 
-class Prepared(NamedTuple):
+class PreparedModel(NamedTuple):
     """A model ready to use, what was done to it (`name` or `name: detail`), and what was not (name -> reason).
 
     `folded` are the names of each convolution and of the batch norm that became part of it: see prepared_model.py.
@@ -28,7 +28,7 @@ class Prepared(NamedTuple):
     folded: tuple[tuple[str, str], ...] = ()
 
 
-class Skip(Exception):
+class SkipPass(Exception):
     """Raised by a pass that does not apply; its text is the reason the user reads."""
 
 
@@ -48,7 +48,7 @@ class Sample(NamedTuple):
 
 
 @dataclass(slots=True)
-class Work:
+class PassContext:
     """What a pass may look at. `sample` is one call's inputs on the device, or None.
 
     `memory_bytes` is what training may take (None: all that is free); `compile_mode` is for torch.compile. `compiled`:
@@ -98,13 +98,15 @@ def require_close(
     have: list[torch.Tensor], want: list[torch.Tensor], relative: float, absolute: float = 0.0
 ) -> Difference:
     """Raises Skip when a pass moved an output by more than `relative` of its largest value, and than `absolute`."""
-    moved = furthest(have, want)
+    moved = largest_difference(have, want)
     if not (moved.max_rel <= relative or moved.max_abs <= absolute):
-        raise Skip(f"rolled back: the output moved by {moved.max_rel:.2g} of its largest value, more than {relative:g}")
+        raise SkipPass(
+            f"rolled back: the output moved by {moved.max_rel:.2g} of its largest value, more than {relative:g}"
+        )
     return moved
 
 
-def copied(model: nn.Module) -> nn.Module:
+def deep_copy(model: nn.Module) -> nn.Module:
     """A deep copy in the mode of the original. Raises UserError where the model cannot be copied."""
     try:
         return copy.deepcopy(model)

@@ -15,7 +15,7 @@ from workers.optimizers.compilers import compile_model, max_autotune
 from workers.optimizers.custom_kernels import custom_kernels
 from workers.optimizers.layout import channels_last, fold_conv_bn
 from workers.optimizers.low_precision import autocast
-from workers.optimizers.pass_context import Prepared, Skip, Work
+from workers.optimizers.pass_context import PassContext, PreparedModel, SkipPass
 from workers.optimizers.quantization import fp8_linear, int8_weights
 
 O1, O2, O3 = OptimizationLevel.O1, OptimizationLevel.O2, OptimizationLevel.O3
@@ -27,7 +27,7 @@ class Pass:
 
     name: str
     first: OptimizationLevel
-    change: Callable[[nn.Module, Work], nn.Module]
+    change: Callable[[nn.Module, PassContext], nn.Module]
     description: str
     requires: tuple[str, ...] = ()
 
@@ -54,16 +54,16 @@ PASSES = (
 )  # fmt: skip
 
 
-def of_level(level: str | OptimizationLevel) -> tuple[Pass, ...]:
+def passes_for_level(level: str | OptimizationLevel) -> tuple[Pass, ...]:
     return tuple(p for p in PASSES if p.first <= OptimizationLevel.from_string(level))
 
 
-def run(model: nn.Module, level: str | OptimizationLevel, work: Work) -> Prepared:
+def run(model: nn.Module, level: str | OptimizationLevel, work: PassContext) -> PreparedModel:
     """All passes of `level` over `model`, which must be ours to change and on its device."""
-    return apply(model, of_level(level), work)
+    return apply(model, passes_for_level(level), work)
 
 
-def apply(model: nn.Module, passes: Iterable[Pass], work: Work) -> Prepared:
+def apply(model: nn.Module, passes: Iterable[Pass], work: PassContext) -> PreparedModel:
     """These passes, in the order of PASSES, over the user's module inside what may be wrapped around it."""
     wanted = {p.name for p in passes}
     applied, skipped = ["placement"], {}
@@ -77,9 +77,9 @@ def apply(model: nn.Module, passes: Iterable[Pass], work: Work) -> Prepared:
         try:
             inner = one.change(inner, work)
             applied.append(f"{one.name}: {work.details[one.name]}" if one.name in work.details else one.name)
-        except Skip as e:
+        except SkipPass as e:
             skipped[one.name] = str(e)
-    return Prepared(model if inner is given else inner, applied, skipped, work.folded)
+    return PreparedModel(model if inner is given else inner, applied, skipped, work.folded)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -18,7 +18,7 @@ from workers.optimization_levels import OptimizationLevel
 from workers.optimizers import parameter_links, passes
 from workers.optimizers.forward_override import restore
 from workers.optimizers.low_precision import require_trainable
-from workers.optimizers.pass_context import Prepared, Work, as_sample, copied
+from workers.optimizers.pass_context import PassContext, PreparedModel, as_sample, deep_copy
 from workers.optimizers.passes import unwrap
 
 if TYPE_CHECKING:
@@ -53,8 +53,10 @@ def prepare(
     dtype: Dtype = None,
     *,
     inference: bool = False,
-) -> Prepared:
-    """A copy on the device, in the model's own mode, or in eval mode for `inference`. See Shortcuts.prepare_model."""
+) -> PreparedModel:
+    """A copy on the device, in the model's own mode, or in eval mode for `inference`. See
+    CompatMethods.prepare_model.
+    """
     chosen, work = _work(backend, model, level, sample_input, dtype, training=False)
     mine = own_copy(model, backend)
     backend.report = _pass(mine.eval() if inference else mine, chosen, work)
@@ -70,10 +72,12 @@ def prepare_training(
     sample_input: Any = None,
     inplace: bool = False,
 ) -> Trained:
-    """See Shortcuts.optimize_for_training. What a caller gets wrong is refused before anything is copied or moved."""
+    """See CompatMethods.optimize_for_training. What a caller gets wrong is refused before anything is copied or
+    moved.
+    """
     chosen, work = _work(backend, model, level, sample_input, dtype, training=True)
     if optimizer is not None:
-        parameter_links.require_own(optimizer, model, backend.device)
+        parameter_links.check_parameters(optimizer, model, backend.device)
     mine = placed(model, backend) if inplace else own_copy(model, backend)
     backend.report = _pass(mine, chosen, work)
     if optimizer is not None:
@@ -83,7 +87,7 @@ def prepare_training(
 
 def _work(
     backend: "BaseBackend", model: nn.Module, level: Level, sample_input: Any, dtype: Dtype, training: bool
-) -> tuple[OptimizationLevel, Work]:
+) -> tuple[OptimizationLevel, PassContext]:
     """Everything a caller can get wrong is refused here, before anything is copied or moved."""
     require_module(model)
     before: Mark | None = unwrap(model).__dict__.get(MARK)
@@ -94,9 +98,9 @@ def _work(
     backend.require_dtype(wanted)
     if training:
         require_trainable(wanted)
-    device_transfer.refuse_elsewhere(sample, backend.device)
+    device_transfer.check_device(sample, backend.device)
     mode = compile_mode_of(backend.config)
-    return chosen, Work(backend, wanted, training, backend.to_device(sample), compile_mode=mode)
+    return chosen, PassContext(backend, wanted, training, backend.to_device(sample), compile_mode=mode)
 
 
 def require_module(model: Any) -> None:
@@ -107,15 +111,15 @@ def require_module(model: Any) -> None:
 
 def own_copy(model: nn.Module, backend: "BaseBackend") -> nn.Module:
     """A copy on the device, without what an earlier preparation put around it."""
-    mine = copied(model)
-    parameter_links.remember_origin(mine, model)
+    mine = deep_copy(model)
+    parameter_links.record_origin(mine, model)
     return placed(mine, backend)
 
 
 def placed(model: nn.Module, backend: "BaseBackend") -> nn.Module:
     """Itself on the device, and without what an earlier preparation put around it."""
     before = list(model.parameters())
-    parameter_links.follow_move(device_transfer.move_module(model, backend.device), model, before)
+    parameter_links.update_after_move(device_transfer.move_module(model, backend.device), model, before)
     inner = unwrap(model)
     take_kernels_out(inner)
     mark: Mark | None = inner.__dict__.pop(MARK, None)
@@ -127,7 +131,7 @@ def placed(model: nn.Module, backend: "BaseBackend") -> nn.Module:
     return model
 
 
-def _pass(model: nn.Module, level: OptimizationLevel, work: Work) -> Prepared:
+def _pass(model: nn.Module, level: OptimizationLevel, work: PassContext) -> PreparedModel:
     done = passes.run(model, level, work)
     mark(done.model, level, done.applied)
     return done

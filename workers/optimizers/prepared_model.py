@@ -13,7 +13,7 @@ from torch import nn
 from cluster.errors import UserError
 from workers.checkpoint import load, open_checkpoint
 from workers.checkpoint.format import tree
-from workers.optimizers.pass_context import Prepared, copied
+from workers.optimizers.pass_context import PreparedModel, deep_copy
 from workers.optimizers.passes import unwrap
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FOLDABLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-def artefact(prepared: Prepared, entry: str, report: dict[str, Any]) -> dict[str, Any]:
+def artefact(prepared: PreparedModel, entry: str, report: dict[str, Any]) -> dict[str, Any]:
     """The state to save. `prepared` must have no pass that changes its tensors but folding: level O1 at most."""
     rebuild = {"folded": [list(pair) for pair in prepared.folded], "precision": report["precision"]}
     return {"model": unwrap(prepared.model), "extra": {"entry": entry, "report": report, "rebuild": rebuild}}
@@ -45,7 +45,7 @@ def load_prepared(
     from workers.selection.factory import get_backend
 
     told = _told(path)
-    mine = copied(model).eval()
+    mine = deep_copy(model).eval()
     _refold(mine, told["rebuild"]["folded"])
     load(path, into={"model": mine})
     device = get_backend(backend) if backend is None or isinstance(backend, str) else backend

@@ -10,41 +10,41 @@ from typing import Any
 
 from torch import nn
 
-from workers.optimizers.pass_context import Skip, Work, copied, outputs, require_close
+from workers.optimizers.pass_context import PassContext, SkipPass, deep_copy, outputs, require_close
 
 # Of the largest output. Int8 weights by channel and float8 by tensor lose two to three decimal digits per layer.
 QUANTIZED_RELATIVE = 5e-2
 
 
-def int8_weights(model: nn.Module, work: Work) -> nn.Module:
+def int8_weights(model: nn.Module, work: PassContext) -> nn.Module:
     """Weights of linear layers as int8 with a scale per output channel; activations stay as they are."""
     if work.backend.device.type != "cpu":
-        raise Skip("for the CPU, where reading weights is what takes the time")
+        raise SkipPass("for the CPU, where reading weights is what takes the time")
     return _quantized(model, work, "Int8WeightOnlyConfig")
 
 
-def fp8_linear(model: nn.Module, work: Work) -> nn.Module:
+def fp8_linear(model: nn.Module, work: PassContext) -> nn.Module:
     """Linear layers with weights and activations in float8, scaled by tensor as they come."""
     if not getattr(work.backend.config, "fp8", False):
-        raise Skip(f"not allowed by the option {work.backend.BACKEND_NAME}.fp8")
+        raise SkipPass(f"not allowed by the option {work.backend.BACKEND_NAME}.fp8")
     if not work.backend.supports_dtype("float8_e4m3fn"):
-        raise Skip(f"{work.backend.device} has no units for float8_e4m3fn")
+        raise SkipPass(f"{work.backend.device} has no units for float8_e4m3fn")
     return _quantized(model, work, "Float8DynamicActivationFloat8WeightConfig")
 
 
-def _quantized(model: nn.Module, work: Work, configuration: str) -> nn.Module:
+def _quantized(model: nn.Module, work: PassContext, configuration: str) -> nn.Module:
     if work.learns(model):
-        raise Skip("quantised weights do not learn: call model.eval() first for inference")
+        raise SkipPass("quantised weights do not learn: call model.eval() first for inference")
     if not any(isinstance(m, nn.Linear) for m in model.modules()):
-        raise Skip("the model has no linear layer")
+        raise SkipPass("the model has no linear layer")
     if work.sample is None:
-        raise Skip("it cannot be checked without a sample input")
+        raise SkipPass("it cannot be checked without a sample input")
     if find_spec("torchao") is None:
-        raise Skip("it needs the package torchao in this environment: the extra 'quantize'")
+        raise SkipPass("it needs the package torchao in this environment: the extra 'quantize'")
     want = outputs(model, work.sample)
     with _quiet():
         ao: Any = __import__("torchao.quantization", fromlist=["quantize_"])
-        quantized = copied(model)  # so that the model is what it was where the result is too far off
+        quantized = deep_copy(model)  # so that the model is what it was where the result is too far off
         ao.quantize_(quantized, getattr(ao, configuration)())
         moved = require_close(outputs(quantized, work.sample), want, QUANTIZED_RELATIVE)
     work.details[NAMES[configuration]] = f"output moved by {moved.max_rel:.1e} of its largest value"

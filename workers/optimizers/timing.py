@@ -14,7 +14,7 @@ ROUND_S, LONGEST_S = 2e-3, 50e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Race:
+class TimingComparison:
     """`ratio` is the first's time over the second's, round by round: above 1 the second is faster."""
 
     first_s: Interval
@@ -27,13 +27,13 @@ class Race:
         return self.ratio.high < 1
 
 
-def race(
+def compare_timings(
     first: Callable[[], Any],
     second: Callable[[], Any],
     timer: Timer,
     rounds: int = ROUNDS,
     inputs: Inputs | None = None,
-) -> Race:
+) -> TimingComparison:
     """By the clock of the device that `timer` is of. Odd rounds begin with the second, so that neither always warms up
     the caches for the other. `inputs` are those that calls of either use up.
     """
@@ -45,7 +45,7 @@ def race(
         for which in (0, 1) if number % 2 == 0 else (1, 0):
             times[which].append(timer.block(both[which], calls, refill=refill).call_s)
     ratios = [a / b for a, b in zip(*times, strict=True)]
-    return Race(interval(times[0]), interval(times[1]), interval(ratios))
+    return TimingComparison(interval(times[0]), interval(times[1]), interval(ratios))
 
 
 def _repeats(first_s: float, second_s: float) -> int:

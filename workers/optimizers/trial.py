@@ -10,10 +10,10 @@ from cluster.errors import UserError
 from workers.optimizers.inputs import Inputs
 from workers.optimizers.model_state import unchanged
 from workers.optimizers.output_difference import all_tensors
-from workers.optimizers.pass_context import Work
+from workers.optimizers.pass_context import PassContext
 
 
-def call_of(model: nn.Module, work: Work, inputs: Inputs | None = None) -> Callable[[], Any]:
+def make_call(model: nn.Module, work: PassContext, inputs: Inputs | None = None) -> Callable[[], Any]:
     """Work must have a sample; a copy of it is used up by each call, or what `inputs` has ready. Training's loss sums
     the mean squares of all outputs: every weight gets a gradient.
     """
@@ -38,7 +38,7 @@ def call_of(model: nn.Module, work: Work, inputs: Inputs | None = None) -> Calla
     return step if work.training else forward
 
 
-def outcome(model: nn.Module, work: Work) -> list[torch.Tensor]:
+def outcome(model: nn.Module, work: PassContext) -> list[torch.Tensor]:
     """What must stay the same, on the CPU: every output, and for training each weight's gradient.
 
     Training is looked at in eval mode: dropout would make two runs differ by itself.
@@ -53,7 +53,7 @@ def outcome(model: nn.Module, work: Work) -> list[torch.Tensor]:
             work.backend.step_boundary()
         if work.training:
             with unchanged(model):
-                call_of(model, work)()
+                make_call(model, work)()
                 work.backend.step_boundary()
     finally:
         model.train(was_training)

@@ -7,24 +7,24 @@ from typing import Any
 
 from cluster.errors import UserError, nearest
 from workers import backends
-from workers.config_values import shown, split
+from workers.config_values import short_repr, split
 from workers.selection import device_preference
 
 AUTO = "auto"
 
 
-def words(what: str, given: Any) -> tuple[str, ...]:
+def check_names(what: str, given: Any) -> tuple[str, ...]:
     """Names in order; one string holds one, or several with commas between. Raises UserError for what holds none."""
     if isinstance(given, str):
         return split(given)
     if isinstance(given, Iterable) and not isinstance(given, Mapping) and all(isinstance(word, str) for word in given):
         return tuple(given)
-    raise UserError(f"{what} is {shown(given)}", "give names in order, as in ['nvidia', 'cpu']")
+    raise UserError(f"{what} is {short_repr(given)}", "give names in order, as in ['nvidia', 'cpu']")
 
 
-def back_ends(what: str, given: Any) -> tuple[str, ...]:
+def check_backend_names(what: str, given: Any) -> tuple[str, ...]:
     """Of names, aliases and `auto`, each as it is called here. Raises UserError naming the nearest."""
-    return tuple(AUTO if word.lower() == AUTO else backends.canonical(word) for word in words(what, given))
+    return tuple(AUTO if word.lower() == AUTO else backends.canonical(word) for word in check_names(what, given))
 
 
 def rates(given: "Mapping[str, float] | None") -> dict[str, float]:
@@ -33,14 +33,16 @@ def rates(given: "Mapping[str, float] | None") -> dict[str, float]:
         return {}
     if not isinstance(given, Mapping):
         remedy = "give measured throughput by kind, as in {'nvidia:H100-80GB': 900.0, 'cpu': 12.0}"
-        raise UserError(f"workload is {shown(given)}", remedy)
+        raise UserError(f"workload is {short_repr(given)}", remedy)
     for kind, rate in given.items():
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not math.isfinite(rate) or rate < 0:
-            raise UserError(f"workload[{shown(kind)}] is {shown(rate)}", "give items per second, measured on that kind")
+            raise UserError(
+                f"workload[{short_repr(kind)}] is {short_repr(rate)}", "give items per second, measured on that kind"
+            )
     return {found: float(rate) for kind, rate in given.items() for found in device_preference.checked(kind)}
 
 
-def refuse_unknown(cls: type, given: Mapping[str, Any]) -> None:
+def check_known(cls: type, given: Mapping[str, Any]) -> None:
     """Raises UserError for a keyword that the back end's class does not take, naming the nearest."""
     taken = {
         name

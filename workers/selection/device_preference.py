@@ -48,7 +48,9 @@ def ranked(
     measured = workload or {}
 
     def key(device: Found) -> tuple[float, float, float]:
-        named = (n for n, kinds in enumerate(wanted) if any(catalogue.meets(kind, device.kind) for kind in kinds))
+        named = (
+            n for n, kinds in enumerate(wanted) if any(catalogue.matches_pattern(kind, device.kind) for kind in kinds)
+        )
         place = next(named, len(wanted))
         return place, -measured.get(device.kind, 0.0), tier(device.kind)
 
@@ -67,13 +69,13 @@ def checked(word: str) -> tuple[str, ...]:
     A model after its back end need not be listed: discovery may find cards that nobody wrote down.
     """
     name, colon, model = str(word).partition(":")
-    if not colon and not catalogue.is_backend(name) and (found := catalogue.spelled(name)):
+    if not colon and not catalogue.is_backend(name) and (found := catalogue.resolve_name(name)):
         return found
     if not catalogue.is_backend(name):
         valid = [*catalogue.vendors(), *catalogue.aliases()]
         raise UserError(f"unknown back end {word!r}", nearest(name.lower(), valid))
     backend = catalogue.backend_name(name)
-    return (catalogue.spelled(model, backend) or (f"{backend}:{model}",)) if colon else (backend,)
+    return (catalogue.resolve_name(model, backend) or (f"{backend}:{model}",)) if colon else (backend,)
 
 
 def title(kind: str) -> str:

@@ -38,8 +38,15 @@ class BackendFactory:
         `config` may be a dict of options. Raises UserError for a word that is no back end, also among the fallbacks,
         and for an argument that is wrong, before anything is tried.
         """
-        settings, (wanted,) = config_of(config), argument_checks.back_ends("the back end", [str(backend_type)])
-        others = () if fallback_backends is None else argument_checks.back_ends("fallback_backends", fallback_backends)
+        settings, (wanted,) = (
+            config_of(config),
+            argument_checks.check_backend_names("the back end", [str(backend_type)]),
+        )
+        others = (
+            ()
+            if fallback_backends is None
+            else argument_checks.check_backend_names("fallback_backends", fallback_backends)
+        )
         try:
             return _one(wanted, settings, given)
         except BackendUnavailable as e:
@@ -78,7 +85,7 @@ def detect_best_backend(
     """
     settings, rates = config_of(config), argument_checks.rates(workload)
     return _choose(
-        settings, settings.priority if priority is None else argument_checks.words("priority", priority), rates
+        settings, settings.priority if priority is None else argument_checks.check_names("priority", priority), rates
     )[0]
 
 
@@ -106,7 +113,7 @@ def get_backend_info(name: Name) -> dict[str, Any]:
         "class": _class_name(found),
         "reason": reason,
         "version": _versions(),
-        "devices": [d for d in devices_here() if d.backend == found],
+        "devices": [d for d in detected_devices() if d.backend == found],
     }
 
 
@@ -120,7 +127,7 @@ def _named(name: str, config: PolyfleetConfig, given: dict[str, Any]) -> "BaseBa
     cls = backends.load(name)
     if reason := cls.unavailable_reason():
         raise BackendUnavailable(name, reason, config.backends)
-    argument_checks.refuse_unknown(cls, given)
+    argument_checks.check_known(cls, given)
     return cls(config, **given)
 
 
@@ -143,13 +150,13 @@ def _instead(
 def _best(config: PolyfleetConfig, given: dict[str, Any]) -> "BaseBackend":
     name, number = _choose(config, config.priority, {})
     cls = backends.load(name)
-    argument_checks.refuse_unknown(cls, given)
+    argument_checks.check_known(cls, given)
     return cls(config, **({"device_id": number} | given))
 
 
 def _choose(config: PolyfleetConfig, priority: Sequence[str], rates: Mapping[str, float]) -> tuple[str, int]:
     """(back end, number of its device): the best device whose back end works in this process."""
-    found = devices_here()
+    found = detected_devices()
     order = device_preference.ranked(found, priority, rates)
     reasons: dict[str, str] = {}
     for device in order:
@@ -168,7 +175,7 @@ def number(device: DeviceInfo) -> int:
     return int(device.device_type.partition(":")[2] or 0)
 
 
-def devices_here() -> list[DeviceInfo]:
+def detected_devices() -> list[DeviceInfo]:
     from workers.discovery.hardware import HardwareDetector
 
     return list(HardwareDetector().detect().devices)

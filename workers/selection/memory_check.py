@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cluster.errors import UserError
 from workers import backends
 from workers.config import Given, PolyfleetConfig, config_of
-from workers.config_values import shown
+from workers.config_values import short_repr
 from workers.device_info import DeviceInfo
 from workers.errors import NotEnoughMemory
 from workers.selection import argument_checks, device_preference, factory
@@ -35,10 +35,10 @@ def create_with_memory_check(
     UserError for a word that is no back end or a size that is none.
     """
     needed = _size(bytes_needed)
-    wanted, settings = argument_checks.back_ends("preference", preference), config_of(config)
+    wanted, settings = argument_checks.check_backend_names("preference", preference), config_of(config)
     if not wanted:
         raise UserError("preference names no back end", "name one, or 'auto'")
-    found, looked = factory.devices_here(), list[str]()
+    found, looked = factory.detected_devices(), list[str]()
     for name in _names(wanted, found, settings):
         if reason := backends.unavailable_reason(name):
             looked.append(f"{name}: {reason}")
@@ -55,7 +55,7 @@ def _size(bytes_needed: "int | Estimate") -> int:
     size = getattr(bytes_needed, "total_bytes", bytes_needed)
     if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < 2**63:
         raise UserError(
-            f"{shown(bytes_needed)} is no size in bytes", "give a whole number, or what estimate_memory returns"
+            f"{short_repr(bytes_needed)} is no size in bytes", "give a whole number, or what estimate_memory returns"
         )
     return size
 

@@ -17,7 +17,7 @@ def backend_rows(config: Given = None) -> list[dict[str, Any]]:
     """One plain row per back end, usable ones first: backend, title, aliases, available, reason, recommended, torch
     and devices (device, name, kind, total_bytes, free_bytes, reason). Opens no device.
     """
-    found, best = factory.devices_here(), _recommended(config)
+    found, best = factory.detected_devices(), _recommended(config)
     rows = [_row(name, [d for d in found if d.backend == name], name == best) for name in backends.names()]
     order = {name: place for place, name in enumerate(vendors())}
     return sorted(rows, key=lambda row: (not row["available"], order.get(row["backend"], len(order))))

@@ -13,11 +13,11 @@ from workers.backends.parts.random_state import derived_seed
 from workers.checkpoint import DamagedCheckpoint, Loaded, Saved, load
 from workers.checkpoint.background_saver import SHARED
 from workers.checkpoint.format.manifest import RANDOM
-from workers.checkpoint.nan_check import refuse_nan
-from workers.checkpoint.saver import Prepared
+from workers.checkpoint.nan_check import check_no_nan
+from workers.checkpoint.saver import PreparedSave
 from workers.checkpoint.state.rank_group import cut_among_ranks
-from workers.errors import NotFinite
-from workers.tasks.resume_choice import choices, newest_sound
+from workers.errors import NonFiniteValue
+from workers.tasks.resume_choice import candidate_checkpoints, newest_sound
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,7 @@ class Restored:
     report: dict[str, Any] = field(default_factory=dict)
 
 
-class Checkpoints:
+class CheckpointContext:
     """Saves below the job's checkpoint folder, restores what the job is to resume from."""
 
     def __init__(self, context: "Context", root: str, resume_from: str, keep: int):
@@ -125,14 +125,14 @@ class Checkpoints:
         return str(saving.path)
 
     @contextmanager
-    def _writing(self, prepared: Prepared) -> Iterator[None]:
+    def _writing(self, prepared: PreparedSave) -> Iterator[None]:
         """In the thread that writes: a checkpoint that holds NaN is never committed."""
         context = self._context
         with context.beats.saving():
             if context.stop_on_nan:
                 try:
-                    prepared.ranks.all_or_none(lambda: refuse_nan(prepared))
-                except NotFinite as e:
+                    prepared.ranks.all_or_none(lambda: check_no_nan(prepared))
+                except NonFiniteValue as e:
                     context.poisoned = e
                     raise
             yield
@@ -174,7 +174,7 @@ class Checkpoints:
         backend, ranks = self._context.backend, self._context.ranks
         folder = Path(self.resume_from)
         SHARED.settle(folder)
-        found = [folder] if self._restored else choices(folder, Path(self._root) if self._root else None)
+        found = [folder] if self._restored else candidate_checkpoints(folder, Path(self._root) if self._root else None)
         names = ranks.from_first([str(path.relative_to(folder.parent)) for path in found])
 
         def from_path(path: Path) -> Loaded:

@@ -12,19 +12,19 @@ from torch import nn
 
 from cluster.errors import UserError
 from workers import backends
-from workers.attempt.folders import Shared
-from workers.attempt.rank_progress import Beats
+from workers.attempt.folders import SharedFolder
+from workers.attempt.rank_progress import ProgressWriter
 from workers.attempt.redaction import Redactor
 from workers.backends.base import BaseBackend
 from workers.backends.parts.precision import precision_of
-from workers.errors import NotFinite
+from workers.errors import NonFiniteValue
 from workers.rank_events import LARGEST_STEP
-from workers.tasks.checkpoints import Checkpoints
+from workers.tasks.checkpoints import CheckpointContext
 from workers.tasks.data_loading import DeviceLoader
-from workers.tasks.distributed import Ranks, group
+from workers.tasks.distributed import RankGroup, group
 from workers.tasks.event_writer import RESERVED, Events
 from workers.tasks.json_values import Number, metric, not_finite
-from workers.tasks.stop_flag import Stop
+from workers.tasks.stop_flag import StopFlag
 
 
 class Context:
@@ -60,13 +60,13 @@ class Context:
         self.precision, self.batch_size, self.seed = precision, batch_size, seed
         self.kind, self.attempt = kind or backend.BACKEND_NAME, attempt
         self.checkpoint_root = checkpoint_root
-        self.checkpoint = Checkpoints(self, checkpoint_root, resume_from, keep_checkpoints)
+        self.checkpoint = CheckpointContext(self, checkpoint_root, resume_from, keep_checkpoints)
         self.events = Events(events_path, rank, redact)
-        self.beats = Beats(beats_path)
-        self.stop = Stop()
+        self.beats = ProgressWriter(beats_path)
+        self.stop = StopFlag()
         self.stop_on_nan = stop_on_nan
-        self.poisoned: NotFinite | None = None
-        self.ranks = Ranks(rank, 1)
+        self.poisoned: NonFiniteValue | None = None
+        self.ranks = RankGroup(rank, 1)
         self.last_step = 0
         self.last_report: dict[str, Number] = {}
 
@@ -96,7 +96,7 @@ class Context:
             kind=order["kind"],
             attempt=f"{order['job']}.{order['epoch']}",
             events_path=folder / "events.jsonl",
-            beats_path=Shared(folder).beat(rank),
+            beats_path=SharedFolder(folder).beat(rank),
             stop_on_nan=order["stop_on_nan"] and order["task"] == "train",
             redact=Redactor.of_rank(env),
         )
@@ -163,7 +163,7 @@ class Context:
         """Tell the fleet numbers of this step: one number per name, tensors of one element included. `of` is how many
         steps the whole run has.
 
-        Raises NotFinite for one that makes going on useless, unless the job says that it is to be ignored.
+        Raises NonFiniteValue for one that makes going on useless, unless the job says that it is to be ignored.
         """
         if taken := RESERVED & set(metrics):
             raise UserError(
@@ -178,7 +178,7 @@ class Context:
         self.events.write("report", **self.last_report)
         self.beats.beat("report", self.last_step)
         if self.stop_on_nan and (bad := not_finite(metrics, self.last_report)):
-            self.poisoned = NotFinite(bad, self.last_step)
+            self.poisoned = NonFiniteValue(bad, self.last_step)
         self._refuse_poison()
 
     def _refuse_poison(self) -> None:
@@ -205,7 +205,7 @@ class Context:
             try:
                 yield self
                 self.checkpoint.wait()
-            except NotFinite:
+            except NonFiniteValue:
                 self.checkpoint.settle()  # what was saved before is good
                 raise
 

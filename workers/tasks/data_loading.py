@@ -37,7 +37,7 @@ class DeviceLoader:
             self._loader, self._sharded = _sharded_loader(loader, rank, world_size, seed), True
 
     def __iter__(self) -> Iterator[Any]:
-        batches = iter(self._loader) if self._sharded else share(self._loader, *self._picks)
+        batches = iter(self._loader) if self._sharded else shard_items(self._loader, *self._picks)
         for batch in batches:
             self._taken()
             yield self._backend.to_device(batch, non_blocking=True)
@@ -52,7 +52,7 @@ class DeviceLoader:
         return getattr(self._loader, name)
 
 
-def share(items: Iterable[Any], rank: int, world_size: int) -> Iterator[Any]:
+def shard_items(items: Iterable[Any], rank: int, world_size: int) -> Iterator[Any]:
     """Every `world_size`-th item from `rank` on, of whole rounds only."""
     source = iter(items)
     while len(round_ := list(islice(source, world_size))) == world_size:
@@ -67,7 +67,7 @@ class _SharedBatches:
         self.batch_size = getattr(batches, "batch_size", None)
 
     def __iter__(self) -> Iterator[list[int]]:
-        return share(self._batches, self._rank, self._world_size)
+        return shard_items(self._batches, self._rank, self._world_size)
 
     def __len__(self) -> int:
         return len(self._batches) // self._world_size

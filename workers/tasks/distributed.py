@@ -18,7 +18,7 @@ WORK_TIMEOUT = timedelta(minutes=30)
 LONGEST_PAUSE = timedelta(days=7)
 
 
-class Ranks:
+class RankGroup:
     """The ranks of one attempt, as one of them sees them. Objects travel over gloo, whatever tensors travel over."""
 
     def __init__(self, rank: int, world_size: int, store: Any = None, control: Any = None):
@@ -60,16 +60,16 @@ class Ranks:
 
 
 @contextmanager
-def group(backend: BaseBackend, rank: int, world_size: int) -> Iterator[Ranks]:
+def group(backend: BaseBackend, rank: int, world_size: int) -> Iterator[RankGroup]:
     """Meet the other ranks at MASTER_ADDR:MASTER_PORT. A single rank needs no group and gets none."""
     if world_size == 1:
-        yield Ranks(rank, world_size)
+        yield RankGroup(rank, world_size)
         return
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(address, port, world_size, is_master=rank == 0, timeout=MEETING_TIMEOUT)
     backend.init_group(PrefixStore("group", store), rank, world_size, WORK_TIMEOUT)
     control = None if backend.collective_backend == "gloo" else dist.new_group(backend="gloo")
-    yield Ranks(rank, world_size, PrefixStore("polyfleet", store), control)
+    yield RankGroup(rank, world_size, PrefixStore("polyfleet", store), control)
     # Not after an error: ending the group may wait for ranks that will never answer. A data-parallel model refers to
     # itself, so Python frees it late; it keeps gloo's threads, which abort an interpreter that exits under them.
     gc.collect()

@@ -11,7 +11,7 @@ from workers.backends.parts.precision import name_of, precision_of
 from workers.checkpoint import save
 from workers.optimization_levels import OptimizationLevel
 from workers.optimizers.output_difference import Difference, difference, first_tensor
-from workers.optimizers.pass_context import Prepared, Sample
+from workers.optimizers.pass_context import PreparedModel, Sample
 from workers.optimizers.passes import unwrap
 from workers.optimizers.prepared_model import artefact
 from workers.tasks.context import Context
@@ -61,7 +61,7 @@ def _checked(
     return error
 
 
-def _keep(context: Context, portable: Prepared, report: dict[str, Any]) -> str:
+def _keep(context: Context, portable: PreparedModel, report: dict[str, Any]) -> str:
     """The tensors and what was done to them as a checkpoint of step 0; "" where the job has no folder for it.
 
     What a compiler made of them stays out: it is made anew where workers.load_prepared loads the artefact.

@@ -10,7 +10,7 @@ AHEAD = 4
 KEY = "stop-at"
 
 
-class Stop:
+class StopFlag:
     """`poll()` is asked once per step. `seen` tells whether it ever answered yes.
 
     With several ranks the first that was asked writes, into a store all share, the poll at which all answer yes: a rank

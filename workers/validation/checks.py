@@ -6,7 +6,7 @@ from cluster import catalogue
 from cluster.catalogue import EMULATED
 from workers.backends.parts.precision import name_of
 from workers.capability.matrix import Capabilities
-from workers.validation.operator_trace import Call, Trace
+from workers.validation.operator_trace import OperatorCall, Trace
 from workers.validation.report import Problem
 
 # Composite kernels are made of other operators and run wherever those do.
@@ -22,22 +22,22 @@ def dtypes(trace: Trace, can: Capabilities) -> list[Problem]:
     """The first place of each dtype that this kind lacks, or computes with at a fraction of the speed. Where nothing is
     computed in it, the first place where it is stored.
     """
-    computing: dict[torch.dtype, Call] = {}
-    stored: dict[torch.dtype, Call] = {}
+    computing: dict[torch.dtype, OperatorCall] = {}
+    stored: dict[torch.dtype, OperatorCall] = {}
     for call in trace.calls:
         for dtype in call.dtypes:
             (stored if _only_moves(call) else computing).setdefault(dtype, call)
     return [p for dtype, call in (stored | computing).items() if (p := _dtype(dtype, call, can, dtype in computing))]
 
 
-def _only_moves(call: Call) -> bool:
+def _only_moves(call: OperatorCall) -> bool:
     """Copies, converts or looks at: works in every dtype that the device can hold."""
     if call.operator.is_view or call.name.startswith("prim::"):  # those ask for the device
         return True
     return call.name.removeprefix("aten::").partition(".")[0] in MOVING
 
 
-def _dtype(dtype: torch.dtype, call: Call, can: Capabilities, computes: bool) -> Problem | None:
+def _dtype(dtype: torch.dtype, call: OperatorCall, can: Capabilities, computes: bool) -> Problem | None:
     name = name_of(dtype)
     known, lost = can.dtypes.get(name), _lost(can).get(name)
     if lost is None and (known is None or known.value in ("native", None)):
@@ -55,7 +55,7 @@ def _dtype(dtype: torch.dtype, call: Call, can: Capabilities, computes: bool) ->
 def _lost(can: Capabilities) -> dict[str, str]:
     """Dtypes that its devices cannot even hold."""
     backend, _, model = can.kind.partition(":")
-    return catalogue.lost(catalogue.vendor(backend).torch_device, "" if model == EMULATED else backend)
+    return catalogue.lossy_dtypes(catalogue.vendor(backend).torch_device, "" if model == EMULATED else backend)
 
 
 def _instead(can: Capabilities) -> str:
@@ -113,6 +113,6 @@ def operators(trace: Trace, key: str) -> list[Problem]:
     return list(missing.values())
 
 
-def _has_kernel(call: Call, key: str) -> bool:
+def _has_kernel(call: OperatorCall, key: str) -> bool:
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     return any(has(call.name, k) for k in (key, *COMPOSITE))

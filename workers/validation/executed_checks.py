@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from workers.backends.parts.device_transfer import place
+from workers.backends.parts.device_transfer import move_to_device
 from workers.optimizers.pass_context import Sample
 from workers.optimizers.trial import model_bytes
 from workers.torch_logs import silenced
@@ -22,27 +22,27 @@ COMPILER = "openxla"
 MOST_BYTES = 4 << 30
 
 
-class NotRun(Exception):
+class CheckNotRun(Exception):
     """A check that could not be made; the text is the reason."""
 
 
 def lowering(model: nn.Module, sample: Sample) -> list[Problem]:
     """The model is really lowered and run by XLA; operators it has no lowering for come back to the CPU one by one,
-    which torch_xla counts by name. Raises NotRun.
+    which torch_xla counts by name. Raises CheckNotRun.
     """
     if find_spec("torch_xla") is None:
-        raise NotRun("torch-xla is not in this environment")
+        raise CheckNotRun("torch-xla is not in this environment")
     if "PJRT_DEVICE" not in os.environ:
-        raise NotRun("no XLA device is set up: PJRT_DEVICE=CPU lowers on the CPU")
+        raise CheckNotRun("no XLA device is set up: PJRT_DEVICE=CPU lowers on the CPU")
     mine = _copied(model)
     xla: Any = importlib.import_module("torch_xla")
     metrics: Any = importlib.import_module("torch_xla.debug.metrics")
     device = xla.device()
-    inputs = place(sample.copy(), device)
+    inputs = move_to_device(sample.copy(), device)
     metrics.clear_counters()
     try:
         with torch.no_grad():
-            place(mine, device)(*inputs.args, **inputs.kwargs)
+            move_to_device(mine, device)(*inputs.args, **inputs.kwargs)
         xla.sync()
     except RuntimeError as e:
         said = str(e).strip().splitlines()[0]
@@ -61,7 +61,7 @@ def lowering(model: nn.Module, sample: Sample) -> list[Problem]:
 
 
 def graph_breaks(model: nn.Module, sample: Sample) -> list[Problem]:
-    """Where torch.compile falls back to Python, and why. Raises NotRun."""
+    """Where torch.compile falls back to Python, and why. Raises CheckNotRun."""
     mine, given = _copied(model), sample.copy()
     explain: Any = torch._dynamo.explain
     with silenced(), warnings.catch_warnings(), torch.no_grad():
@@ -69,7 +69,7 @@ def graph_breaks(model: nn.Module, sample: Sample) -> list[Problem]:
         try:
             told = explain(mine)(*given.args, **given.kwargs)
         except Exception as e:  # the user's forward runs inside
-            raise NotRun(f"the compiler could not follow the model: {type(e).__name__}: {_first_line(e)}") from e
+            raise CheckNotRun(f"the compiler could not follow the model: {type(e).__name__}: {_first_line(e)}") from e
         finally:
             torch._dynamo.reset()
     return [
@@ -89,13 +89,13 @@ def graph_breaks(model: nn.Module, sample: Sample) -> list[Problem]:
 def _copied(model: nn.Module) -> nn.Module:
     size = model_bytes(model)
     if any(t.device.type == "meta" for t in (*model.parameters(), *model.buffers())):
-        raise NotRun("the model has no values: it is on the meta device")
+        raise CheckNotRun("the model has no values: it is on the meta device")
     if size > MOST_BYTES:
-        raise NotRun(f"the model has {size / 2**30:.1f} GiB, and a copy would have to be run")
+        raise CheckNotRun(f"the model has {size / 2**30:.1f} GiB, and a copy would have to be run")
     try:
         return copy.deepcopy(model).cpu().eval()
     except (TypeError, RuntimeError) as e:
-        raise NotRun(f"the model cannot be copied: {e}") from e
+        raise CheckNotRun(f"the model cannot be copied: {e}") from e
 
 
 def _first_line(error: Exception) -> str:

@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from workers.memory.fake_copies import fake_sample, twin_of
+from workers.memory.fake_copies import fake_copy, fake_sample
 from workers.optimizers.pass_context import Sample
 from workers.torch_logs import silenced
 
@@ -23,7 +23,7 @@ NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OperatorCall:
     """An operator (`aten::nonzero`), its dtypes in and out, and where: module path and source line."""
 
     operator: Any
@@ -44,7 +44,7 @@ class Call:
 class Trace:
     """`stopped` is why tracing ended before the forward did, "" when it did not; `last` is where."""
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[OperatorCall] = field(default_factory=list)
     stopped: str = ""
     needs_values: bool = False
     last: str = ""
@@ -55,7 +55,7 @@ def trace(model: nn.Module, sample: Sample) -> Trace:
     found = Trace()
     shapes = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
     with silenced(), FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes):
-        twin, inputs = twin_of(model, None).eval(), fake_sample(sample, None, None, None)
+        twin, inputs = fake_copy(model, None).eval(), fake_sample(sample, None, None, None)
         path: list[str] = []
         with _followed(twin, path), torch.no_grad(), _Watch(found, path):
             try:
@@ -76,7 +76,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = operator(*args, **(kwargs or {}))
         tensors = [t for t in tree_leaves((args, kwargs or {}, out)) if isinstance(t, torch.Tensor)]
         dtypes = tuple(dict.fromkeys(t.dtype for t in tensors))
-        self.found.calls.append(Call(operator, dtypes, self.path[-1] if self.path else "", _called_at()))
+        self.found.calls.append(OperatorCall(operator, dtypes, self.path[-1] if self.path else "", _called_at()))
         return out
 
 

@@ -10,7 +10,7 @@ from cluster.catalogue import EMULATED
 from cluster.errors import UserError
 from workers.backends.parts.device_transfer import tensors_of
 from workers.capability.matrix import Capabilities, capabilities
-from workers.memory.estimate import MODES, estimate_memory, require_word
+from workers.memory.estimate import MODES, check_choice, estimate_memory
 from workers.optimizers.pass_context import Sample, as_sample
 from workers.validation import checks, executed_checks
 from workers.validation.operator_trace import Trace, trace
@@ -32,7 +32,7 @@ def validate(
     """
     if not isinstance(model, nn.Module):
         raise UserError(f"a model must be a torch.nn.Module, not {type(model).__name__}", "give the module itself")
-    require_word("mode", mode, MODES)
+    check_choice("mode", mode, MODES)
     sample = as_sample(sample_input)
     if sample is None:
         raise UserError("validation needs a sample input", "give what one call of the model takes")
@@ -52,7 +52,7 @@ def _refuse_elsewhere(sample: Sample) -> None:
 
 def _capabilities(backend_or_kind: "str | BaseBackend") -> "tuple[Capabilities, BaseBackend | None]":
     if isinstance(backend_or_kind, str):
-        return capabilities(catalogue.known_kind(backend_or_kind)), None
+        return capabilities(catalogue.require_known_kind(backend_or_kind)), None
     if not hasattr(backend_or_kind, "get_device_info"):
         said = f"{type(backend_or_kind).__name__} is neither a kind nor a back end"
         raise UserError(said, "give a kind such as 'tpu:v5e', a back end's name, or what workers.get_backend returns")
@@ -82,7 +82,7 @@ class _Run:
         for check in CHECKS:
             try:
                 found += makers[check]()
-            except executed_checks.NotRun as e:
+            except executed_checks.CheckNotRun as e:
                 not_run[check] = str(e)
         if self.seen.stopped:
             cut = f"only up to {self.seen.last}, where tracing needs values"
@@ -94,24 +94,24 @@ class _Run:
     def operators(self) -> list[Problem]:
         key = self.vendor.dispatch_key
         if key == "XLA":
-            raise executed_checks.NotRun("XLA lowers operators: see the check of the lowering")
+            raise executed_checks.CheckNotRun("XLA lowers operators: see the check of the lowering")
         if self.device is None and key != "CPU":
-            raise executed_checks.NotRun(f"this build of torch holds no {key} kernels to look for")
+            raise executed_checks.CheckNotRun(f"this build of torch holds no {key} kernels to look for")
         return checks.operators(self.seen, key)
 
     def dtypes(self) -> list[Problem]:
         if all(known.label == "unknown" for name, known in self.can.dtypes.items() if name != "float32"):
-            raise executed_checks.NotRun(
+            raise executed_checks.CheckNotRun(
                 f"the dtypes of {self.can.kind} are not known: name a model, as in nvidia:A100-80GB"
             )
         return checks.dtypes(self.seen, self.can)
 
     def lowering(self) -> list[Problem]:
         if self.vendor.dispatch_key != "XLA":
-            raise executed_checks.NotRun(f"{self.can.kind} does not compute through XLA")
+            raise executed_checks.CheckNotRun(f"{self.can.kind} does not compute through XLA")
         if self.vendor.compiler != executed_checks.COMPILER and self.device is None:
             here = f"not checked by {self.vendor.compiler}, which lowers for {self.vendor.backend}"
-            raise executed_checks.NotRun(f"{here}: what XLA does on this machine's CPU says nothing of it")
+            raise executed_checks.CheckNotRun(f"{here}: what XLA does on this machine's CPU says nothing of it")
         return executed_checks.lowering(self.model, self._with_values())
 
     def graph_breaks(self) -> list[Problem]:
@@ -119,7 +119,7 @@ class _Run:
 
     def _with_values(self) -> Sample:
         if any(t.device.type == "meta" for t in tensors_of(self.sample)):
-            raise executed_checks.NotRun("the sample input has no values: it is on the meta device")
+            raise executed_checks.CheckNotRun("the sample input has no values: it is on the meta device")
         return self.sample
 
     def memory(self) -> list[Problem]:
@@ -128,7 +128,7 @@ class _Run:
             given = self.sample.kwargs or self.sample.args
             needed = estimate_memory(self.model, mode=self.mode, sample_input=given)
         except UserError as e:
-            raise executed_checks.NotRun(e.message) from e
+            raise executed_checks.CheckNotRun(e.message) from e
         if needed.total_bytes <= have:
             return []
         told = f"{self.mode} needs {needed.total_bytes / 2**30:.2f} GiB, {self.can.kind} has {have / 2**30:.2f}"
@@ -138,11 +138,13 @@ class _Run:
         """Free on a device that is here, all of one that is not."""
         if self.device is not None and (free := self.device.get_memory_stats()["free_bytes"]) is not None:
             return free
-        sizes = {row.memory_per_device_bytes for row in catalogue.relatives(self.can.kind)}
+        sizes = {row.memory_per_device_bytes for row in catalogue.same_family(self.can.kind)}
         size = sizes.pop() if len(sizes) == 1 else None
         if sizes and size is None:
-            listed = ", ".join(row.kind for row in catalogue.relatives(self.can.kind))
-            raise executed_checks.NotRun(f"{self.can.kind} is sold with several sizes of memory: name one of {listed}")
+            listed = ", ".join(row.kind for row in catalogue.same_family(self.can.kind))
+            raise executed_checks.CheckNotRun(
+                f"{self.can.kind} is sold with several sizes of memory: name one of {listed}"
+            )
         if size is None or self.can.kind.endswith(f":{EMULATED}"):
-            raise executed_checks.NotRun(f"how much memory {self.can.kind} has is not written down")
+            raise executed_checks.CheckNotRun(f"how much memory {self.can.kind} has is not written down")
         return size

@@ -6,7 +6,7 @@ from typing import Any
 
 from orchestrator.benchmark.report.svg import BAD, FAINT, GOOD, INK, LINE, MIDDLE, figure, series, svg
 from orchestrator.show.setting_text import way_of
-from workers.benchmark.statistics import undisturbed_s
+from workers.benchmark.statistics import fastest_part_s
 
 Data = dict[str, Any]
 Drawn = tuple[str, str, str]
@@ -22,7 +22,7 @@ def label(cell: Data) -> str:
     return f"{cell['case']} {way_of(cell)}"
 
 
-def columns_of(cells: Iterable[Data]) -> list[str]:
+def targets_of(cells: Iterable[Data]) -> list[str]:
     return list(dict.fromkeys(cell["column"] for cell in cells))
 
 
@@ -169,7 +169,7 @@ def bars(results: Data, key: str, title: str, told: str, unit: Callable[[float],
     if not cells:
         return None
     with figure(9, 0.9 + 0.22 * len(cells)) as (made, axes):
-        columns = columns_of(cells)
+        columns = targets_of(cells)
         shown = list(reversed(cells))
         axes.barh(range(len(shown)), [c[key] for c in shown], color=[series(columns.index(c["column"])) for c in shown])
         axes.set_yticks(range(len(shown)), [f"{label(c)}  {c['column']}" for c in shown], fontsize=8)
@@ -204,19 +204,19 @@ def break_even(results: Data) -> Drawn | None:
         return "Break-even of compiling", told, svg(made, "breakeven", "break-even")
 
 
-def strips(lines: Iterable[Data]) -> Drawn | None:
+def sample_strips(lines: Iterable[Data]) -> Drawn | None:
     """Every block of the run over time, relative to its cell's middle: drift and disturbances are seen."""
     cells = [line for line in lines if line["line"] == "cell" and line.get("blocks")]
     if not cells:
         return None
     first = min(block["at"] for cell in cells for block in cell["blocks"])
     with figure(9, 2.6) as (made, axes):
-        for number, column in enumerate(columns_of(cells)):
+        for number, column in enumerate(targets_of(cells)):
             points = [
-                (block["at"] - first, undisturbed_s(block) / middle)
+                (block["at"] - first, fastest_part_s(block) / middle)
                 for cell in cells
                 if cell["column"] == column
-                for middle in [_middle([undisturbed_s(b) for b in cell["blocks"]])]
+                for middle in [_middle([fastest_part_s(b) for b in cell["blocks"]])]
                 for block in cell["blocks"]
             ]
             dots(axes, points, color=series(number), alpha=0.7, label=column)
@@ -259,7 +259,7 @@ def si(value: float) -> str:
     return f"{value / 1000**power:.3g} {['', 'k', 'M', 'G', 'T', 'P'][power]}".strip()
 
 
-def all_figures(results: Data, lines: Iterable[Data]) -> list[Drawn]:
+def make_figures(results: Data, lines: Iterable[Data]) -> list[Drawn]:
     lines = list(lines)
     found = [
         forest(results),
@@ -273,6 +273,6 @@ def all_figures(results: Data, lines: Iterable[Data]) -> list[Drawn]:
         bars(results, "peak_memory_bytes", "Memory", "The highest the device held during one call.",
              lambda v: f"{si(v)}B"),
         break_even(results),
-        strips(lines),
+        sample_strips(lines),
     ]  # fmt: skip
     return [one for one in found if one is not None]

@@ -7,7 +7,7 @@ from typing import Any
 from orchestrator.benchmark.report import figures, sentences
 from orchestrator.show.benchmark import SIGNS, WORDS
 from orchestrator.show.setting_text import way_of
-from orchestrator.show.terminal_text import visible
+from orchestrator.show.terminal_text import escape_control
 from orchestrator.show.units import duration, size
 
 Data = dict[str, Any]
@@ -27,10 +27,10 @@ def html(results: Data, lines: list[Data], since: Data | None = None) -> str:
         results=results,
         began=_moment(results["began_s"]),
         took=duration((results["ended_s"] or 0) - (results["began_s"] or 0)) if results["ended_s"] else "",
-        trust=sentences.trust(results),
-        strip=sentences.strip(results),
+        trust=sentences.host_trust(results),
+        strip=sentences.verdict_strip(results),
         heat=heat(results),
-        figures=figures.all_figures(results, lines),
+        figures=figures.make_figures(results, lines),
         environment=sentences.environment(results),
         columns=[column["column"] for column in results["columns"]],
         cells=[cell | {"command": sentences.command(cell, results)} for cell in results["cells"]],
@@ -42,7 +42,7 @@ def html(results: Data, lines: list[Data], since: Data | None = None) -> str:
 
 def _printable(value: Any) -> Any:
     """Control characters of users' texts made visible; our own SVG is left as it is."""
-    return visible(value) if type(value) is str else value
+    return escape_control(value) if type(value) is str else value
 
 
 def heat(results: Data) -> list[Data]:

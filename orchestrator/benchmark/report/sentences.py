@@ -8,7 +8,7 @@ from orchestrator.benchmark.results import geometric_mean
 Data = dict[str, Any]
 
 
-def trust(results: Data) -> Data:
+def host_trust(results: Data) -> Data:
     """{"class", "noise", "sentence"}: the worst host, and how far the same was told from the same."""
     rank = ("quiet", "shared", "unusable")
     worst = max((h["class"] for h in results["hosts"]), key=rank.index, default="unknown")
@@ -22,7 +22,7 @@ def trust(results: Data) -> Data:
     return {"class": worst, "noise": middle, "sentence": sentence}
 
 
-def strip(results: Data) -> list[Data]:
+def verdict_strip(results: Data) -> list[Data]:
     """One entry per column: its sentence, and how many of its cases were told apart."""
     return [_of(column, results) for column in results["columns"]]
 

@@ -17,11 +17,11 @@ FIELDS = ("case", "precision", "level", "regime", "kernels", "column",
 
 def markdown(results: Data) -> str:
     columns = [column["column"] for column in results["columns"]]
-    trust = sentences.trust(results)
+    trust = sentences.host_trust(results)
     told = [
         f"# Benchmark {results['run']}",
         f"**{trust['class']}**: {trust['sentence']}.",
-        *(f"- **{one['column']}**: {one['sentence']}" for one in sentences.strip(results)),
+        *(f"- **{one['column']}**: {one['sentence']}" for one in sentences.verdict_strip(results)),
         "",
         "| " + " | ".join(["case", *columns]) + " |",
         "|" + "---|" * (len(columns) + 1),

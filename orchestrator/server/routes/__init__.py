@@ -4,12 +4,12 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Header, Request
 
-from orchestrator.server.service_protocol import Facade
+from orchestrator.server.service_protocol import ServiceProtocol
 
 
-async def service_of(request: Request) -> Facade:
+async def service_of(request: Request) -> ServiceProtocol:
     """A coroutine: FastAPI would call a function in a thread, and that takes longer than the rest of a route."""
-    return cast(Facade, request.app.state.service)
+    return cast(ServiceProtocol, request.app.state.service)
 
 
 async def key_of(
@@ -20,5 +20,5 @@ async def key_of(
     return idempotency_key
 
 
-Service = Annotated[Facade, Depends(service_of)]
+Service = Annotated[ServiceProtocol, Depends(service_of)]
 Key = Annotated[str, Depends(key_of)]

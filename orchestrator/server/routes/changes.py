@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from orchestrator.server.responses import answer
+from orchestrator.server.responses import json_response
 from orchestrator.server.routes.request_bodies import LARGEST
 from orchestrator.server.streams import events, follow_changes, streams
 
@@ -19,7 +19,7 @@ async def changes(
     """Long poll: answers as soon as there are events after `after`, or empty when the time is up. Go on from `last`: it
     also moves, without an event, where events were removed with old jobs.
     """
-    return answer(await streams(request).changes(after, timeout_s))
+    return json_response(await streams(request).changes(after, timeout_s))
 
 
 @router.get("/stream")

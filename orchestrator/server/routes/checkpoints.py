@@ -5,11 +5,11 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
 
-from orchestrator.server.operations import Progress, told_once
-from orchestrator.server.responses import answer
+from orchestrator.server.operations import Progress, stream_operation
+from orchestrator.server.responses import json_response
 from orchestrator.server.routes import Key, Service
-from orchestrator.server.routes.request_bodies import LARGEST, Arrived, CopyOrder, ToolOrder
-from orchestrator.server.service_protocol import Facade
+from orchestrator.server.routes.request_bodies import LARGEST, Arrived, CopyBody, ToolBody
+from orchestrator.server.service_protocol import ServiceProtocol
 from orchestrator.server.streams import events, patient
 
 READING = ("verify", "diff")
@@ -20,19 +20,19 @@ router = APIRouter(prefix="/v1/checkpoints", tags=["checkpoints"])
 @router.get("")
 async def checkpoints(request: Request, service: Service, pool: str = "", prefix: str = "") -> Response:
     """Summaries of the checkpoints below `prefix`, of one pool or of all."""
-    return answer(await patient(request, service.checkpoints, pool, prefix))
+    return json_response(await patient(request, service.checkpoints, pool, prefix))
 
 
 @router.get("/away")
 async def away(request: Request, service: Service, pool: str = "") -> Response:
     """A sentence for each storage whose checkpoints are not listed now, since its nodes do not answer."""
-    return answer(await patient(request, service.checkpoints_away, pool))
+    return json_response(await patient(request, service.checkpoints_away, pool))
 
 
 @router.get("/show")
 async def show(ref: str, request: Request, service: Service) -> Response:
     """One checkpoint's manifest in short: producer, step, tensors, bytes."""
-    return answer(await patient(request, service.checkpoint_show, ref))
+    return json_response(await patient(request, service.checkpoint_show, ref))
 
 
 @router.get("/plan")
@@ -44,27 +44,27 @@ async def plan(
     count: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
 ) -> Response:
     """What `count` devices of `to_kind` would keep, convert or refuse, and whether it fits."""
-    return answer(await patient(request, service.checkpoint_plan, ref, to_kind, count))
+    return json_response(await patient(request, service.checkpoint_plan, ref, to_kind, count))
 
 
 @router.post("/copy")
-async def copy(body: CopyOrder, request: Request, key: Key) -> Response:
+async def copy(body: CopyBody, request: Request, key: Key) -> Response:
     """Events: `progress` {done_bytes, total_bytes}, then `report` or `error`. Closing the connection ends it."""
 
-    def work(service: Facade, tell: Progress) -> Any:
+    def work(service: ServiceProtocol, tell: Progress) -> Any:
         return service.checkpoint_copy(body.model_dump(), tell)
 
-    return events(request, told_once(request, key, ["copy", body.model_dump()], work))
+    return events(request, stream_operation(request, key, ["copy", body.model_dump()], work))
 
 
 @router.post("/tools/{verb}")
-async def tool(verb: str, body: ToolOrder, request: Request, key: Key) -> Response:
+async def tool(verb: str, body: ToolBody, request: Request, key: Key) -> Response:
     """verify, diff, convert, prune, pin, import or export, on a node of the pool. Events as for a copy."""
 
-    def work(service: Facade, tell: Progress) -> Any:
+    def work(service: ServiceProtocol, tell: Progress) -> Any:
         return service.checkpoint_tool(verb, body.arguments, tell)
 
-    return events(request, told_once(request, key if verb not in READING else "", [verb, body.arguments], work))
+    return events(request, stream_operation(request, key if verb not in READING else "", [verb, body.arguments], work))
 
 
 Name = Annotated[str, Query(max_length=255, description="as the answer before tells")]
@@ -89,7 +89,7 @@ async def chunk(ref: str, file: Name, index: Index, request: Request, service: S
 @router.get("/place")
 async def place(target: str, request: Request, service: Service) -> Response:
     """The node that writes POOL:FOLDER."""
-    return answer(await patient(request, service.checkpoint_place, target))
+    return json_response(await patient(request, service.checkpoint_place, target))
 
 
 @router.put("/incoming")
@@ -98,7 +98,7 @@ async def incoming(node: Name, folder: str, name: Name, request: Request, servic
     "step", "files", "bytes"}. Chunks of it that are there already are not missing.
     """
     text = await request.body()
-    return answer(await patient(request, service.checkpoint_begin, node, folder, name, text))
+    return json_response(await patient(request, service.checkpoint_begin, node, folder, name, text))
 
 
 @router.put("/incoming/chunk", status_code=201)
@@ -108,17 +108,17 @@ async def incoming_chunk(
     """One chunk of it (`application/octet-stream`). Refused where it is not what the manifest says."""
     data = await request.body()
     await patient(request, service.checkpoint_write, node, folder, name, file, index, data)
-    return answer({"file": file, "index": index}, 201)
+    return json_response({"file": file, "index": index}, 201)
 
 
 @router.delete("/incoming")
 async def left(node: Name, folder: str, name: Name, request: Request, service: Service) -> Response:
     """Given up for now: what arrived stays for the next try, which need not wait."""
     await patient(request, service.checkpoint_leave, node, folder, name)
-    return answer({"folder": folder, "name": name})
+    return json_response({"folder": folder, "name": name})
 
 
 @router.post("/arrived")
 async def arrived(body: Arrived, request: Request, service: Service) -> Response:
     """All chunks are there: they are read back and verified, then it is a checkpoint."""
-    return answer(await patient(request, service.checkpoint_commit, body.node, body.folder, body.name))
+    return json_response(await patient(request, service.checkpoint_commit, body.node, body.folder, body.name))

@@ -5,8 +5,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 
 from cluster.errors import NotFound
-from orchestrator.server.archive_upload import receive_package
-from orchestrator.server.responses import answer
+from orchestrator.server.archive_upload import receive_code_archive
+from orchestrator.server.responses import json_response
 from orchestrator.server.routes import Service
 
 router = APIRouter(prefix="/v1/packages", tags=["packages"])
@@ -24,5 +24,5 @@ def has_package(sha: Sha, service: Service) -> Response:
 @router.put("/{sha}", status_code=201)
 async def put_package(sha: Sha, request: Request) -> Response:
     """Store a zip archive (`Content-Type: application/zip`, at most 512 MiB). Refused when its SHA-256 is another."""
-    await receive_package(request, sha)
-    return answer({"package": sha}, 201)
+    await receive_code_archive(request, sha)
+    return json_response({"package": sha}, 201)

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 
 from cluster.errors import NotFound
-from orchestrator.server.responses import answer
+from orchestrator.server.responses import json_response
 from orchestrator.server.routes import Service
 from orchestrator.server.routes.request_bodies import DataSent
 from orchestrator.server.streams import patient
@@ -27,4 +27,4 @@ async def keep_data(sha: Sha, body: DataSent, request: Request, service: Service
     """What was sent as `upload` with an empty node is all there; `single` names its only file, "" for a folder. All of
     it is hashed, and refused where it is other data than it is called.
     """
-    return answer(await patient(request, service.keep_data, sha, body.upload, body.single), 201)
+    return json_response(await patient(request, service.keep_data, sha, body.upload, body.single), 201)

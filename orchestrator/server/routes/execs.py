@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Request, Response
 from cluster.errors import SpecError
 from orchestrator.runtime.exec_relay import Asked
 from orchestrator.server.exec_streams import execs, run
-from orchestrator.server.responses import answer
+from orchestrator.server.responses import json_response
 from orchestrator.server.routes import Service
 from orchestrator.server.routes.request_bodies import Command, Input, Size
 
@@ -37,18 +37,18 @@ async def give(known: Known, body: Input, request: Request, service: Service) ->
         data = base64.b64decode(body.data, validate=True)
     except (binascii.Error, ValueError):
         raise SpecError("data", "not base64", "encode the bytes as RFC 4648 says") from None
-    return answer(await execs(request).call(service.exec_write, known, body.offset, data, body.end))
+    return json_response(await execs(request).call(service.exec_write, known, body.offset, data, body.end))
 
 
 @router.post("/execs/{known}/size")
 async def resize(known: Known, body: Size, request: Request, service: Service) -> Response:
     """The terminal has another size now."""
     await execs(request).call(service.exec_resize, known, body.rows, body.columns)
-    return answer({})
+    return json_response({})
 
 
 @router.post("/execs/{known}/end")
 async def end(known: Known, request: Request, service: Service) -> Response:
     """End the command: SIGHUP, and SIGKILL 2 s later. One that has ended stays as it is."""
     await execs(request).call(service.exec_close, known)
-    return answer({})
+    return json_response({})

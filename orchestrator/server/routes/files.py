@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from orchestrator.job_files import Spot
-from orchestrator.server.responses import answer
+from orchestrator.server.responses import json_response
 from orchestrator.server.routes import Service
 from orchestrator.server.routes.request_bodies import LARGEST, FilesPut
 from orchestrator.server.streams import patient
@@ -29,7 +29,7 @@ async def files(ref: str, request: Request, service: Service, path: Path = "", a
 
     `job` is its id, `folders` says where the files lie: ask for pieces with both.
     """
-    return answer(await patient(request, service.files, ref, path, after))
+    return json_response(await patient(request, service.files, ref, path, after))
 
 
 @router.get("/jobs/{ref}/files/content")
@@ -51,13 +51,13 @@ async def hashes(
     ref: str, request: Request, service: Service, path: Path, epoch: Epoch, node: Name, pool: Name, first: First = 0
 ) -> Response:
     """The SHA-256 of some pieces from `first` on, and the file's version."""
-    return answer(await patient(request, service.file_hashes, ref, Spot(epoch, node, pool), path, first))
+    return json_response(await patient(request, service.file_hashes, ref, Spot(epoch, node, pool), path, first))
 
 
 @router.get("/jobs/{ref}/files/place")
 async def place(ref: str, request: Request, service: Service, path: Path = "") -> Response:
     """Where a file that is put goes: epoch, node, pool, and the path there."""
-    return answer(await patient(request, service.file_place, ref, path))
+    return json_response(await patient(request, service.file_place, ref, path))
 
 
 @router.post("/jobs/{ref}/files")
@@ -66,13 +66,13 @@ async def put(ref: str, body: FilesPut, request: Request, service: Service) -> R
     it differs, without `force`.
     """
     spot, names = Spot(body.epoch, body.node, body.pool), [[one.uploaded, one.path] for one in body.files]
-    return answer(await patient(request, service.files_put, ref, spot, body.upload, names, body.force))
+    return json_response(await patient(request, service.files_put, ref, spot, body.upload, names, body.force))
 
 
 @router.post("/uploads/{upload}")
 async def begin(upload: str, node: Name, request: Request, service: Service) -> Response:
     """Begin an upload on a node, or go on with one: the files that are there, with their sizes."""
-    return answer(await patient(request, service.upload_begin, node, upload))
+    return json_response(await patient(request, service.upload_begin, node, upload))
 
 
 @router.put("/uploads/{upload}/content", status_code=201)
@@ -96,16 +96,16 @@ async def send(
     end = told if size_bytes >= 0 else None
     data = await request.body()
     await patient(request, service.upload_write, node, upload, path, offset, data, sha256, end)
-    return answer({"path": path, "offset": offset}, 201)
+    return json_response({"path": path, "offset": offset}, 201)
 
 
 @router.get("/uploads/{upload}/hashes")
 async def sent(upload: str, request: Request, service: Service, node: Name, path: Path, first: First = 0) -> Response:
     """The SHA-256 of some pieces of a file that was sent."""
-    return answer(await patient(request, service.upload_hashes, node, upload, path, first))
+    return json_response(await patient(request, service.upload_hashes, node, upload, path, first))
 
 
 @router.delete("/uploads/{upload}")
 async def discard(upload: str, node: Name, request: Request, service: Service) -> Response:
     """What was sent, and nobody placed, is removed. Else it goes after a week."""
-    return answer(await patient(request, service.upload_discard, node, upload))
+    return json_response(await patient(request, service.upload_discard, node, upload))

@@ -11,10 +11,10 @@ from orchestrator.core.states import State
 from orchestrator.runtime import submissions
 from orchestrator.runtime.jobs_page import JobsWanted
 from orchestrator.runtime.views import FIELDS
-from orchestrator.server.responses import answer
+from orchestrator.server.responses import json_response
 from orchestrator.server.routes import Key, Service
-from orchestrator.server.routes.request_bodies import LARGEST, Migration, NewJob, Submission, Submissions
-from orchestrator.server.streams import Logs, cursor_from, events
+from orchestrator.server.routes.request_bodies import LARGEST, BulkSubmitBody, MigrateBody, NewJob, SubmitBody
+from orchestrator.server.streams import LogStream, cursor_from, events
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
 Rank = Annotated[int | None, Query(ge=0, le=LARGEST, description="only this rank")]
@@ -37,21 +37,21 @@ Fields = Annotated[str, Query(max_length=1000, description="only these of each j
 
 
 @router.post("/jobs", status_code=201)
-async def submit(body: Submission, service: Service, request: Request, key: Key) -> Response:
+async def submit(body: SubmitBody, service: Service, request: Request, key: Key) -> Response:
     """Accept a job; once this answers, it is durable. The same key with the same body gives the same answer.
 
     No fleet need be up: the job is then checked against the devices seen last, and its `reason` says that it waits.
     """
     asked = submissions.Submission(body.spec, body.package, key)
     if asked.quick:
-        return answer(await request.app.state.submissions.ask(asked), 201)
-    return answer(await anyio.to_thread.run_sync(service.submit, body.spec, body.package, key), 201)
+        return json_response(await request.app.state.submissions.ask(asked), 201)
+    return json_response(await anyio.to_thread.run_sync(service.submit, body.spec, body.package, key), 201)
 
 
 @router.post("/jobs/bulk", status_code=201)
-def submit_many(body: Submissions, service: Service, key: Key) -> Response:
+def submit_many(body: BulkSubmitBody, service: Service, key: Key) -> Response:
     """Accept up to 1,000 jobs, all of them or none: {"jobs": [{"id", "name"}], "note"}, in the order given."""
-    return answer(service.submit_many([(job.spec, job.package) for job in body.jobs], key), 201)
+    return json_response(service.submit_many([(job.spec, job.package) for job in body.jobs], key), 201)
 
 
 @router.post("/plan")
@@ -59,7 +59,7 @@ def plan(body: NewJob, service: Service) -> Response:
     """What would happen to this spec now: per candidate what fits, what is refused and why. Nothing is stored. The
     folder need not be uploaded: measurements of it are found by its `content_sha`.
     """
-    return answer(service.plan(body.spec, body.content_sha))
+    return json_response(service.plan(body.spec, body.content_sha))
 
 
 @router.post("/offers")
@@ -68,7 +68,7 @@ def offers(body: NewJob, service: Service) -> Response:
 
     Nothing is stored. The folder need not be uploaded: measurements of it are found by its `content_sha`.
     """
-    return answer(service.offers(body.spec, body.content_sha))
+    return json_response(service.offers(body.spec, body.content_sha))
 
 
 @router.get("/jobs")
@@ -86,7 +86,7 @@ def jobs(
     chosen = tuple(dict.fromkeys(("id", *_fields(fields)))) if fields else ()
     wanted = JobsWanted(tuple(map(str, state or ())), name, since, before, limit, chosen)
     found = service.jobs(wanted)
-    response = answer(found.rows)
+    response = json_response(found.rows)
     if found.before is not None:
         older = request.url.include_query_params(before=found.before)
         response.headers["Link"] = f'<{older.path}?{older.query}>; rel="next"'
@@ -103,37 +103,37 @@ def _fields(text: str) -> list[str]:
 @router.get("/jobs/{ref}")
 def job(ref: str, service: Service) -> Response:
     """One job with all its attempts."""
-    return answer(service.job(ref))
+    return json_response(service.job(ref))
 
 
 @router.post("/jobs/{ref}/cancel")
 def cancel(ref: str, service: Service) -> Response:
     """End it. A job that has already ended stays as it is."""
-    return answer(service.cancel(ref))
+    return json_response(service.cancel(ref))
 
 
 @router.post("/jobs/{ref}/migrate")
-def migrate(ref: str, body: Migration, service: Service) -> Response:
+def migrate(ref: str, body: MigrateBody, service: Service) -> Response:
     """Move a job to other devices: it saves, stops, and goes on there from its checkpoint."""
-    return answer(service.migrate(ref, body.to))
+    return json_response(service.migrate(ref, body.to))
 
 
 @router.get("/jobs/{ref}/explain")
 def explain(ref: str, service: Service, changes: Changes = ()) -> Response:
     """Per candidate and devices: fits, or the sentence that refused it. With `if`: in the fleet as it would be then."""
-    return answer(service.explain(ref, changes))
+    return json_response(service.explain(ref, changes))
 
 
 @router.get("/jobs/{ref}/history")
 def history(ref: str, service: Service) -> Response:
     """Every event of the job, oldest first."""
-    return answer(service.history(ref))
+    return json_response(service.history(ref))
 
 
 @router.get("/jobs/{ref}/reports")
 def reports(ref: str, service: Service, after: Annotated[int, Query(ge=0, le=LARGEST)] = 0) -> Response:
     """What the job's code reported with `ctx.report`, from number `after` on."""
-    return answer(service.reports(ref, after))
+    return json_response(service.reports(ref, after))
 
 
 @router.get("/jobs/{ref}/logs")
@@ -147,11 +147,11 @@ async def logs(
     line that was read before its end has `unfinished`; its rest is a line of the same rank and stream that has
     `continues`.
     """
-    log = Logs(request, ref, rank, epoch, cursor_from(cursor))
+    log = LogStream(request, ref, rank, epoch, cursor_from(cursor))
     lines = await log.page() if tail is None else await log.tail(tail)
     told = {"job": log.ref, "lines": lines, "cursor": log.cursor, "ended": log.ended}
     first = lines[0]["epoch"] if tail and len(lines) >= tail else 0  # earlier attempts were not needed
-    return answer(told | {"away": await log.away(first)})
+    return json_response(told | {"away": await log.away(first)})
 
 
 @router.get("/jobs/{ref}/logs/stream")
@@ -162,6 +162,6 @@ async def stream_logs(
 
     The first `log` may have no lines. It is the job's id that leads back to the same log, with the cursor.
     """
-    log = Logs(request, ref, rank, epoch, cursor_from(cursor))
+    log = LogStream(request, ref, rank, epoch, cursor_from(cursor))
     await log.check()
     return events(request, log.follow(tail))

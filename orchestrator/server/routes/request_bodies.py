@@ -15,7 +15,7 @@ LARGEST = 2**63 - 1
 """The largest whole number a parameter may have: what databases hold."""
 
 
-def bounded(data: dict[str, Any]) -> dict[str, Any]:
+def check_depth(data: dict[str, Any]) -> dict[str, Any]:
     """`data` itself. Raises ValueError: deeper than 32, over 20,000 values, a number JSON has not, or one beyond 64
     bits.
     """
@@ -42,14 +42,14 @@ def _inside(value: Any) -> Iterator[Any]:
         yield from value
 
 
-Spec = Annotated[dict[str, Any], AfterValidator(bounded), Field(description="a job spec; `GET /v1/schema/job`")]
+Spec = Annotated[dict[str, Any], AfterValidator(check_depth), Field(description="a job spec; `GET /v1/schema/job`")]
 
 
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Submission(Body):
+class SubmitBody(Body):
     spec: Spec
     package: str = Field(
         default="", pattern="^([0-9a-f]{64})?$", description="SHA-256 of an uploaded package, or nothing"
@@ -65,11 +65,11 @@ class NewJob(Body):
     )
 
 
-class Submissions(Body):
-    jobs: list[Submission] = Field(min_length=1, max_length=MOST_BULK, description="each as for `POST /v1/jobs`")
+class BulkSubmitBody(Body):
+    jobs: list[SubmitBody] = Field(min_length=1, max_length=MOST_BULK, description="each as for `POST /v1/jobs`")
 
 
-class Migration(Body):
+class MigrateBody(Body):
     to: str = Field(min_length=1, max_length=200, description="a pool, a kind such as `tpu:v5e`, or a back end")
 
 
@@ -109,19 +109,19 @@ class Input(Body):
     end: bool = Field(default=False, description="no more comes")
 
 
-class Drain(Body):
+class DrainBody(Body):
     now: bool = Field(default=False, description="its attempts save and move at once; else they may end there")
     reason: str = Field(default="", max_length=500)
 
 
-class BenchmarkOrder(Body):
+class BenchmarkBody(Body):
     request: Spec = Field(description="what to measure: cases, precisions, levels, pools, kinds, rounds, …")
     package: str = Field(
         default="", pattern="^([0-9a-f]{64})?$", description="SHA-256 of an uploaded package, or nothing"
     )
 
 
-class CopyOrder(Body):
+class CopyBody(Body):
     source: str = Field(description="POOL:PATH, or the URI of an object store")
     target: str = Field(description="POOL:FOLDER, or the URI of an object store")
     to_kind: str = Field(
@@ -131,7 +131,7 @@ class CopyOrder(Body):
     on_lossy: Literal["error", "allow"] = Field(default="error", description="where a conversion would change values")
 
 
-class ToolOrder(Body):
+class ToolBody(Body):
     arguments: Spec = Field(description="by name: POOL:PATH for places, and the tool's options")
 
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 from fastapi import APIRouter, Response
 
-from orchestrator.server.responses import answer
+from orchestrator.server.responses import json_response
 
 router = APIRouter(prefix="/v1/schema", tags=["schema"])
 
@@ -12,6 +12,6 @@ router = APIRouter(prefix="/v1/schema", tags=["schema"])
 @router.get("/{kind}")
 def schema(kind: Literal["job", "fleet"]) -> Response:
     """The JSON Schema of a job spec or of a fleet file."""
-    from orchestrator.schemas import schema_of
+    from orchestrator.schemas import get_schema
 
-    return answer(schema_of(kind))
+    return json_response(get_schema(kind))

@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from cluster.version import VERSION
-from orchestrator.server.responses import answer
+from orchestrator.server.responses import json_response
 from orchestrator.server.server_authentication import CHALLENGE
 from workers.messages import PROTOCOL
 
@@ -24,14 +24,14 @@ async def health(
     "polyfleet: this listener knows the token" under the token. A client compares before it sends the token to a port.
     """
     proof = {"proof": request.app.state.prove(request.scope["server"][1], challenge)} if challenge else {}
-    return answer({"ok": True} | proof)
+    return json_response({"ok": True} | proof)
 
 
 @router.get("/v1/version")
 def version(request: Request) -> Response:
     """Version, protocol, process id, home and start time. Clients compare `version` with their own first."""
     state = request.app.state
-    return answer(
+    return json_response(
         {
             "version": VERSION,
             "protocol": PROTOCOL,
@@ -46,4 +46,4 @@ def version(request: Request) -> Response:
 def shutdown(request: Request) -> Response:
     """End the server. The fleet and its attempts go on; the next server takes them up again."""
     request.app.state.stop()
-    return answer({"stopping": True}, 202)
+    return json_response({"stopping": True}, 202)

@@ -6,12 +6,12 @@ import pytest
 
 from cluster import catalogue
 from cluster.catalogue.precision import FLOATS, FP8_FN, FP8_FNUZ
-from cluster.catalogue.tables import BASE, Model, folded
+from cluster.catalogue.tables import BASE, DeviceModel, normalized_word
 from cluster.errors import UserError
 from orchestrator.resource_syntax import COUNT
 
 MODELS = list(catalogue.models().values())
-NUMBERS = [f.name for f in fields(Model) if f.type == float | None]
+NUMBERS = [f.name for f in fields(DeviceModel) if f.type == float | None]
 ON_CPUS = {row.kind for row in MODELS if row.tier == "cpu"}
 
 
@@ -34,7 +34,7 @@ STORED = """
 
 
 def test_the_cards_that_fleets_have_are_listed():
-    assert {word for word in COMMON.split() if not catalogue.spelled(word)} == set()
+    assert {word for word in COMMON.split() if not catalogue.resolve_name(word)} == set()
 
 
 def test_kinds_that_are_stored_in_histories_have_kept_their_spelling():
@@ -54,7 +54,7 @@ def test_kinds_that_are_stored_in_histories_have_kept_their_spelling():
 )
 def test_a_kind_that_has_a_new_name_is_understood_by_its_old_one(before, now):
     backend, _, model = before.partition(":")
-    assert catalogue.spelled(model, backend) == (now,)
+    assert catalogue.resolve_name(model, backend) == (now,)
 
 
 def test_no_word_means_two_things():
@@ -62,7 +62,7 @@ def test_no_word_means_two_things():
     for row in MODELS:
         if row.kind not in ON_CPUS:
             for word in words_of(row):
-                meant.setdefault(folded(word), set()).add(row.family)
+                meant.setdefault(normalized_word(word), set()).add(row.family)
     assert {word: families for word, families in meant.items() if len(families) > 1} == {}
 
 
@@ -85,7 +85,7 @@ def test_every_number_has_a_source_that_is_listed():
 
 
 def test_what_a_source_covers_is_a_column():
-    names = {f.name for f in fields(Model)}
+    names = {f.name for f in fields(DeviceModel)}
     told = {key.partition("=")[0] for row in MODELS for key in row.sources if "=" in key}
     assert told <= names
 
@@ -143,15 +143,15 @@ def test_all_sizes_of_a_model_have_one_architecture():
     ],
 )
 def test_words_are_read_as_people_write_them(word, patterns):
-    assert catalogue.spelled(word) == patterns
+    assert catalogue.resolve_name(word) == patterns
 
 
 def test_a_pattern_takes_the_sizes_of_its_model_and_no_other_model():
-    assert catalogue.meets("nvidia:RTX4000", "nvidia:RTX4000")
-    assert not catalogue.meets("nvidia:RTX4000", "nvidia:RTX4000-Ada")
-    assert not catalogue.meets("nvidia:RTX4070", "nvidia:RTX4070-Ti")
-    assert catalogue.meets("nvidia:RTX4060-Ti", "nvidia:RTX4060-Ti-16GB")
-    assert catalogue.meets("nvidia:H100", "nvidia:H100-80GB-MIG-1g.10gb")
+    assert catalogue.matches_pattern("nvidia:RTX4000", "nvidia:RTX4000")
+    assert not catalogue.matches_pattern("nvidia:RTX4000", "nvidia:RTX4000-Ada")
+    assert not catalogue.matches_pattern("nvidia:RTX4070", "nvidia:RTX4070-Ti")
+    assert catalogue.matches_pattern("nvidia:RTX4060-Ti", "nvidia:RTX4060-Ti-16GB")
+    assert catalogue.matches_pattern("nvidia:H100", "nvidia:H100-80GB-MIG-1g.10gb")
 
 
 def test_a_mig_slice_is_described_by_its_card_and_an_unlisted_size_by_its_relatives():
@@ -175,7 +175,7 @@ def test_a_mig_slice_is_described_by_its_card_and_an_unlisted_size_by_its_relati
     ],
 )
 def test_a_kind_is_known_however_it_is_written(word, kind):
-    assert catalogue.known_kind(word) == kind
+    assert catalogue.require_known_kind(word) == kind
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_kind_is_known_however_it_is_written(word, kind):
 )
 def test_a_kind_nobody_lists_is_refused_with_the_nearest(word, said):
     with pytest.raises(UserError) as raised:
-        catalogue.known_kind(word)
+        catalogue.require_known_kind(word)
     assert str(raised.value).startswith(said)
 
 
@@ -211,4 +211,4 @@ def test_a_kind_nobody_lists_is_refused_with_the_nearest(word, said):
 def test_whether_an_architecture_computes_with_a_dtype_is_known_or_said_to_be_unknown(
     backend, architecture, dtype, answer
 ):
-    assert catalogue.computes(backend, architecture, dtype) is answer
+    assert catalogue.has_native_dtype(backend, architecture, dtype) is answer

@@ -62,7 +62,7 @@ def test_pauses_grow_while_a_host_is_not_reached_and_the_reason_is_told(away):
 
 def test_a_fleet_that_is_taken_down_joins_nobody(away):
     away.at(0)
-    fleet_record.forget()
+    fleet_record.remove()
     assert away.at(100).started == ()
     assert away.joined == []
 

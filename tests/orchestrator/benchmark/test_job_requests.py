@@ -35,7 +35,7 @@ def names(wanted):
 
 
 def test_each_kind_is_one_job_in_any_of_the_pools_that_have_it():
-    assert names(job_requests.wanted(request(), FLEET)) == [
+    assert names(job_requests.plan_jobs(request(), FLEET)) == [
         ("nvidia:H100-80GB", "nvidia:H100-80GB", ("big",), ""),
         ("cpu:ipex", "cpu:ipex", ("ipex",), ""),
         ("cpu", "cpu", ("left", "right"), ""),
@@ -44,38 +44,38 @@ def test_each_kind_is_one_job_in_any_of_the_pools_that_have_it():
 
 
 def test_kinds_and_pools_asked_for_come_in_their_order():
-    assert names(job_requests.wanted(request(kinds=["cpu", "nvidia"]), FLEET)) == [
+    assert names(job_requests.plan_jobs(request(kinds=["cpu", "nvidia"]), FLEET)) == [
         ("cpu", "cpu", ("left", "right"), ""),
         ("nvidia:H100-80GB", "nvidia:H100-80GB", ("big",), ""),
     ]
-    assert names(job_requests.wanted(request(pools=["right", "left"]), FLEET)) == [
+    assert names(job_requests.plan_jobs(request(pools=["right", "left"]), FLEET)) == [
         ("cpu@right", "cpu", ("right",), ""),
         ("cpu@left", "cpu", ("left",), ""),
     ]
 
 
 def test_with_all_devices_each_node_is_a_job_and_each_device_a_column():
-    wanted = job_requests.wanted(request(all_devices=True, pools=["big"]), FLEET)
+    wanted = job_requests.plan_jobs(request(all_devices=True, pools=["big"]), FLEET)
     assert names(wanted) == [
         (f"nvidia:H100-80GB@{node}", "nvidia:H100-80GB", ("big",), node) for node in ("big-0", "big-1")
     ]
     assert wanted[0].columns((0, 2)) == [(0, "nvidia:H100-80GB@big-0.0"), (1, "nvidia:H100-80GB@big-0.2")]
-    assert job_requests.wanted(request(pools=["big"]), FLEET)[0].columns((0, 2)) == [(0, "nvidia:H100-80GB")]
+    assert job_requests.plan_jobs(request(pools=["big"]), FLEET)[0].columns((0, 2)) == [(0, "nvidia:H100-80GB")]
 
 
 def test_what_is_not_here_is_refused_with_what_is():
     with pytest.raises(SpecError, match=r"no device of kind 'tpu:v5e' is here; here: cpu, cpu:ipex, nvidia"):
-        job_requests.wanted(request(kinds=["tpu:v5e"]), FLEET)
+        job_requests.plan_jobs(request(kinds=["tpu:v5e"]), FLEET)
     with pytest.raises(SpecError, match="no device of pool 'lift' is ready; did you mean 'left'"):
-        job_requests.wanted(request(pools=["lift"]), FLEET)
+        job_requests.plan_jobs(request(pools=["lift"]), FLEET)
     with pytest.raises(FleetError, match="no device is ready"):
-        job_requests.wanted(request(), [replace(FLEET[0], schedulable=False)])
+        job_requests.plan_jobs(request(), [replace(FLEET[0], schedulable=False)])
 
 
 def placed(fleet, **fields):
     """Where the planner puts the jobs of a run: devices ids and numbers, or why not."""
     jobs = []
-    for number, wanted in enumerate(job_requests.wanted(request(**fields), FLEET)):
+    for number, wanted in enumerate(job_requests.plan_jobs(request(**fields), FLEET)):
         spec = wanted.spec("bench-1", request(**fields))
         jobs.append(parse_job(spec).to_job(f"j{number}", float(number)))
     decided = plan(Snapshot(10.0, tuple(fleet), tuple(jobs)))

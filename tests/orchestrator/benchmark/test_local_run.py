@@ -7,7 +7,7 @@ import pytest
 from cluster.errors import UserError
 from orchestrator.benchmark import local_run, throughput
 from orchestrator.benchmark.report import sentences
-from orchestrator.benchmark.results import results
+from orchestrator.benchmark.results import summarize
 
 pytestmark = pytest.mark.full
 
@@ -18,7 +18,7 @@ def measure(*names, **asked):
 
 def test_a_device_of_this_machine_is_measured_by_a_child_of_its_own():
     lines = measure("cpu", cases=["rmsnorm"])
-    told = results(json.loads(json.dumps(lines)))
+    told = summarize(json.loads(json.dumps(lines)))
     [cell] = told["cells"]
     assert (cell["status"], cell["column"], cell["rounds"]) == ("measured", "cpu", 9) and cell["accuracy"]["ok"]
     assert told["columns"][0]["pid"] and told["state"] == "SUCCEEDED"
@@ -43,7 +43,7 @@ def test_what_cannot_be_measured_here_is_said(names, asked, sentence):
 def test_kernels_are_arms_of_a_case_and_the_first_is_what_others_are_compared_with():
     asked = {"cases": ["softmax", "mlp/forward/b64-d256"], "kernels": ["torch", "numpy"], "max_rounds": 9}
     lines = measure("cpu", **asked)
-    told = results(json.loads(json.dumps(lines)))
+    told = summarize(json.loads(json.dumps(lines)))
     assert told["request"]["kernels"] == ["torch", "numpy"]
     first, second, *others = told["cells"]
     assert [one["id"] for one in (first, second)] == [f"softmax/256x4096@cpu/fp32/O1/{k}" for k in asked["kernels"]]

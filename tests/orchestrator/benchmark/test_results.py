@@ -12,7 +12,7 @@ import pytest
 from orchestrator.benchmark import export
 from orchestrator.benchmark.history import compare
 from orchestrator.benchmark.report import page, sentences, text
-from orchestrator.benchmark.results import merged, results
+from orchestrator.benchmark.results import merge_runs, summarize
 from orchestrator.benchmark.run_client import read_lines
 from orchestrator.show.benchmark import report
 
@@ -52,7 +52,7 @@ def test_others_are_compared_with_the_first_column_in_the_same_way_and_that_with
         cell("matmul/a", "nvidia:H200", 1e-4), cell("matmul/a", "cpu", 1e-3),
         cell("matmul/a", "cpu", 5e-4, precision="bf16"), cell("matmul/a", "nvidia:H200", 5e-5, precision="bf16"),
     )  # fmt: skip
-    told = {c["id"]: c.get("versus") for c in results(lines)["cells"]}
+    told = {c["id"]: c.get("versus") for c in summarize(lines)["cells"]}
     assert told["matmul/a@cpu/fp32/O1"] is None
     assert told["matmul/a@cpu/bf16/O1"]["reference"] == "matmul/a@cpu/fp32/O1"
     assert told["matmul/a@nvidia:H200/bf16/O1"]["reference"] == "matmul/a@cpu/bf16/O1"
@@ -63,13 +63,13 @@ def test_others_are_compared_with_the_first_column_in_the_same_way_and_that_with
 
 def test_columns_of_two_hosts_are_compared_without_pairing():
     lines = run(cell("matmul/a", "cpu", 1e-3), cell("matmul/a", "nvidia:H200", 1e-4, host="other"))
-    [found] = [c["versus"] for c in results(lines)["cells"] if c.get("versus")]
+    [found] = [c["versus"] for c in summarize(lines)["cells"] if c.get("versus")]
     assert (found["how"], found["verdict"]) == ("apart", "FASTER")
 
 
 def test_rates_shares_and_prices_are_those_of_the_numbers():
     copy = cell("memory-copy/1", "nvidia:H200", 1e-6, workload="memory-copy", flops=0, min_bytes=4e6)
-    told = {c["id"]: c for c in results(run(cell("matmul/a", "nvidia:H200", 1e-4), copy))["cells"]}
+    told = {c["id"]: c for c in summarize(run(cell("matmul/a", "nvidia:H200", 1e-4), copy))["cells"]}
     one = told["matmul/a@nvidia:H200/fp32/O1"]
     assert one["flops_per_s"] == pytest.approx(2e6 / one["call_s"]["median"])
     assert one["of_own_flops"] == 1.0 and one["of_peak_flops"] == pytest.approx(one["flops_per_s"] / 67e12)
@@ -82,7 +82,7 @@ def test_rates_shares_and_prices_are_those_of_the_numbers():
 
 def test_a_cell_measured_again_counts_as_it_was_last():
     lines = run(cell("matmul/a", "cpu", 9.0), cell("matmul/a", "cpu", 1e-3))
-    [only] = results(lines)["cells"]
+    [only] = summarize(lines)["cells"]
     assert only["call_s"]["median"] < 1
 
 
@@ -90,7 +90,7 @@ def test_what_was_not_measured_keeps_its_reason():
     lines = run(
         cell("matmul/a", "cpu", 1e-3), cell("matmul/a", "nvidia:H200", 0, status="unsupported", reason="no fp16")
     )
-    found = results(lines)
+    found = summarize(lines)
     assert [c["reason"] for c in found["cells"] if c["call_s"] is None] == ["no fp16"]
     drawn = report(found).html()
     assert "unsupported: no fp16 (matmul/a fp32 O1)" in drawn
@@ -117,7 +117,7 @@ def html():
         cell("memory-copy/1", "cpu", 1e-6, workload="memory-copy", flops=0, min_bytes=4e6),
         cell(f"user/{HOSTILE}/forward", "cpu", 0, status="failed", reason=HOSTILE),
     )  # fmt: skip
-    return page.html(results(lines), lines)
+    return page.html(summarize(lines), lines)
 
 
 def test_the_page_fetches_nothing_runs_nothing_and_escapes_everything(html):
@@ -142,32 +142,32 @@ def test_the_page_has_every_part_and_its_figures_take_the_page_s_colours(html):
 
 
 def test_each_cell_has_the_command_that_measures_it_again():
-    found = results(run(cell("matmul/a", "cpu", 1e-3), cell("matmul/a", "nvidia:H200", 1e-4, precision="bf16")))
+    found = summarize(run(cell("matmul/a", "cpu", 1e-3), cell("matmul/a", "nvidia:H200", 1e-4, precision="bf16")))
     told = sentences.command(found["cells"][1], found)
     assert told == ("polyfleet benchmark run matmul/a --kinds cpu,nvidia:H200 --precision bf16 --level O1 --seed 3")
 
 
 def test_csv_markdown_and_json_lines_say_the_same():
     lines = run(cell("matmul/a", "cpu", 1e-3), cell("matmul/a", "nvidia:H200", 1e-4))
-    found = results(lines)
+    found = summarize(lines)
     rows = list(csv.DictReader(io.StringIO(text.to_csv(found))))
     assert [row["versus_verdict"] for row in rows] == ["", "FASTER"]
     assert "10.00× ▲" in text.markdown(found)
     again = [json.loads(line) for line in export.to_jsonl(lines).splitlines()]
-    assert results(again) == found
+    assert summarize(again) == found
 
 
 def test_runs_of_machines_that_no_fleet_joins_stand_in_one_report():
     here, there = run(cell("matmul/a", "cpu", 1e-3)), run(cell("matmul/a", "cpu", 2e-3, host="other"))
     card = run(cell("matmul/a", "nvidia:H200", 1e-5, host="third"), columns=(("nvidia:H200", "third"),))
     there[0]["run"] = "bench-2"
-    found = results(merged([here, there, card]))
+    found = summarize(merge_runs([here, there, card]))
     assert [c["column"] for c in found["columns"]][:3] == ["cpu", "nvidia:H200", "cpu@bench-2"]
     versus = {c["column"]: c["versus"] for c in found["cells"] if c.get("versus")}
     assert versus["cpu@bench-2"]["ratio"] == pytest.approx(0.5) and versus["cpu@bench-2"]["how"] == "apart"
     assert [v["verdict"] for v in versus.values()] == ["SLOWER", "FASTER"]
-    assert page.html(found, merged([here, there, card]))
-    assert merged([here]) == here
+    assert page.html(found, merge_runs([here, there, card]))
+    assert merge_runs([here]) == here
 
 
 def test_two_devices_of_one_kind_and_software_are_called_twins():
@@ -177,9 +177,9 @@ def test_two_devices_of_one_kind_and_software_are_called_twins():
     for line in lines:
         if line["line"] == "column":
             line["facts"]["kind"] = "nvidia:H200"
-    found = results(lines)
+    found = summarize(lines)
     assert found["cells"][1]["versus"]["twins"] is True
-    assert "devices are compared, not back ends" in sentences.strip(found)[1]["sentence"]
+    assert "devices are compared, not back ends" in sentences.verdict_strip(found)[1]["sentence"]
 
 
 RECORDED = Path(__file__).parents[2] / "data" / "benchmark-run.jsonl"
@@ -198,7 +198,7 @@ def shown(tile):
 
 def tables():
     """What a run shows on each surface, by case: the tiles of its ways, the reference first."""
-    told = results(read_lines(RECORDED))
+    told = summarize(read_lines(RECORDED))
     in_text = [tiles for _, tiles in report(told).parts[0].rows]
     in_page = [[f"{tile['time']} {tile['text']}".strip() for tile in row["tiles"]] for row in page.heat(told)]
     rows = [line for line in text.markdown(told).splitlines() if line.startswith(("| rms", "| mlp"))]

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from orchestrator.benchmark import suite
-from orchestrator.benchmark.results import results
-from orchestrator.benchmark.round_runner import Cancelled, ColumnLost, Conductor, SessionEnded
+from orchestrator.benchmark.results import summarize
+from orchestrator.benchmark.round_runner import RoundRunner, RunCancelled, SessionEnded, TargetLost
 from workers.benchmark import host
 
 
@@ -52,7 +52,7 @@ class Scripted:
 def conduct(columns, cancelled=lambda: "", done=frozenset(), **asked):
     request = suite.request({"cases": ["rmsnorm"], "max_rounds": 12} | asked)
     lines = []
-    Conductor(request, columns, lines.append, cancelled, done).run(suite.groups(request))
+    RoundRunner(request, columns, lines.append, cancelled, done).run(suite.groups(request))
     return [line for line in lines if line["line"] != "progress"]
 
 
@@ -85,7 +85,7 @@ def test_hosts_measure_side_by_side_and_in_the_same_round():
 def test_a_case_ends_when_its_intervals_are_narrow_and_not_before_enough_rounds():
     lines = conduct([Scripted("a"), Scripted("b", call_s=2e-3)], max_rounds=100)
     assert len(cells(lines)["a"]["blocks"]) == 9
-    told = {cell["column"]: cell for cell in results(lines)["cells"]}
+    told = {cell["column"]: cell for cell in summarize(lines)["cells"]}
     assert told["b"]["versus"]["verdict"] == "SLOWER"
     assert told["b"]["versus"]["ratio"] == pytest.approx(0.5)
 
@@ -132,7 +132,7 @@ def test_a_session_that_dies_between_opening_and_rounds_costs_the_case_it_opened
 
 
 def test_a_lost_column_is_lost_for_the_run_and_the_others_go_on():
-    column = Scripted("b", trouble={("block", 2): ColumnLost("its node is lost: Ray reports the node dead")})
+    column = Scripted("b", trouble={("block", 2): TargetLost("its node is lost: Ray reports the node dead")})
     lines = conduct([Scripted("a"), column], cases=["rmsnorm", "softmax"])
     told = [line for line in lines if line["line"] == "cell" and line["column"] == "b"]
     assert [cell["status"] for cell in told] == ["lost", "lost"]
@@ -142,7 +142,7 @@ def test_a_lost_column_is_lost_for_the_run_and_the_others_go_on():
 
 def test_cancelling_ends_it_between_rounds_and_keeps_what_was_told():
     answers = iter(["", "", "cancelled by the user"] + [""] * 100)
-    with pytest.raises(Cancelled, match="by the user"):
+    with pytest.raises(RunCancelled, match="by the user"):
         conduct([Scripted("a")], cancelled=lambda: next(answers))
 
 

@@ -13,7 +13,7 @@ import pytest
 from patience import wait_for
 from typer.models import ParameterInfo
 
-from cluster.catalogue import aliases, models, spelled, vendors
+from cluster.catalogue import aliases, models, resolve_name, vendors
 from orchestrator.cli import completion_values
 from orchestrator.cli.main import app
 from orchestrator.resource_syntax import accelerators
@@ -147,7 +147,9 @@ def test_every_kind_and_alias_is_completed_from_its_beginning(home):
             assert f"{alias}:{row.model}" in completion_values.accelerators(f"{alias}:")
             assert accelerators(f"{alias}:{row.model}")
         for alone in {row.model, *row.spellings}:
-            assert (alone in completion_values.accelerators(alone[:2])) == bool(spelled(alone)) or alone in vendors()
+            assert (alone in completion_values.accelerators(alone[:2])) == bool(
+                resolve_name(alone)
+            ) or alone in vendors()
 
 
 def test_a_number_of_devices_and_a_list_of_models_are_completed(home):

@@ -58,6 +58,6 @@ def test_nothing_false_is_said_while_a_node_is_silent(here, live, talking, wait_
 
 
 def _s(iso):
-    from orchestrator.show.units import moment
+    from orchestrator.show.units import timestamp
 
-    return moment(iso).timestamp()
+    return timestamp(iso).timestamp()

@@ -13,7 +13,7 @@ from orchestrator.core.fold import apply, submitted
 from orchestrator.core.messages import Now
 from orchestrator.core.model import Candidate, Devices, Job, Running, Snapshot
 from orchestrator.core.placement import AGAIN_S
-from workers.messages import PROTOCOL, AttemptReport, Failure, Outcome
+from workers.messages import PROTOCOL, AttemptStatus, Failure, Outcome
 
 GiB = 2**30
 
@@ -155,13 +155,13 @@ def facts(name, count=1, kind="cpu", pool="cpu"):
 
 
 def report(job, epoch, rank=0, phase="running", *events, cursor=0, outcome=None):
-    return AttemptReport(job, epoch, rank, phase, events, cursor, outcome)
+    return AttemptStatus(job, epoch, rank, phase, events, cursor, outcome)
 
 
 def ended(job, epoch, rank=0, state="succeeded", kind="", message="", codes=None, node="a"):
     failure = Failure(rank, node, kind, message) if kind else None
     outcome = Outcome(job, epoch, rank, state, codes or {}, failure)
-    return AttemptReport(job, epoch, rank, "ended", (), 0, outcome)
+    return AttemptStatus(job, epoch, rank, "ended", (), 0, outcome)
 
 
 class Told:

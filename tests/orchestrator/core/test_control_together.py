@@ -3,7 +3,7 @@
 from orchestrator.core import control as core
 from orchestrator.core import messages as m
 from orchestrator.core.messages import Now
-from workers.messages import AttemptReport, RankEvent
+from workers.messages import AttemptStatus, RankEvent
 
 
 def test_answers_taken_together_are_as_one_after_the_other(c, w):
@@ -13,7 +13,7 @@ def test_answers_taken_together_are_as_one_after_the_other(c, w):
         c.run(w.job(name, w.want("cpu")))
     told = tuple(RankEvent("report", 0, 1.0, at, {"step": at}) for at in (1, 2))
     beats = [
-        m.Heartbeat(part.node, f"ray-{part.node}", c.s, None, (AttemptReport(live.job, 1, 0, "running", told, 2),))
+        m.Heartbeat(part.node, f"ray-{part.node}", c.s, None, (AttemptStatus(live.job, 1, 0, "running", told, 2),))
         for live in c.control.lives.values()
         for part in live.parts
     ]

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.serialization import dumped, to_plain
+from cluster.serialization import to_json, to_plain
 from orchestrator.core.fold import Attempt, Record, apply, ended, fold, ignored, placed, running, submitted
 from orchestrator.core.model import Candidate, Event, Recovery, Running, Start
 from orchestrator.core.retry import Ended, after
@@ -31,8 +31,8 @@ def test_both_ways_to_plain_data_give_the_same(w):
         ("cpu", "tpu:v5e"), count=2, nodes=3, environment={"A": "\ud800"}, arguments={"x": [1, None, {"y": 0.5}]}
     )
     job = w.job("j", want, recovery=Recovery(on_events={"oom": "fail"}, retry_exit_codes=(75,)), submitted_s=1.0)
-    assert dumped(job) == to_plain(job)
-    assert json.dumps(dumped(job)) == json.dumps(to_plain(job))
+    assert to_json(job) == to_plain(job)
+    assert json.dumps(to_json(job)) == json.dumps(to_plain(job))
 
 
 def test_a_job_comes_back_from_the_log_as_it_was_submitted(w):

@@ -14,7 +14,7 @@ import orchestrator
 from cluster.archive_unpack import Contents
 from cluster.errors import Conflict, FleetError, SpecError
 from cluster.types import Device, NodeFacts
-from orchestrator.benchmark.throughput import Rates
+from orchestrator.benchmark.throughput import RateTable
 from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.model import Job
 from orchestrator.core.nodes import Node
@@ -25,7 +25,7 @@ from orchestrator.runtime.benchmark_run import outcome
 from orchestrator.runtime.benchmarks import Benchmarks
 from orchestrator.runtime.pending_request import Busy
 from orchestrator.store.event_store import EventStore
-from orchestrator.store.idempotency import Answer
+from orchestrator.store.idempotency import StoredResponse
 
 GIB = 1 << 30
 REQUEST = {"cases": ["rmsnorm"]}
@@ -59,7 +59,7 @@ class Fleet:
         return [(f"{pool}-0", _agent(pool, kind)) for pool, kind in (("a", "cpu"), ("b", "cpu:ipex"))]
 
     def submit(self, spec, package, key):
-        told = self.store.once(key, repr((spec, package)), lambda: Answer({"id": f"j-{key}"}, (), 201))
+        told = self.store.once(key, repr((spec, package)), lambda: StoredResponse({"id": f"j-{key}"}, (), 201))
         self.submitted.append(told["id"])
         self.jobs[told["id"]] = Record(Job(told["id"], spec["name"], "benchmark", ()))
         return told
@@ -305,7 +305,7 @@ def cell(seconds, status="measured", at=1.0):
 
 
 def test_rates_are_read_as_they_come_and_each_line_once(lines, monkeypatch):
-    rates, read = Rates(lines), []
+    rates, read = RateTable(lines), []
     whole = lines.read
     monkeypatch.setattr(lines, "read", lambda run, after=0: read.append(len(told := whole(run, after))) or told)
     key = ("mlp", "train", "cpu", "fp32")

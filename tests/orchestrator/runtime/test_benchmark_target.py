@@ -12,7 +12,7 @@ from orchestrator.core.fold import Attempt, Record
 from orchestrator.core.model import Job
 from orchestrator.core.states import State
 from orchestrator.runtime.benchmark_target import FleetColumn
-from workers.benchmark.session_server import ADDRESS, ask, serve
+from workers.benchmark.session_server import ADDRESS, request, serve
 
 HANG_S = 120.0
 
@@ -36,7 +36,7 @@ class Agents:
                 asking.connect(json.loads((self.folder / ADDRESS).read_text())["socket"])
                 asking.sendall(json.dumps(message).encode() + b"\n")
             raise FleetError("node a: measure: its agent has ended", "")
-        return ask(self.folder, message, limit_s)
+        return request(self.folder, message, limit_s)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def session(tmp_path):
     while not (tmp_path / ADDRESS).exists():
         serving.join(0.01)
     yield asked
-    ask(tmp_path, {"do": "end"}, HANG_S)
+    request(tmp_path, {"do": "end"}, HANG_S)
     serving.join(HANG_S)
     assert not serving.is_alive()
 

@@ -19,8 +19,8 @@ from orchestrator.runtime import cleanup
 from orchestrator.runtime.cleanup import Clock, Housekeeping, keep_jobs_s
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.store.event_store import EventStore
-from orchestrator.store.idempotency import Answer
-from orchestrator.store.retention import Place
+from orchestrator.store.idempotency import StoredResponse
+from orchestrator.store.retention import AttemptFolderRef
 from orchestrator.store.verify import verify
 
 DAY_S = 86400.0
@@ -54,7 +54,7 @@ def filled(url):
     store, now_s = EventStore(url), time.time()
     for job, days, release in (("old-1", 40, True), ("held", 40, False), ("old-2", 35, True), ("young", 1, True)):
         made = life(job, now_s - days * DAY_S, release)
-        store.once(f"key-{job}", "digest", lambda job=job, made=made: Answer({"id": job}, made))
+        store.once(f"key-{job}", "digest", lambda job=job, made=made: StoredResponse({"id": job}, made))
         for step in range(3):
             store.report(job, 1, step, 1.0, {"loss": 1.0})
     store.benchmarks.append("run-1", {"line": "begun"})
@@ -86,7 +86,7 @@ def test_jobs_that_ended_long_ago_are_removed_with_their_events_reports_keys_and
     assert {r.job.id for r in jobs.page(()).records} == {"held", "young"}
     left = {"held", "young"}
     assert rows(url) == {"events": left, "reports": left, "jobs": left, "requests": {"key-held", "key-young"}}
-    assert set(asked) == {Place(f"cpu-{n}", job, 1) for job in ("old-1", "old-2") for n in (0, 1)}
+    assert set(asked) == {AttemptFolderRef(f"cpu-{n}", job, 1) for job in ("old-1", "old-2") for n in (0, 1)}
     assert store.retention.nodes() == [] and store.differences() == []
     assert [line["line"] for line in store.benchmarks.read("run-1")] == ["begun"]
     store.close()
@@ -380,7 +380,7 @@ def test_of_a_removed_job_its_node_keeps_no_folder_and_the_fleet_no_fence(kept_f
     (folder,) = attempts.glob(f"{ended}.1.0")
     assert (folder / "outcome.json").exists()
     assert [key.rpartition("/")[2] for key in live.fleet.store.values] == [ended]
-    assert fences.read(fences.folder_here(), ended) == 1
+    assert fences.read(fences.local_folder(), ended) == 1
 
     def removed():
         service._housekeeping.prune()
@@ -388,5 +388,5 @@ def test_of_a_removed_job_its_node_keeps_no_folder_and_the_fleet_no_fence(kept_f
 
     wait_for(removed)
     assert [*attempts.parent.rglob(f"{ended}.*")] == [] and live.fleet.store.values == {}
-    assert fences.read(fences.folder_here(), ended) is None
+    assert fences.read(fences.local_folder(), ended) is None
     assert ended not in live.fleet.agent("cpu-0").hello(service.agents.generation)["epochs"]

@@ -10,7 +10,7 @@ import pytest
 from patience import wait_for
 
 from cluster.errors import FleetError
-from orchestrator.checkpoints import Checkpoints
+from orchestrator.checkpoints import CheckpointService
 from orchestrator.core import commands as c
 from orchestrator.core import messages as m
 from orchestrator.core.nodes import Node
@@ -100,7 +100,7 @@ def carrier(head, told, tmp_path):
     agents.nodes = {"a": Node("a", "ray-a", 0.0)}
     agents.make("a", "ray-a")
     assert told.get(timeout=PATIENCE_S) == m.AgentMade("a", "ray-a")
-    checkpoints = Checkpoints(agents)
+    checkpoints = CheckpointService(agents)
     data = DataMoves(agents, checkpoints, DataStore(tmp_path / "data"))
     launcher = Launcher(agents, Packages(tmp_path / "packages"), checkpoints, data)
     jobs = Jobs(store)

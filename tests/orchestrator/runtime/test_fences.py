@@ -39,8 +39,8 @@ def test_a_fence_is_written_where_agents_of_its_fleet_read_it(homes):
     assert agent._fences.epoch("job") == 0
     assert raised("job", 3) == 3
     assert homes.store.values == {f"polyfleet/{identity}/fence/job": b"3"}
-    assert folders.read(folders.folder_here(), "job") == 3
-    folders.forget(folders.folder_here(), "job")  # as on a node of another machine, which sees the store alone
+    assert folders.read(folders.local_folder(), "job") == 3
+    folders.remove(folders.local_folder(), "job")  # as on a node of another machine, which sees the store alone
     assert agent._fences.epoch("job") == 3
 
 
@@ -82,17 +82,17 @@ def test_a_fence_that_was_raised_in_the_folder_alone_is_taken_down_there(homes, 
     raised("job", 1)
     failing.add("store")
     assert isinstance(raised("job", 2), Exception)
-    assert folders.read(folders.folder_here(), "job") == 2
+    assert folders.read(folders.local_folder(), "job") == 2
     failing.clear()
     assert lowered("job", 1) == 1
-    assert folders.read(folders.folder_here(), "job") == 1
+    assert folders.read(folders.local_folder(), "job") == 1
 
 
 def test_a_fence_that_was_raised_before_the_store_was_lost_is_taken_down_in_the_folder(homes, failing):
     raised("job", 2)
     homes.store.values.clear()
     assert lowered("job", 1) == 1
-    assert folders.read(folders.folder_here(), "job") == 1
+    assert folders.read(folders.local_folder(), "job") == 1
 
 
 def test_a_fence_that_was_lowered_in_the_folder_alone_is_raised_there(homes, failing):
@@ -102,10 +102,10 @@ def test_a_fence_that_was_lowered_in_the_folder_alone_is_raised_there(homes, fai
     assert isinstance(lowered("job", 1), Exception)
     failing.clear()
     assert raised("job", 2) == 2
-    assert folders.read(folders.folder_here(), "job") == 2
+    assert folders.read(folders.local_folder(), "job") == 2
 
 
 def test_the_fence_of_a_newer_attempt_is_not_lowered(homes, failing):
     raised("job", 5)
     assert lowered("job", 1) == 5
-    assert folders.read(folders.folder_here(), "job") == 5
+    assert folders.read(folders.local_folder(), "job") == 5

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cluster.errors import FleetError, NotFound
-from orchestrator.checkpoints import Checkpoints
+from orchestrator.checkpoints import CheckpointService
 from orchestrator.core.commands import Launch
 from orchestrator.core.messages import LaunchFailed
 from orchestrator.runtime.agents import Agents
@@ -32,7 +32,7 @@ def launched(live, resume_from, node="xla-0", **nodes):
 
 def launcher(live, **nodes):
     agents = Nodes(live.service.agents, **nodes)
-    checkpoints = Checkpoints(agents)
+    checkpoints = CheckpointService(agents)
     data = DataMoves(agents, checkpoints, live.service.data)
     return Launcher(agents, live.service.packages, checkpoints, data)
 
@@ -131,7 +131,7 @@ def brought(live, step=12, patient=False, **nodes):
         "digits", 2, ("xla-0",), (), ({},), "cpu", "place", visited=("cpu",), patient=patient,
         known={"pool": "cpu", "path": "digits/step-000000000012", "step": step},
     )  # fmt: skip
-    return Bringer(agents, Checkpoints(agents)).bring(told, lambda what: None)
+    return Bringer(agents, CheckpointService(agents)).bring(told, lambda what: None)
 
 
 def test_a_checkpoint_on_the_disk_of_another_node_of_the_pool_is_copied_to_where_the_job_runs(live, checkpoint):
@@ -173,19 +173,19 @@ def test_a_copy_in_another_pool_serves_where_no_node_of_the_checkpoint_s_own_poo
         "digits", 2, ("xla-0",), (), ({},), "xla", "place", visited=("far",),
         known={"pool": "far", "path": "digits/step-20", "step": 20, "node": "far-m2"}, replicas=(copy,),
     )  # fmt: skip
-    found = Bringer(agents, Checkpoints(agents)).bring(told, lambda what: None)
+    found = Bringer(agents, CheckpointService(agents)).bring(told, lambda what: None)
     assert (found.found["pool"], found.found["step"]) == ("xla", 12)
     assert found.missed == "the newest checkpoint (step 20) lies in pool far, of which no node is up"
     for waiting in (replace(told, replicas=()), replace(told, patient=True)):
         with pytest.raises(FleetError, match="of which no node is up"):
-            Bringer(agents, Checkpoints(agents)).bring(waiting, lambda what: None)
+            Bringer(agents, CheckpointService(agents)).bring(waiting, lambda what: None)
 
 
 def test_a_checkpoint_is_shown_read_verified_and_copied_from_whichever_disk_of_the_pool_has_it(live, checkpoint):
     storage = live.home / "storage"
     (storage / "xla").mkdir(parents=True, exist_ok=True)
     shutil.move(storage / "cpu" / "digits", storage / "xla" / "digits")
-    checkpoints = Checkpoints(Nodes(live.service.agents, **second_of_cpu(live)))
+    checkpoints = CheckpointService(Nodes(live.service.agents, **second_of_cpu(live)))
     assert checkpoints.show("cpu:digits")["step"] == 12
     read = checkpoints.manifest("cpu:digits")
     [shard] = (storage / "xla" / "digits").rglob("*.safetensors")

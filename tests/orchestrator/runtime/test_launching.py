@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from cluster.errors import FleetError
-from orchestrator.checkpoints import Checkpoints
+from orchestrator.checkpoints import CheckpointService
 from orchestrator.core.commands import Launch
 from orchestrator.core.messages import AgentMade, Launched, LaunchFailed
 from orchestrator.core.nodes import Node
@@ -71,7 +71,7 @@ def launcher(gates, monkeypatch, tmp_path):
         for name in NODES:
             agents.make(name, f"ray-{name}")
             assert made.acquire(timeout=HANG_S)
-        checkpoints = Checkpoints(agents)
+        checkpoints = CheckpointService(agents)
         data = DataMoves(agents, checkpoints, DataStore(tmp_path / "data"))
         yield Launcher(agents, Packages(tmp_path / "packages"), checkpoints, data)
         for gate in gates.values():

@@ -6,7 +6,7 @@ import pytest
 from patience import wait_for
 
 from cluster import fleet_record
-from cluster.node_repair import Repaired
+from cluster.node_repair import RepairResult
 from orchestrator.runtime import repair
 from orchestrator.runtime.repair import RepairThread
 
@@ -70,7 +70,7 @@ class Recorded:
 
     def restart_lost(self):
         found, self.lost = tuple(self.lost), []
-        return Repaired(found)
+        return RepairResult(found)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def told():
 
 @pytest.fixture
 def thread(monkeypatch, told):
-    monkeypatch.setattr(repair, "Repairs", Recorded)
+    monkeypatch.setattr(repair, "NodeRepair", Recorded)
     thread = RepairThread(lambda *said: told.append(said))
     yield thread
     thread.close()

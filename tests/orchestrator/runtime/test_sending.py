@@ -13,8 +13,8 @@ from orchestrator.core.commands import Launch
 from orchestrator.runtime.code_archives import PIECE_BYTES
 from orchestrator.runtime.code_archives import Packages as ServerPackages
 from orchestrator.runtime.launch import _failed
-from workers.code_archives import Packages as NodePackages
-from workers.errors import EpochPast, TakenOver
+from workers.code_archives import NodeCodeArchives as NodePackages
+from workers.errors import ControllerSuperseded, EpochPast
 
 HANG_S = 120.0
 
@@ -72,7 +72,11 @@ def launch(epoch=3):
 
 @pytest.mark.parametrize(
     "error",
-    [Conflict("piece at byte 4194304 of an upload that has 8388608"), TakenOver(1, 2), FleetError("no answer")],
+    [
+        Conflict("piece at byte 4194304 of an upload that has 8388608"),
+        ControllerSuperseded(1, 2),
+        FleetError("no answer"),
+    ],
 )
 def test_what_says_nothing_of_epochs_is_no_sign_of_a_newer_attempt(error):
     told = _failed(launch(), error)

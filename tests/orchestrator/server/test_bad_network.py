@@ -19,7 +19,7 @@ from cluster.errors import Conflict, NotFound
 from orchestrator import client as http
 from orchestrator.code_archive import SCRATCH
 from orchestrator.runtime.jobs_page import JobsWanted
-from orchestrator.server_connection import AnswerLost
+from orchestrator.server_connection import ResponseLost
 from orchestrator.transport import BrokenConnection
 
 # Of connections that were aborted as the network's loop ended.
@@ -118,7 +118,7 @@ def test_what_only_reads_is_asked_again_on_another_connection(waiting, network, 
 
 def test_when_no_answer_ever_comes_the_key_is_told(waiting, network):
     client = network(*[net.Fault(cut_answer_at=20)] * 20)
-    with pytest.raises(AnswerLost) as lost:
+    with pytest.raises(ResponseLost) as lost:
         client.submit({**RUN, "name": "lost"})
     assert lost.value.remedy.endswith(f"--key {lost.value.key}")
     with http.connect(start=False) as direct:

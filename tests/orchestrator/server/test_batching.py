@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from cluster.errors import UserError
-from orchestrator.server.batching import AT_ONCE, MOST, Together
+from orchestrator.server.batching import AT_ONCE, MOST, Batcher
 
 NEVER_S = 3600.0
 """No call counts as slow: how long a thread takes to start says nothing."""
@@ -23,7 +23,7 @@ def test_what_comes_while_calls_are_under_way_shares_the_next():
         return [item * 10 for item in items]
 
     async def ask_all():
-        together = Together(call, slow_s=NEVER_S)
+        together = Batcher(call, slow_s=NEVER_S)
         asked = []
         for n in range(AT_ONCE):
             asked.append(asyncio.create_task(together.ask(n)))
@@ -48,7 +48,7 @@ def test_each_gets_its_own_error_and_a_call_that_fails_is_told_to_all_of_it():
         return [UserError(f"{item} is refused") if item == "bad" else item for item in items]
 
     async def ask(*items):
-        together = Together(call)
+        together = Batcher(call)
         return await asyncio.gather(*(together.ask(item) for item in items), return_exceptions=True)
 
     good, bad, fine = asyncio.run(ask("good", "bad", "fine"))
@@ -67,7 +67,7 @@ def test_nobody_waits_for_slow_calls_of_others():
         return items
 
     async def ask_all():
-        together, slow = Together(call, slow_s=0.0), []
+        together, slow = Batcher(call, slow_s=0.0), []
         for _ in range(AT_ONCE):
             slow.append(asyncio.create_task(together.ask("slow")))
             await asyncio.sleep(0)
@@ -88,7 +88,7 @@ def test_one_that_is_cancelled_does_not_disturb_the_others():
         return items
 
     async def ask_all():
-        together = Together(call)
+        together = Batcher(call)
         gone, stays = (asyncio.create_task(together.ask(name)) for name in ("gone", "stays"))
         await asyncio.sleep(0)
         gone.cancel()

@@ -7,7 +7,7 @@ import pytest
 
 from cluster import fleet_record
 from orchestrator.store import writer
-from orchestrator.store.unit_of_work import Work
+from orchestrator.store.unit_of_work import UnitOfWork
 
 HANG_S = 120.0
 
@@ -78,7 +78,7 @@ def test_while_a_write_of_the_job_store_does_not_end_requests_are_refused_with_w
 
     spec = {"spec": {"task": "run", "name": "j", "command": ["true"]}}
     with ThreadPoolExecutor(2) as threads:
-        write = threads.submit(live.service.store._writer.submit, Work(action=disk))
+        write = threads.submit(live.service.store._writer.submit, UnitOfWork(action=disk))
         assert reached.wait(HANG_S)
         stopped = threads.submit(asked, live, f"/v1/jobs/{running}/cancel", {})
         with live.http as client:

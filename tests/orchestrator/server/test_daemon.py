@@ -36,7 +36,7 @@ def home(tmp_path):
 
 
 def start(home, port=0):
-    return daemon.start(home, port)
+    return daemon.start_server(home, port)
 
 
 def answers(server, token):
@@ -48,7 +48,7 @@ def test_a_started_server_answers_from_its_own_folder_and_session(home):
     server = start(home)
     token = tokens.read(home / "token")
     assert answers(server, token)["pid"] == server.pid
-    assert daemon.find(home) == server
+    assert daemon.find_server(home) == server
     assert os.getsid(server.pid) == server.pid
     assert Path(f"/proc/{server.pid}/cwd").resolve() == home / "server-cwd"
     assert [(home / name).stat().st_mode & 0o777 for name in ("token", "server.json", ".")] == [0o600, 0o600, 0o700]
@@ -107,7 +107,7 @@ def test_a_record_of_a_dead_process_is_replaced(home, wait_for):
     os.kill(first.pid, signal.SIGKILL)
     wait_for(lambda: not alive(first.process))
     assert (home / "server.json").exists()
-    assert daemon.find(home) is None
+    assert daemon.find_server(home) is None
     assert start(home).pid != first.pid
 
 
@@ -116,7 +116,7 @@ def test_a_record_whose_pid_is_somebody_else_by_now_is_replaced_and_nobody_is_si
         home.mkdir()
         own = identify(bystander.pid)
         server_record.write(home, ServerRecord(own.pid, f"{own.created}0", 1, "0", "2026"))
-        assert daemon.find(home) is None
+        assert daemon.find_server(home) is None
         assert daemon.stop_server(home) is False
         assert start(home).pid != bystander.pid
         assert bystander.poll() is None
@@ -138,12 +138,12 @@ def test_a_record_whose_pid_is_somebody_else_by_now_is_replaced_and_nobody_is_si
 def test_a_damaged_record_counts_as_none(home, text):
     home.mkdir()
     (home / "server.json").write_text(text)
-    assert daemon.find(home) is None
+    assert daemon.find_server(home) is None
 
 
 def test_a_server_whose_record_is_lost_is_named_and_stopped(home, monkeypatch):
     monkeypatch.setattr(daemon, "STARTING_S", 0.0)
-    lost = daemon.start(home)
+    lost = daemon.start_server(home)
     (home / "server.json").unlink()
     with pytest.raises(Conflict, match=rf"runs as process {lost.pid}, but .*server\.json does not say where"):
         start(home)
@@ -160,7 +160,7 @@ def test_a_port_in_use_is_an_error_with_a_remedy(home):
             UserError, match=rf"port {taken.getsockname()[1]} cannot be used: .* in use; choose another"
         ):
             start(home, taken.getsockname()[1])
-    assert daemon.find(home) is None
+    assert daemon.find_server(home) is None
     assert not daemon.log_path(home).exists()
 
 
@@ -168,7 +168,7 @@ def test_a_server_that_dies_at_once_tells_its_last_words_not_older_ones(home):
     daemon.log_path(home).parent.mkdir(parents=True)
     daemon.log_path(home).write_text("error: of last week\n")
     with pytest.raises(FleetError) as caught:
-        daemon.start(home, command=(sys.executable, "-c", "import sys; sys.exit('error: no room')"))
+        daemon.start_server(home, command=(sys.executable, "-c", "import sys; sys.exit('error: no room')"))
     assert caught.value.message == "the server did not start: no room"
     assert str(daemon.log_path(home)) in caught.value.remedy
 
@@ -194,7 +194,7 @@ def test_a_token_others_may_read_is_refused_with_what_to_do(home):
     (home / "token").chmod(0o644)
     with pytest.raises(UserError, match=r"others may read the token .*\(mode 0644\); .*remove that file"):
         start(home)
-    assert daemon.find(home) is None
+    assert daemon.find_server(home) is None
 
 
 def test_the_record_is_json_with_the_documented_keys(home):
@@ -215,7 +215,7 @@ import logging, os, time
 from pathlib import Path
 from orchestrator.server import server_record
 home = Path(os.environ["POLYFLEET_HOME"])
-with server_record.telling(home):
+with server_record.startup_status(home):
     logging.getLogger(server_record.LONG_WORK).info("bringing the tables up to date")
     while not (home / "go-on").exists():
         time.sleep(0.01)
@@ -248,9 +248,9 @@ def test_a_server_that_brings_its_store_up_to_date_is_waited_for(home, monkeypat
             held.set()
 
     go_on.start()
-    server = daemon.start(home, progress=progress)
+    server = daemon.start_server(home, progress=progress)
     go_on.join()
-    assert alive(server.process) and server_record.doing(home) is None
+    assert alive(server.process) and server_record.read_startup_status(home) is None
     assert told == ["starting the server", "the server is bringing the tables up to date"]
 
 
@@ -262,11 +262,11 @@ def test_a_server_at_work_on_its_store_outlives_an_interrupted_starter(home, upg
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        daemon.start(home, progress=interrupt)
-    process, doing = server_record.doing(home)
+        daemon.start_server(home, progress=interrupt)
+    process, doing = server_record.read_startup_status(home)
     assert alive(process) and doing == "bringing the tables up to date"
     (home / "go-on").touch()
-    assert daemon.start(home).process == process
+    assert daemon.start_server(home).process == process
 
 
 @pytest.mark.parametrize("side", ["before", "after"])

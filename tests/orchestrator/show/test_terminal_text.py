@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from orchestrator.show.terminal_text import escaped, log_lines, one_line, visible
+from orchestrator.show.terminal_text import escape_control, escape_document, log_lines, one_line
 
 
 @pytest.mark.parametrize(
@@ -28,14 +28,14 @@ from orchestrator.show.terminal_text import escaped, log_lines, one_line, visibl
     ],
 )
 def test_what_would_act_is_taken_out_or_written_out(hostile, shown):
-    assert visible(hostile) == shown
+    assert escape_control(hostile) == shown
 
 
 @pytest.mark.parametrize(
     "text", ["", "plain", "größer 你好 🙂", "tab\there", "two\nlines", "[bold]not markup[/bold]", "C:\\x1b"]
 )
 def test_what_is_harmless_stays(text):
-    assert visible(text) == text
+    assert escape_control(text) == text
 
 
 def test_a_cell_is_one_line():
@@ -48,7 +48,7 @@ def test_a_progress_bar_becomes_lines():
 
 def test_an_escaped_document_means_the_same():
     data = {"k\u202e": "\x1b\x9b\u2028\ud800 ü", "n": [1, "\n"]}
-    document = escaped(json.dumps(data, ensure_ascii=False, indent=1))
+    document = escape_document(json.dumps(data, ensure_ascii=False, indent=1))
     assert json.loads(document) == data
     assert not {"\x9b", "\u202e", "\u2028", "\ud800"} & set(document)
     assert "ü" in document

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from orchestrator.show.units import ago, between, duration, size
+from orchestrator.show.units import duration, elapsed, size, time_since
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
 
@@ -35,14 +35,14 @@ def test_durations(seconds, text):
 
 
 def test_times_are_told_from_now():
-    assert ago("2026-11-20T11:59:30.900+00:00", NOW) == "29 s ago"
-    assert ago("2026-11-20T11:59:59.600Z", NOW) == "just now"
-    assert ago("2026-11-20T12:00:01Z", NOW) == "just now"
-    assert ago("2026-11-20T11:57:01Z", NOW) == "2 min ago"
-    assert ago("2026-11-20T05:00:00Z", NOW) == "7 h ago"
-    assert ago("2026-11-17T05:00:00Z", NOW) == "3 days ago"
-    assert ago(None, NOW) == ""
-    assert between("2026-11-20T11:00:00Z", None, NOW) == "60 min 0 s"
-    assert between("2026-11-20T11:00:00Z", "2026-11-20T11:00:10Z", NOW) == "10 s"
-    assert between(None, None, NOW) == ""
-    assert between("2026-11-20T12:00:00Z", "2026-11-20T11:00:10Z", NOW) == "", "the clock was set back meanwhile"
+    assert time_since("2026-11-20T11:59:30.900+00:00", NOW) == "29 s ago"
+    assert time_since("2026-11-20T11:59:59.600Z", NOW) == "just now"
+    assert time_since("2026-11-20T12:00:01Z", NOW) == "just now"
+    assert time_since("2026-11-20T11:57:01Z", NOW) == "2 min ago"
+    assert time_since("2026-11-20T05:00:00Z", NOW) == "7 h ago"
+    assert time_since("2026-11-17T05:00:00Z", NOW) == "3 days ago"
+    assert time_since(None, NOW) == ""
+    assert elapsed("2026-11-20T11:00:00Z", None, NOW) == "60 min 0 s"
+    assert elapsed("2026-11-20T11:00:00Z", "2026-11-20T11:00:10Z", NOW) == "10 s"
+    assert elapsed(None, None, NOW) == ""
+    assert elapsed("2026-11-20T12:00:00Z", "2026-11-20T11:00:10Z", NOW) == "", "the clock was set back meanwhile"

@@ -5,7 +5,7 @@ from itertools import chain, count
 import pytest
 
 from orchestrator.simulate.planted_bugs import FAULTS, PLANTED, planted
-from orchestrator.simulate.world import World
+from orchestrator.simulate.world import Simulation
 
 MOST_EVENTS = 400_000
 LAW = {
@@ -70,7 +70,7 @@ def test_a_planted_bug_is_found(name):
     with planted(name):
         while events < MOST_EVENTS:
             seed = next(seeds)
-            world = World(seed, FAULTS[name]())
+            world = Simulation(seed, FAULTS[name]())
             violation = world.run(4_000)
             events += world.clock.happened
             if violation:
@@ -82,4 +82,4 @@ def test_a_planted_bug_is_found(name):
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_without_the_bug_the_same_world_breaks_no_law(name):
-    assert World(SEEN.get(name, 0), FAULTS[name]()).run(4_000) is None
+    assert Simulation(SEEN.get(name, 0), FAULTS[name]()).run(4_000) is None

@@ -5,7 +5,7 @@ jump. Its end is always the same.
 import pytest
 
 from orchestrator.core import crash_points
-from orchestrator.simulate.scenario import Story
+from orchestrator.simulate.scenario import Scenario
 
 ENDS = {
     "plain": "SUCCEEDED",
@@ -26,7 +26,7 @@ ENDS = {
 }
 
 
-class Listening(Story):
+class Listening(Scenario):
     def __init__(self):
         self.reached = set()
         super().__init__()
@@ -44,18 +44,18 @@ def test_the_story_reaches_every_point():
 
 @pytest.mark.parametrize("point", crash_points.names())
 def test_a_crash_at_any_point_leads_to_the_same_ends(point):
-    world = Story(crash_at=point)
+    world = Scenario(crash_at=point)
     assert world.tell() == ENDS
     assert world.armed is None, "it did not crash there"
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_messages_that_come_twice_or_late_lead_to_the_same_ends(seed):
-    assert Story(seed, doubled=0.5).tell() == ENDS
+    assert Scenario(seed, doubled=0.5).tell() == ENDS
 
 
 def test_clocks_that_are_set_back_ten_years_and_forth_change_nothing():
-    ordinary, jumping = Story(), Story(clocks=(-3.2e8, 3.2e8, -3600.0, 3600.0, -6.4e8))
+    ordinary, jumping = Scenario(), Scenario(clocks=(-3.2e8, 3.2e8, -3600.0, 3600.0, -6.4e8))
     assert ordinary.tell() == jumping.tell() == ENDS
     told = [[(e.job, e.event, e.epoch, e.data) for e in world.store.log] for world in (ordinary, jumping)]
     assert told[0] == told[1], "the same decisions in the same order"

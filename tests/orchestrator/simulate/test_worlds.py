@@ -4,7 +4,7 @@ gets a test of its own in tests/orchestrator/core: with the next change of world
 """
 
 from orchestrator.simulate.campaign import campaign
-from orchestrator.simulate.world import World
+from orchestrator.simulate.world import Simulation
 
 
 def test_a_hundred_thousand_events_break_no_law():
@@ -14,7 +14,7 @@ def test_a_hundred_thousand_events_break_no_law():
 
 
 def test_the_same_seed_gives_the_same_world():
-    worlds = [World(11), World(11)]
+    worlds = [Simulation(11), Simulation(11)]
     for world in worlds:
         assert world.run(4_000) is None
     assert worlds[0].store.log == worlds[1].store.log

@@ -11,7 +11,7 @@ from orchestrator.core.states import State
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.store import origin
 from orchestrator.store.event_store import EventStore
-from orchestrator.store.idempotency import Answer
+from orchestrator.store.idempotency import StoredResponse
 
 LEASES = [["cpu-0/cpu", [0]]]
 PLACED = {"candidate": 0, "kind": "cpu", "pool": "cpu", "leases": LEASES, "reason": "fits"}
@@ -34,7 +34,7 @@ def file(tmp_path):
     store = EventStore(f"sqlite:///{path}")
     store.append([*life("bad"), *life("good")])
     store.report("bad", 1, 1, 1.0, {"loss": 0.5})
-    store.once("key", "digest", lambda: Answer({"id": "bad"}))
+    store.once("key", "digest", lambda: StoredResponse({"id": "bad"}))
     store.benchmarks.append("run-1", {"line": "begun", "cases": 1})
     store.close()
     return path
@@ -162,7 +162,7 @@ def test_damaged_rows_of_other_tables_are_named_when_they_are_met(reopened):
     assert store.reports("bad") == [] and store.last_report("bad") == {}
     assert store.benchmarks.read("run-1") == [] and store.benchmarks.runs() == []
     with pytest.raises(FleetError, match="'key' is damaged"):
-        store.once("key", "digest", lambda: Answer({"id": "twice"}))
+        store.once("key", "digest", lambda: StoredResponse({"id": "twice"}))
     assert {row.table for row in store.damage.rows} == {"reports", "requests", "benchmark_lines"}
 
 

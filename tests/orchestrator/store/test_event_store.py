@@ -9,11 +9,11 @@ import sqlalchemy
 from cluster.errors import Conflict, FleetError, UserError
 from orchestrator.core.fold import apply, fold, submitted
 from orchestrator.core.model import Candidate, Event, Job
-from orchestrator.store.idempotency import Answer, Asked
-from orchestrator.store.job_cache import NotCounted
-from orchestrator.store.retention import ROWS_AT_ONCE, Place
+from orchestrator.store.idempotency import IdempotentRequest, StoredResponse
+from orchestrator.store.job_cache import EventIgnored
+from orchestrator.store.retention import ROWS_AT_ONCE, AttemptFolderRef
 from orchestrator.store.schema import removals
-from orchestrator.store.unit_of_work import Work
+from orchestrator.store.unit_of_work import UnitOfWork
 
 
 def event(job="j", name="started", **data):
@@ -36,14 +36,14 @@ def test_a_store_opened_again_has_everything_and_goes_on_counting(open_store):
     store = open_store()
     store.append([event(n=n) for n in range(5)])
     store.report("j", 1, 7, 1.0, {"loss": 0.5})
-    store.once("key", "digest", lambda: Answer({"id": "j"}))
+    store.once("key", "digest", lambda: StoredResponse({"id": "j"}))
     store.close()
     again = open_store()
     assert [e.data["n"] for e in again.read(0)] == [0, 1, 2, 3, 4]
     assert again.last_seq == 5
     assert again.append([event()]) == [6]
     assert again.last_report("j") == {"loss": 0.5}
-    assert again.once("key", "digest", lambda: Answer({"id": "other"})) == {"id": "j"}
+    assert again.once("key", "digest", lambda: StoredResponse({"id": "other"})) == {"id": "j"}
 
 
 def test_events_of_owners_with_a_prefix(store):
@@ -140,7 +140,7 @@ def submission(job="j"):
 
 
 def answer(job="j"):
-    return Answer({"id": job}, [submission(job)], 201)
+    return StoredResponse({"id": job}, [submission(job)], 201)
 
 
 def test_the_same_key_and_digest_get_the_first_answer_and_happen_once(store):
@@ -186,8 +186,8 @@ def test_many_threads_with_one_key_make_one_job(store, together):
 
 def test_an_answer_is_the_same_the_first_time_and_later(store):
     body = {"loss": float("nan"), "pair": (1, 2)}
-    first = store.once("key", "digest", lambda: Answer(body))
-    assert first == store.once("key", "digest", lambda: Answer({})) == {"loss": "NaN", "pair": [1, 2]}
+    first = store.once("key", "digest", lambda: StoredResponse(body))
+    assert first == store.once("key", "digest", lambda: StoredResponse({})) == {"loss": "NaN", "pair": [1, 2]}
 
 
 @pytest.mark.parametrize("key", ["x" * 256, "a\nb", "a\0b", "\ud800"])
@@ -204,15 +204,15 @@ def test_requests_that_come_together_are_answered_each_for_itself(store):
         raise UserError("no such pool")
 
     asked = [
-        Asked("a", "1", lambda: answer("a")),
-        Asked("known", "digest", lambda: answer("other")),
-        Asked("a", "1", lambda: answer("again")),
-        Asked("", "", lambda: answer("no-key")),
-        Asked("a", "2", lambda: answer("b")),
-        Asked("b", "", broken),
-        Asked("b", "", lambda: answer("b")),
-        Asked("x" * 256, "", answer),
-        Asked("known", "other", answer),
+        IdempotentRequest("a", "1", lambda: answer("a")),
+        IdempotentRequest("known", "digest", lambda: answer("other")),
+        IdempotentRequest("a", "1", lambda: answer("again")),
+        IdempotentRequest("", "", lambda: answer("no-key")),
+        IdempotentRequest("a", "2", lambda: answer("b")),
+        IdempotentRequest("b", "", broken),
+        IdempotentRequest("b", "", lambda: answer("b")),
+        IdempotentRequest("x" * 256, "", answer),
+        IdempotentRequest("known", "other", answer),
     ]
     found = [str(one) if isinstance(one, Exception) else one["id"] for one in store.once_each(asked, told.extend)]
     used = "was used with another request; use a new key"
@@ -225,7 +225,7 @@ def test_requests_that_come_together_are_answered_each_for_itself(store):
 
 def test_of_requests_that_come_together_one_with_a_taken_id_draws_again(store):
     ids = iter(["j", "k"])
-    asked = [Asked("1", "", lambda: answer("j")), Asked("2", "", lambda: answer(next(ids)))]
+    asked = [IdempotentRequest("1", "", lambda: answer("j")), IdempotentRequest("2", "", lambda: answer(next(ids)))]
     assert store.once_each(asked) == [{"id": "j"}, {"id": "k"}]
     assert [e.job for e in store.read(0)] == ["j", "k"] and store.differences() == []
 
@@ -324,7 +324,7 @@ def test_two_copies_of_a_store_give_different_generations(tmp_path, open_at):
 
 def test_events_that_do_not_count_are_refused_with_all_that_came_with_them(store):
     store.append([submission("j")], strict=True)
-    with pytest.raises(NotCounted, match=r"event 'started' of j does not count: .*epoch 1"):
+    with pytest.raises(EventIgnored, match=r"event 'started' of j does not count: .*epoch 1"):
         store.append([submission("k"), event("j", "started")], strict=True)
     assert [e.job for e in store.read(0)] == ["j"] and store.jobs.get("k") is None
     assert store.append([submission("k"), Event("node/a", "drained", 0, 1.0)], strict=True) == [2, 3]
@@ -339,16 +339,16 @@ def test_a_new_job_whose_id_is_taken_gets_another(store):
 
     assert store.once("1", "digest", draw) == {"id": "j"}
     assert store.once("2", "digest", draw) == {"id": "k"}
-    with pytest.raises(NotCounted, match="already submitted"):
+    with pytest.raises(EventIgnored, match="already submitted"):
         store.once("3", "digest", lambda: answer("j"))
     assert [e.job for e in store.read(0)] == ["j", "k"]
 
 
 def test_many_jobs_of_one_request_are_stored_together_or_not_at_all(store):
-    with pytest.raises(NotCounted):
-        store.once("key", "digest", lambda: Answer({}, [submission(f"j{n % 99}") for n in range(100)]))
+    with pytest.raises(EventIgnored):
+        store.once("key", "digest", lambda: StoredResponse({}, [submission(f"j{n % 99}") for n in range(100)]))
     assert store.read(0) == []
-    store.once("key", "digest", lambda: Answer({}, [submission(f"j{n}") for n in range(1000)]))
+    store.once("key", "digest", lambda: StoredResponse({}, [submission(f"j{n}") for n in range(1000)]))
     assert len(store.jobs.open()) == 1000 and store.differences() == []
 
 
@@ -377,10 +377,10 @@ def test_lines_of_benchmark_runs_are_kept_in_order_and_counted(open_store):
 
 
 def test_folders_that_are_left_to_remove_are_paged_by_node(store):
-    mine = [Place("a", f"j{n:03}", epoch) for n in range(300) for epoch in (1, 2)]
-    places = [*mine, Place("b", "j000", 1)]
+    mine = [AttemptFolderRef("a", f"j{n:03}", epoch) for n in range(300) for epoch in (1, 2)]
+    places = [*mine, AttemptFolderRef("b", "j000", 1)]
     rows = [{"job": place.job, "node": place.node, "epoch": place.epoch, "time": 1.0} for place in places]
-    store._writer.submit(Work(action=lambda connection: connection.execute(removals.insert(), rows)))
+    store._writer.submit(UnitOfWork(action=lambda connection: connection.execute(removals.insert(), rows)))
     kept = store.retention
     first = kept.places("a")
     assert kept.nodes() == ["a", "b"] and [*first, *kept.places("a", first[-1])] == mine

@@ -10,7 +10,7 @@ from orchestrator.core.fold import apply, fold, submitted
 from orchestrator.core.model import Candidate, Event, Job, Recovery
 from orchestrator.core.states import TERMINAL
 from orchestrator.store import record_codec
-from orchestrator.store.damaged_rows import Damaged
+from orchestrator.store.damaged_rows import DamagedDataError
 from orchestrator.store.event_store import EventStore
 from orchestrator.store.job_cache import is_open
 
@@ -123,16 +123,16 @@ odd = st.recursive(
 def test_any_plain_data_of_a_record_comes_back_as_it_was(data):
     record = fold([as_read(e) for e in life_of("a", 8)])["a"]
     whole = replace(record, result=data, job=replace(record.job, candidates=(Candidate(("cpu",), arguments=data),)))
-    text = record_codec.encode(whole)
-    assert record_codec.decode(text, record_codec.checksum(text)) == whole
+    text = record_codec.encode_record(whole)
+    assert record_codec.decode_record(text, record_codec.checksum(text)) == whole
 
 
 def test_what_was_not_written_as_a_record_is_damaged():
     for text in ("{}", "[", "7", "null"):
-        with pytest.raises(Damaged, match="is not a record"):
-            record_codec.decode(text, record_codec.checksum(text))
-    with pytest.raises(Damaged, match="checksum"):
-        record_codec.decode("{}", 0)
+        with pytest.raises(DamagedDataError, match="is not a record"):
+            record_codec.decode_record(text, record_codec.checksum(text))
+    with pytest.raises(DamagedDataError, match="checksum"):
+        record_codec.decode_record("{}", 0)
 
 
 def test_a_text_that_is_not_unicode_is_kept(tmp_path):

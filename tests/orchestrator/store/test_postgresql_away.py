@@ -7,7 +7,7 @@ from store_submitters import Submitters, check_stored, life
 
 from cluster.errors import FleetError
 from orchestrator.core.model import Event
-from orchestrator.store.idempotency import Answer
+from orchestrator.store.idempotency import StoredResponse
 
 pytestmark = pytest.mark.full
 
@@ -57,7 +57,7 @@ def test_a_database_server_that_hangs_is_an_error_within_seconds_and_then_goes_o
 
     def submit(key, with_key=True):
         try:
-            store.once(key if with_key else "", "digest", lambda: Answer({"id": key}, life(key)))
+            store.once(key if with_key else "", "digest", lambda: StoredResponse({"id": key}, life(key)))
             acked.append(key)
         except FleetError as e:
             assert any(

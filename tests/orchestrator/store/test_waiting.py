@@ -8,8 +8,8 @@ import pytest
 from orchestrator.core.fold import submitted
 from orchestrator.core.model import Candidate, Event, Job
 from orchestrator.store import event_store, idempotency, writer
-from orchestrator.store.idempotency import Answer, Asked
-from orchestrator.store.unit_of_work import StoreBusy, Unanswered, Work
+from orchestrator.store.idempotency import IdempotentRequest, StoredResponse
+from orchestrator.store.unit_of_work import CommitPending, StoreBusy, UnitOfWork
 
 HANG_S = 120.0
 
@@ -47,11 +47,13 @@ def threads(disk):
 
 
 def accepted(job):
-    return Answer({"id": job}, [submitted(Job(job, job, "run", (Candidate(("cpu",)),), submitted_s=1.0), {}, 1.0)])
+    return StoredResponse(
+        {"id": job}, [submitted(Job(job, job, "run", (Candidate(("cpu",)),), submitted_s=1.0), {}, 1.0)]
+    )
 
 
 def test_what_waits_behind_a_write_that_does_not_end_is_refused_and_never_stored(store, disk, threads):
-    blocked = threads.submit(store._writer.submit, Work(action=disk))
+    blocked = threads.submit(store._writer.submit, UnitOfWork(action=disk))
     assert disk.reached.wait(HANG_S)
     with pytest.raises(StoreBusy, match=r"is still at what it was asked to write before, after 0 s; nothing of this"):
         store.append([Event("j", "started", 1, 1.0, {})])
@@ -63,10 +65,10 @@ def test_what_waits_behind_a_write_that_does_not_end_is_refused_and_never_stored
 
 
 def test_a_request_whose_write_does_not_end_may_be_asked_again_and_has_one_effect(store, disk, monkeypatch):
-    (told,) = store.once_each([Asked("key", "digest", lambda: accepted("j"))], disk)
-    assert isinstance(told, Unanswered) and "it may be stored" in str(told)
-    with pytest.raises(Unanswered, match="the same key has one effect"):
-        store.once_each([Asked("key", "digest", lambda: accepted("k"))], disk)
+    (told,) = store.once_each([IdempotentRequest("key", "digest", lambda: accepted("j"))], disk)
+    assert isinstance(told, CommitPending) and "it may be stored" in str(told)
+    with pytest.raises(CommitPending, match="the same key has one effect"):
+        store.once_each([IdempotentRequest("key", "digest", lambda: accepted("k"))], disk)
     disk.answers.set()
     monkeypatch.setattr(idempotency, "LIMIT_S", HANG_S)
     assert store.once("key", "digest", lambda: accepted("l")) == {"id": "j"}
@@ -75,7 +77,7 @@ def test_a_request_whose_write_does_not_end_may_be_asked_again_and_has_one_effec
 
 def test_whoever_has_to_know_waits_until_it_is_known(store, disk, threads):
     """The controller: with an error in place of an answer it would do the same thing again."""
-    told = threads.submit(store._writer.submit, Work(action=disk))
+    told = threads.submit(store._writer.submit, UnitOfWork(action=disk))
     assert disk.reached.wait(HANG_S)
     with pytest.raises(TimeoutError):
         told.result(0.5)
@@ -86,7 +88,7 @@ def test_whoever_has_to_know_waits_until_it_is_known(store, disk, threads):
 def test_a_store_is_closed_in_time_although_a_write_does_not_end(open_store, disk, threads, monkeypatch, caplog):
     monkeypatch.setattr(writer, "CLOSE_S", 0.2)
     store = open_store()
-    blocked = threads.submit(store._writer.submit, Work(action=disk))
+    blocked = threads.submit(store._writer.submit, UnitOfWork(action=disk))
     assert disk.reached.wait(HANG_S)
     store.close()
     assert "does not end: it is left to the end of this process" in caplog.text

@@ -10,27 +10,27 @@ import psutil
 import pytest
 from patience import wait_for
 
-from workers.attempt.attempts import Attempts
-from workers.attempt.fence import Fences
-from workers.attempt.folders import Folder, read_json
-from workers.attempt.supervisor_launcher import Starter
-from workers.code_archives import Packages
+from workers.attempt.attempts import AttemptManager
+from workers.attempt.fence import FenceReader
+from workers.attempt.folders import AttemptFolder, read_json
+from workers.attempt.supervisor_launcher import SupervisorLauncher
+from workers.code_archives import NodeCodeArchives
 from workers.messages import Order
 
-STARTER = Starter()
+STARTER = SupervisorLauncher()
 """With one zygote for all tests, begun by the first of them."""
 
 
 class Node:
     def __init__(self, root):
         self.root = root
-        self.packages = Packages(root / "packages")
-        self.fences, self.starter = Fences(), STARTER
+        self.packages = NodeCodeArchives(root / "packages")
+        self.fences, self.starter = FenceReader(), STARTER
         self.attempts = self.reopen()
 
     def reopen(self):
         """What a restarted agent has: the same folder, and nothing remembered."""
-        self.attempts = Attempts(
+        self.attempts = AttemptManager(
             self.root / "attempts",
             self.root / "storage",
             "n0",
@@ -72,7 +72,7 @@ class Node:
         self.start(job, (), task="train", entry="train.py:train", package=sha, **more)
 
     def folder(self, job="j", epoch=1, node_rank=0):
-        return Folder(self.root / "attempts" / f"{job}.{epoch}.{node_rank}")
+        return AttemptFolder(self.root / "attempts" / f"{job}.{epoch}.{node_rank}")
 
     def outcome(self, job="j", epoch=1, node_rank=0):
         """Waits for the end, as a controller would: by looking at the news."""

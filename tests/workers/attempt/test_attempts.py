@@ -12,10 +12,10 @@ import pytest
 
 from cluster.errors import Conflict, FleetError, NotFound, UserError
 from workers.attempt import attempt_table, lease, process_tree
-from workers.attempt.attempt_table import Known
+from workers.attempt.attempt_table import AttemptTable
 from workers.attempt.folders import read_json
-from workers.attempt.supervisor_launcher import Starter
-from workers.messages import AttemptReport
+from workers.attempt.supervisor_launcher import SupervisorLauncher
+from workers.messages import AttemptStatus
 
 FOREVER = ("sh", "-c", "echo ready; exec sleep 600")
 
@@ -32,7 +32,7 @@ def package(node, tmp_path, **files):
 
 
 def test_an_attempt_that_ends_amid_a_look_is_told_at_once(node, tmp_path, monkeypatch):
-    rung, ask, ring, go = threading.Event(), Known._ask, Known._look_now, tmp_path / "go"
+    rung, ask, ring, go = threading.Event(), AttemptTable._ask, AttemptTable._look_now, tmp_path / "go"
 
     def ring_and_note(self):
         ended = node.folder().outcome.exists()
@@ -46,11 +46,11 @@ def test_an_attempt_that_ends_amid_a_look_is_told_at_once(node, tmp_path, monkey
         assert rung.wait(60)
         return found
 
-    monkeypatch.setattr(Known, "_look_now", ring_and_note)
+    monkeypatch.setattr(AttemptTable, "_look_now", ring_and_note)
     attempts = node.reopen()
     node.start(command=("sh", "-c", f"echo ready; while [ ! -e {go} ]; do sleep 0.02; done"))
     node.until_printed("ready")
-    monkeypatch.setattr(Known, "_ask", ends_after)
+    monkeypatch.setattr(AttemptTable, "_ask", ends_after)
     (report,) = attempts.news({}, {"j.1.0": "running"}, 3600.0)  # longer than this test may take
     assert report.phase == "ended"
 
@@ -63,7 +63,7 @@ def test_the_news_of_an_attempt_go_from_starting_to_its_outcome(node):
             phases.append(report.phase)
             known["j.1.0"] = report.phase
     assert phases in (["starting", "running", "ended"], ["starting", "ended"], ["running", "ended"])
-    assert AttemptReport.parse(report.to_plain()).outcome.state == "succeeded"
+    assert AttemptStatus.parse(report.to_plain()).outcome.state == "succeeded"
     assert node.attempts.news({}, known, 0.0) == []
 
 
@@ -190,7 +190,7 @@ def test_an_order_that_cannot_be_followed_leaves_nothing_behind(node):
 
 def test_a_supervisor_that_cannot_start_is_an_error_with_its_last_words(node, monkeypatch):
     monkeypatch.setattr("workers.attempt.rank_environment.CODE", node.root)
-    node.starter = Starter()
+    node.starter = SupervisorLauncher()
     node.reopen()
     with pytest.raises(FleetError, match=r"did not start: .*No module named 'workers'"):
         node.start()

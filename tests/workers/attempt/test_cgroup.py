@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from workers.attempt import cgroup
-from workers.attempt.cgroup import Group
+from workers.attempt.cgroup import ControlGroup
 from workers.attempt.folders import read_json
 from workers.discovery.machine import Machine
 from workers.discovery.machine_findings import health
@@ -108,7 +108,7 @@ def test_processes_are_limited_to_half_of_what_there_can_be_and_memory_only_if_a
 
 
 def test_what_the_kernel_measured_is_read(tmp_path):
-    group = Group(tmp_path)
+    group = ControlGroup(tmp_path)
     assert (group.peak_bytes(), group.memory_limit_bytes(), group.killed_for_memory()) == (0, 0, 0)
     (tmp_path / "memory.peak").write_text("123456\n")
     (tmp_path / "memory.max").write_text("max\n")
@@ -118,7 +118,7 @@ def test_what_the_kernel_measured_is_read(tmp_path):
 
 def test_a_process_of_another_namespace_is_no_process_to_kill(tmp_path):
     (tmp_path / "cgroup.procs").write_text("0\n7\n")
-    assert Group(tmp_path).members() == {7}
+    assert ControlGroup(tmp_path).members() == {7}
 
 
 def test_a_rank_killed_for_memory_is_told_as_such_with_the_peak(node, monkeypatch):
@@ -143,7 +143,7 @@ def test_a_rank_killed_for_memory_is_told_as_such_with_the_peak(node, monkeypatc
 def group():
     """A real one."""
     found = cgroup.find({})
-    made = Group(found.root / f"polyfleet-test-{os.getpid()}") if found.root else None
+    made = ControlGroup(found.root / f"polyfleet-test-{os.getpid()}") if found.root else None
     if made is None or not made.make({}):
         pytest.skip(f"no control group can be made here: {found.why_not}")
     yield made
@@ -170,7 +170,7 @@ def test_an_attempt_runs_in_its_own_group_and_its_supervisor_outside(node, group
     monkeypatch.setenv(cgroup.ROOT, str(group.path))
     node.start(command=("sh", "-c", "echo ready; exec sleep 600"))
     node.until_printed("ready")
-    (its,) = [Group(path) for path in group.path.iterdir() if path.is_dir()]
+    (its,) = [ControlGroup(path) for path in group.path.iterdir() if path.is_dir()]
     (rank,) = its.members()
     assert node.supervisor_pid() not in group.members()
     os.kill(rank, signal.SIGKILL)

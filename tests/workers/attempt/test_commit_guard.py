@@ -7,11 +7,11 @@ import sys
 import pytest
 
 from workers.attempt import commit_guard, fence, lease, rank_main
-from workers.attempt.fence import Fences
+from workers.attempt.fence import FenceReader
 from workers.attempt.folders import read_json
 from workers.attempt.rank_environment import CODE
 from workers.checkpoint.format.step_folders import newest_first
-from workers.errors import Replaced
+from workers.errors import AttemptReplaced
 
 SAVES = """
 import os, signal, sys
@@ -105,36 +105,36 @@ def test_a_rank_that_is_frozen_in_its_commit_finds_nothing_to_commit_once_it_was
 
 def test_an_attempt_counts_until_its_lease_has_passed_or_its_fence_was_raised(node, tmp_path):
     (tmp_path / "fences").mkdir()
-    node.fences = Fences(folder=tmp_path / "fences")
+    node.fences = FenceReader(folder=tmp_path / "fences")
     node.reopen()
     node.start(command=("sleep", "600"), epoch=2)
     folder = node.folder(epoch=2)
-    assert commit_guard.replaced(folder.shared) == ""
+    assert commit_guard.replaced_reason(folder.shared) == ""
     (tmp_path / "fences/j").write_text("3\n")
-    assert commit_guard.replaced(folder.shared) == "attempt 3 of its job has superseded it"
+    assert commit_guard.replaced_reason(folder.shared) == "attempt 3 of its job has superseded it"
     (tmp_path / "fences/j").write_text("2\n")
-    assert commit_guard.replaced(folder.shared) == ""
+    assert commit_guard.replaced_reason(folder.shared) == ""
     lease.write(folder.lease, -1.0)
-    assert commit_guard.replaced(folder.shared).startswith("its lease ended 1.")
+    assert commit_guard.replaced_reason(folder.shared).startswith("its lease ended 1.")
     folder.lease.unlink()
-    assert commit_guard.replaced(folder.shared) == "it has no lease"
+    assert commit_guard.replaced_reason(folder.shared) == "it has no lease"
 
 
 def test_on_a_node_of_another_machine_an_attempt_counts_until_its_agent_ends_it_or_its_lease_has_passed(node):
     """There is no folder of fences there, and ranks never ask Ray's store: the agent does."""
     store = {"polyfleet/f1/fence/j": b"2"}
-    node.fences = Fences("f1", None, lambda key, _limit_s: store.get(key))
+    node.fences = FenceReader("f1", None, lambda key, _limit_s: store.get(key))
     node.reopen()
     node.start(command=("sleep", "600"), epoch=2)
     folder = node.folder(epoch=2)
     node.until(folder.started.exists, "it runs")
     assert read_json(folder.launch)["fences"] == ""
     store["polyfleet/f1/fence/j"] = b"3"
-    assert commit_guard.replaced(folder.shared) == "", "no newer attempt starts before this lease has passed"
-    fence.check(node.attempts.live(), node.fences)
+    assert commit_guard.replaced_reason(folder.shared) == "", "no newer attempt starts before this lease has passed"
+    fence.renew_or_stop(node.attempts.live(), node.fences)
     assert node.outcome(epoch=2)["state"] == "fenced"
     lease.write(folder.lease, -1.0)
-    assert commit_guard.replaced(folder.shared).startswith("its lease ended 1.")
+    assert commit_guard.replaced_reason(folder.shared).startswith("its lease ended 1.")
 
 
 def test_only_what_is_unfinished_is_withdrawn(tmp_path):
@@ -142,20 +142,20 @@ def test_only_what_is_unfinished_is_withdrawn(tmp_path):
     for name in (*names, ".incoming-step-00000004-00000000"):
         (tmp_path / name).mkdir()
     (tmp_path / names[2] / "MANIFEST.json").touch()
-    commit_guard.withdraw_unfinished(tmp_path)
+    commit_guard.rename_unfinished_saves(tmp_path)
     kept = {path.name for path in tmp_path.iterdir()}
     assert {names[2], names[3], ".incoming-step-00000004-00000000"} < kept
     withdrawn = sorted(name.rpartition("-")[0] for name in kept if name.startswith(".part-"))
     assert withdrawn == [".part-step-00000001", ".part-step-00000002"]
     assert not {names[0], names[1]} & kept
-    commit_guard.withdraw_unfinished(tmp_path / "absent")
+    commit_guard.rename_unfinished_saves(tmp_path / "absent")
 
 
 def test_a_save_that_was_refused_is_no_failure_of_the_users_code():
     try:
         try:
-            raise Replaced("this attempt may not save: its lease ended 1.0 s ago", "stop this attempt")
-        except Replaced as e:
+            raise AttemptReplaced("this attempt may not save: its lease ended 1.0 s ago", "stop this attempt")
+        except AttemptReplaced as e:
             raise RuntimeError("saving failed") from e
     except RuntimeError as e:
         assert rank_main._kind(e) == "lost"

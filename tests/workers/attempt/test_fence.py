@@ -8,7 +8,7 @@ import pytest
 
 from cluster.errors import Conflict, FleetError
 from workers.attempt import fence, lease
-from workers.attempt.fence import Fences, Unreadable
+from workers.attempt.fence import FenceReader, FenceUnreadable
 
 FOREVER = ("sh", "-c", "echo ready; exec sleep 600")
 
@@ -24,7 +24,7 @@ class Store:
         if self.hangs:
             time.sleep(limit_s)
         if self.away or self.hangs:
-            raise Unreadable("no answer within 3 s")
+            raise FenceUnreadable("no answer within 3 s")
         return self.jobs.get(key.rpartition("/")[2])
 
 
@@ -41,19 +41,19 @@ def running(node):
 @pytest.mark.parametrize("newest", [None, b"2", b"3"])
 def test_while_nobody_took_over_the_lease_is_renewed(running, newest):
     before = lease.deadline_s(running.folder.lease)
-    fence.check([running], Fences(stored=Store(j=newest)))
+    fence.renew_or_stop([running], FenceReader(stored=Store(j=newest)))
     assert lease.deadline_s(running.folder.lease) > before + 20
 
 
 def test_an_attempt_that_is_fenced_off_ends(node, running):
-    fence.check([running], Fences(stored=Store(j=b"4")))
+    fence.renew_or_stop([running], FenceReader(stored=Store(j=b"4")))
     assert node.outcome(epoch=3)["state"] == "fenced"
 
 
 def test_an_attempt_that_is_stopped_because_its_files_are_unreadable_is_not_renewed(running):
     before = lease.deadline_s(running.folder.lease)
     running.spoil("order.json cannot be read")
-    fence.check([running], Fences(stored=Store(j=b"3")))
+    fence.renew_or_stop([running], FenceReader(stored=Store(j=b"3")))
     assert lease.deadline_s(running.folder.lease) == before
 
 
@@ -61,8 +61,8 @@ def test_nothing_is_renewed_where_no_place_answers(running, tmp_path):
     store = Store(j=b"3")
     store.away = True
     before = lease.deadline_s(running.folder.lease)
-    fence.check([running], Fences(stored=store))
-    fence.check([running], Fences(stored=store, folder=tmp_path / "absent"))
+    fence.renew_or_stop([running], FenceReader(stored=store))
+    fence.renew_or_stop([running], FenceReader(stored=store, folder=tmp_path / "absent"))
     assert lease.deadline_s(running.folder.lease) == before
 
 
@@ -71,11 +71,11 @@ def test_while_rays_head_is_away_the_servers_folder_renews_and_ends(node, runnin
     store.away = True
     folder.mkdir()
     (folder / "j").write_text("3\n")
-    fences, before = Fences("f1", folder, store), lease.deadline_s(running.folder.lease)
-    fence.check([running], fences)
+    fences, before = FenceReader("f1", folder, store), lease.deadline_s(running.folder.lease)
+    fence.renew_or_stop([running], fences)
     assert lease.deadline_s(running.folder.lease) > before + 20
     (folder / "j").write_text("4\n")
-    fence.check([running], fences)
+    fence.renew_or_stop([running], fences)
     assert node.outcome(epoch=3)["state"] == "fenced"
     assert store.asked == ["polyfleet/f1/fence/j"], "a store that does not answer is not asked for every attempt"
 
@@ -86,30 +86,30 @@ def test_a_head_that_takes_connections_and_does_not_answer_lets_no_lease_pass_th
     store.hangs = True
     node.start(command=FOREVER, lease_s=3.0)
     node.until(lambda: node.folder().started.exists(), "it runs")
-    fences, (attempt,) = Fences("f1", tmp_path, store), node.attempts.live()
+    fences, (attempt,) = FenceReader("f1", tmp_path, store), node.attempts.live()
     lease.write(attempt.folder.lease, 3.0, lease.now_s() - 2.0)
     begun_s = lease.now_s()
-    fence.check([attempt], fences)
+    fence.renew_or_stop([attempt], fences)
     assert store.asked and lease.deadline_s(attempt.folder.lease) > begun_s + 3.0, "an answer counts from its question"
 
 
 def test_the_higher_fence_counts(tmp_path):
     (tmp_path / "j").write_text("7\n")
-    assert Fences(folder=tmp_path, stored=Store(j=b"5")).epoch("j") == 7
-    assert Fences(folder=tmp_path, stored=Store(j=b"9")).epoch("j") == 9
-    assert Fences(folder=tmp_path, stored=Store()).epoch("other") == 0
+    assert FenceReader(folder=tmp_path, stored=Store(j=b"5")).epoch("j") == 7
+    assert FenceReader(folder=tmp_path, stored=Store(j=b"9")).epoch("j") == 9
+    assert FenceReader(folder=tmp_path, stored=Store()).epoch("other") == 0
 
 
 @pytest.mark.parametrize("text", ["", "-1", "seven", "9" * 99])
 def test_a_fence_that_is_no_epoch_is_not_read_as_one(tmp_path, text):
     (tmp_path / "j").write_text(text)
-    with pytest.raises(Unreadable):
-        Fences(folder=tmp_path).epoch("j")
+    with pytest.raises(FenceUnreadable):
+        FenceReader(folder=tmp_path).epoch("j")
 
 
 def test_an_epoch_below_the_fence_is_not_started(node, tmp_path):
     (tmp_path / "j").write_text("3\n")
-    node.fences = Fences(folder=tmp_path)
+    node.fences = FenceReader(folder=tmp_path)
     node.reopen()
     with pytest.raises(Conflict, match="attempt 2 of j was superseded by attempt 3"):
         node.start(epoch=2)
@@ -119,7 +119,7 @@ def test_an_epoch_below_the_fence_is_not_started(node, tmp_path):
 
 
 def test_nothing_is_started_while_its_fence_cannot_be_read(node, tmp_path):
-    node.fences = Fences(folder=tmp_path / "absent")
+    node.fences = FenceReader(folder=tmp_path / "absent")
     node.reopen()
     with pytest.raises(FleetError, match="node n0 cannot read whether attempt 1 of j still counts"):
         node.start()
@@ -132,9 +132,9 @@ def test_nothing_is_started_while_its_fence_cannot_be_read(node, tmp_path):
 FROZEN = """
 import os, signal, sys
 from pathlib import Path
-from workers.attempt.attempts import Attempts
+from workers.attempt.attempts import AttemptManager
 from workers.messages import Order
-from workers.code_archives import Packages
+from workers.code_archives import NodeCodeArchives
 
 def threads(order):  # asked for once the fence was read, before the lease is written
     print("frozen", flush=True)
@@ -142,7 +142,7 @@ def threads(order):  # asked for once the fence was read, before the lease is wr
     return 1
 
 root = Path(sys.argv[1])
-attempts = Attempts(root / "attempts", root / "storage", "n0", Packages(root / "packages"), threads)
+attempts = AttemptManager(root / "attempts", root / "storage", "n0", NodeCodeArchives(root / "packages"), threads)
 attempts.start(
     Order("j", 1, "run", "cpu", "cpu", False, (0,), 0, 1, 0, 1, 1, "127.0.0.1", 1, command=("touch", str(root / "ran")),
           lease_s=1.0), {})

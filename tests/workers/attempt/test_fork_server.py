@@ -14,7 +14,7 @@ from cluster.errors import FleetError
 from workers.attempt import cgroup, folder_setup, process_tree, supervisor_launcher
 from workers.attempt.exec_commands import DOOR
 from workers.attempt.folders import read_json
-from workers.attempt.supervisor_launcher import Starter
+from workers.attempt.supervisor_launcher import SupervisorLauncher
 
 pytestmark = pytest.mark.skipif(not process_tree.LINUX, reason="there is a zygote on Linux only")
 FOREVER = ("sh", "-c", "echo ready; exec sleep 600")
@@ -23,7 +23,7 @@ FOREVER = ("sh", "-c", "echo ready; exec sleep 600")
 @pytest.fixture(params=["forked", "an interpreter"])
 def own(node, request):
     """A starter of this test's own."""
-    node.starter = Starter()
+    node.starter = SupervisorLauncher()
     if request.param == "forked":
         node.starter.begin()
     node.reopen()
@@ -33,7 +33,7 @@ def own(node, request):
 
 @pytest.fixture
 def forked(node):
-    node.starter = Starter()
+    node.starter = SupervisorLauncher()
     node.starter.begin()
     node.reopen()
     yield node.starter
@@ -119,13 +119,13 @@ def test_a_zygote_that_hangs_costs_one_start_which_leaves_nothing(node, forked, 
 @pytest.fixture
 def prepared(monkeypatch):
     """`prepared[job] = act`: `act` is called once the folder of this job is prepared, before its supervisor begins."""
-    acts, prepare = {}, folder_setup.prepare
+    acts, prepare = {}, folder_setup.create_folder
 
     def and_then(folder, order, *more):
         prepare(folder, order, *more)
         acts.get(order.job, lambda: None)()
 
-    monkeypatch.setattr(folder_setup, "prepare", and_then)
+    monkeypatch.setattr(folder_setup, "create_folder", and_then)
     return acts
 
 
@@ -147,7 +147,7 @@ def test_a_supervisor_that_comes_too_late_ends_before_its_start_is_told_to_have_
     node, forked, prepared, monkeypatch
 ):
     """Else it runs its ranks beside those of the start that comes next, until its lease has passed."""
-    late, replaced, folder = [], Starter._replace, node.folder()
+    late, replaced, folder = [], SupervisorLauncher._replace, node.folder()
 
     def suspend():
         late.append(waiting(node, "j"))
@@ -161,7 +161,7 @@ def test_a_supervisor_that_comes_too_late_ends_before_its_start_is_told_to_have_
     prepared["j"] = suspend
     monkeypatch.setenv(cgroup.ROOT, "off")
     monkeypatch.setattr(supervisor_launcher, "START_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(Starter, "_replace", resume_meanwhile)
+    monkeypatch.setattr(SupervisorLauncher, "_replace", resume_meanwhile)
     with pytest.raises(FleetError, match="did not start within"):
         node.start(command=FOREVER, lease_s=600.0)
     assert process_tree.tree([], folder.shared) == set()
@@ -220,15 +220,15 @@ def test_a_supervisor_that_fails_takes_no_start_beside_it_along(node, forked, pr
 AGENT = """
 import sys, time
 from pathlib import Path
-from workers.attempt.attempts import Attempts
-from workers.attempt.supervisor_launcher import Starter
+from workers.attempt.attempts import AttemptManager
+from workers.attempt.supervisor_launcher import SupervisorLauncher
 from workers.messages import Order
-from workers.code_archives import Packages
+from workers.code_archives import NodeCodeArchives
 
-root, starter = Path(sys.argv[1]), Starter()
+root, starter = Path(sys.argv[1]), SupervisorLauncher()
 starter.begin()
-packages = Packages(root / "packages")
-attempts = Attempts(root / "attempts", root / "storage", "n0", packages, lambda order: 1, None, starter)
+packages = NodeCodeArchives(root / "packages")
+attempts = AttemptManager(root / "attempts", root / "storage", "n0", packages, lambda order: 1, None, starter)
 attempts.start(
     Order("j", 1, "run", "cpu", "cpu", False, (0,), 0, 1, 0, 1, 1, "127.0.0.1", 1, lease_s=60.0,
           command=("sh", "-c", "echo ready; exec sleep 600")), {})

@@ -12,8 +12,8 @@ from cluster import fences
 from cluster.errors import Conflict, FleetError
 from workers import backends
 from workers.attempt import attempt, lease, rank_main
-from workers.attempt.fence import Fences
-from workers.code_archives import Packages
+from workers.attempt.fence import FenceReader
+from workers.code_archives import NodeCodeArchives
 from workers.errors import CheckpointError
 from workers.tasks.context import Context
 
@@ -40,7 +40,7 @@ def small(tmp_path, request):
 def full(node, small):
     """A node whose attempts all lie on the small file system."""
     (small / "storage").mkdir()
-    node.root, node.packages = small, Packages(small / "packages")
+    node.root, node.packages = small, NodeCodeArchives(small / "packages")
     node.reopen()
     return node
 
@@ -53,7 +53,7 @@ def fill(folder):
 
 def test_a_start_that_a_full_disk_refused_is_stopped_once_its_fence_stands(full, small, tmp_path):
     """Else its job would wait for ever: its node answers, and cannot note that it never starts."""
-    full.fences = Fences("fleet", tmp_path)
+    full.fences = FenceReader("fleet", tmp_path)
     full.reopen()
     fill(small)
     with pytest.raises(FleetError, match="cannot make the attempt's folder"):
@@ -118,7 +118,7 @@ def no_space(*_, **__):
 
 def test_a_start_that_finds_no_space_for_its_first_file_says_so_and_leaves_nothing(node, monkeypatch):
     with monkeypatch.context() as full_disk, pytest.raises(FleetError, match="cannot make the attempt's folder") as e:
-        full_disk.setattr(lease, "hold", no_space)
+        full_disk.setattr(lease, "try_lock", no_space)
         node.start()
     assert e.value.remedy == "free space there"
     assert (node.attempts.known(), node.folder().path.exists()) == ([], False)
@@ -180,7 +180,7 @@ def test_a_checkpoint_that_a_disk_has_no_space_for_is_told_as_storage(small, asy
     with pytest.raises(CheckpointError) as raised:
         ctx.checkpoint.save(1, {"x": torch.zeros(1 << 20)}, asynchronous=asynchronous)
         ctx.checkpoint.wait()
-    told = rank_main.describe(raised.value, 0)
+    told = rank_main.failure_record(raised.value, 0)
     assert told["kind"] == "storage"
     assert f"the file system of {small} has 2.0 MiB of 2.0 MiB free" in told["message"]
 
@@ -188,8 +188,8 @@ def test_a_checkpoint_that_a_disk_has_no_space_for_is_told_as_storage(small, asy
 def test_an_error_that_names_its_file_names_the_file_system_of_that(small):
     with pytest.raises(OSError, match="No space") as raised, (small / "x").open("wb") as f:
         f.write(bytes(4 << 20))
-    assert rank_main.describe(raised.value, 0)["kind"] == "storage"
-    assert rank_main.describe(ValueError("x"), 0)["kind"] != "storage"
+    assert rank_main.failure_record(raised.value, 0)["kind"] == "storage"
+    assert rank_main.failure_record(ValueError("x"), 0)["kind"] != "storage"
 
 
 def test_a_job_that_fills_its_nodes_disk_ends_as_failed_for_storage_with_rank_and_node(full, small):

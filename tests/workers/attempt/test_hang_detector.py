@@ -9,7 +9,7 @@ import time
 import pytest
 
 from workers.attempt import hang_detector, rank_progress
-from workers.attempt.rank_progress import Beats
+from workers.attempt.rank_progress import ProgressWriter
 
 STANDS_STILL = """
 import threading, time
@@ -89,7 +89,7 @@ def test_a_command_that_prints_or_computes_does_not_hang(node, busy):
 
 def test_a_command_may_be_silent_for_as_long_as_it_likes_unless_told_otherwise(node):
     for hang_after_s in (0.0, -1.0):
-        watched = hang_detector.Stalls(node.folder(), "run", hang_after_s)
+        watched = hang_detector.HangDetector(node.folder(), "run", hang_after_s)
         assert watched.look({os.getpid(): 0}) is None
 
 
@@ -98,7 +98,7 @@ def watched(node, monkeypatch):
     """watched(hang_after_s) watches this process as rank 0 of a training, whose beats the test writes."""
     monkeypatch.setattr(hang_detector, "SAMPLE_S", 0.1)
     node.folder().shared.mkdir(parents=True)
-    return lambda hang_after_s=0.0: hang_detector.Stalls(node.folder(), "train", hang_after_s)
+    return lambda hang_after_s=0.0: hang_detector.HangDetector(node.folder(), "train", hang_after_s)
 
 
 def beat_at(node, ago_s, steps=hang_detector.LEAST_STEPS, p99_s=0.1, flags=0):
@@ -140,7 +140,7 @@ def test_damaged_beats_are_none(node, watched):
 
 
 def test_beats_tell_the_99th_percentile_of_the_last_thousand_steps(node, watched, monkeypatch):
-    told = Beats(node.folder().beat(0))
+    told = ProgressWriter(node.folder().beat(0))
     clock = iter([*range(2000), *(2000 + 10 * i for i in range(1, 31))])
     monkeypatch.setattr(rank_progress.lease, "now_s", lambda: float(next(clock)))
     for step in range(2030):
@@ -191,7 +191,7 @@ def measures():
     time.sleep(600)
 measures()
 """
-    watching, said = hang_detector.Stalls(node.folder(), "benchmark", 1.0), []
+    watching, said = hang_detector.HangDetector(node.folder(), "benchmark", 1.0), []
     with subprocess.Popen([sys.executable, "-c", code]) as rank:
         node.until(lambda: node.folder().stacks(0).exists(), "it listens")
         node.until(lambda: said.append(watching.look({rank.pid: 0})) or said[-1], "it has said something")

@@ -5,8 +5,8 @@ import socket
 import pytest
 
 from workers.checkpoint import load
-from workers.pool_checkpoints import StoredCheckpoints
-from workers.pool_storage import Storage
+from workers.pool_checkpoints import PoolCheckpoints
+from workers.pool_storage import PoolStorage
 
 LOSS = """
 import torch
@@ -44,8 +44,8 @@ def gang():
 
 def newest(node):
     """Step of the newest checkpoint of the job, which can be loaded."""
-    storage = Storage(node.root / "storage")
-    found = StoredCheckpoints(storage).step("c")["path"]
+    storage = PoolStorage(node.root / "storage")
+    found = PoolCheckpoints(storage).step("c")["path"]
     return load(node.root / "storage" / found).step if found else None
 
 

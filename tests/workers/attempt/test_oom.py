@@ -10,9 +10,9 @@ import pytest
 
 from workers.attempt import oom as memory_
 from workers.attempt import outcome, process_tree
-from workers.attempt.cgroup import Group
-from workers.attempt.oom import Memory
-from workers.attempt.supervisor_launcher import Starter
+from workers.attempt.cgroup import ControlGroup
+from workers.attempt.oom import OomMonitor
+from workers.attempt.supervisor_launcher import SupervisorLauncher
 
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 LIMIT_BYTES = 96 << 20
@@ -61,7 +61,7 @@ def gone(node, group):
 
 
 def test_a_rank_killed_by_the_kernel_in_the_nodes_own_limit_is_told_with_peak_and_limit(node, limited):
-    node.starter = Starter()  # no zygote: that of all tests was started outside of the group
+    node.starter = SupervisorLauncher()  # no zygote: that of all tests was started outside of the group
     node.reopen()
     with inside(limited):
         node.python("j", GROWS)
@@ -114,10 +114,10 @@ def test_a_process_that_was_killed_long_ago_and_that_the_job_survived_makes_no_l
     """The group counts from its start; a folder with the kernel's file stands for it."""
     counts, nan = tmp_path / "memory.events", {"kind": "nan", "message": "the loss is nan"}
     counts.write_text("oom 0\noom_kill 0\n")
-    memory = Memory(Group(tmp_path))
+    memory = OomMonitor(ControlGroup(tmp_path))
     monkeypatch.setattr(memory_, "SAMPLE_EVERY_S", 0.0)
     counts.write_text("oom 1\noom_kill 1\n")
-    seen = outcome.Seen(0, "n0", 1, 1, nan, "", False, "", 0)
+    seen = outcome.FailedRank(0, "n0", 1, 1, nan, "", False, "", 0)
     assert outcome.cause(seen, memory).kind == "oom"
     memory.look()
     memory.look()

@@ -90,7 +90,7 @@ def test_a_rank_that_failed_by_itself_goes_before_those_we_ended():
 
 
 def test_an_outcome_is_the_message_the_controller_reads():
-    failure = outcome.from_exit(1, "n0", -11, "")
+    failure = outcome.failure_from_exit(1, "n0", -11, "")
     read = Outcome.parse(json.loads(json.dumps(Outcome("j", 2, 1, "failed", {1: -11, 0: 0}, failure).to_plain())))
     assert (read.exit_codes, read.failure.message) == ({0: 0, 1: -11}, "rank 1 was killed by SIGSEGV")
 
@@ -105,5 +105,5 @@ def test_an_outcome_is_the_message_the_controller_reads():
     ],
 )
 def test_an_exit_code_is_put_into_words(code, said, kind, message):
-    found = outcome.from_exit(0, "n0", code, said)
+    found = outcome.failure_from_exit(0, "n0", code, said)
     assert (found.kind, found.message, found.exit_code) == (kind, message, code)

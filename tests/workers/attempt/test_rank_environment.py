@@ -9,7 +9,7 @@ from workers.attempt.network_interfaces import of_address
 from workers.attempt.rank_environment import (
     CODE,
     POOL_VARIABLES,
-    inherited,
+    allowed_variables,
     rank_environment,
     supervisor_environment,
     threads_per_rank,
@@ -127,13 +127,13 @@ def test_of_the_nodes_own_variables_only_listed_ones_pass():
         "HF_TOKEN": "x", "AWS_SECRET_ACCESS_KEY": "x", "NEURON_API_KEY": "x", "PYTHONSTARTUP": "x", "LD_PRELOAD": "x",
         "OMP_NUM_THREADS": "1", "CUDA_AUTH": "x",
     }  # fmt: skip
-    found = inherited(kept | dropped)
+    found = allowed_variables(kept | dropped)
     found.pop("PATH")
     assert found == kept
 
 
 def test_a_proxy_passes_unless_it_holds_a_password():
-    found = inherited(
+    found = allowed_variables(
         {"https_proxy": "http://proxy:3128", "http_proxy": "http://me:pw@proxy:3128", "NO_PROXY": "localhost"}
     )
     assert (found["https_proxy"], found["NO_PROXY"], "http_proxy" in found) == ("http://proxy:3128", "localhost", False)

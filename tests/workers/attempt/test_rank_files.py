@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from workers.attempt.attempt import Attempt
-from workers.attempt.folders import AttemptId, Folder
-from workers.attempt.rank_files import Piece, Reader
+from workers.attempt.attempt import LocalAttempt
+from workers.attempt.folders import AttemptFolder, AttemptId
+from workers.attempt.rank_files import EventBatch, RankFileReader
 from workers.messages import Outcome
 from workers.rank_events import LONGEST_LINE_BYTES
 
@@ -18,7 +18,7 @@ ID = AttemptId("j", 1, 0)
 
 @pytest.fixture
 def folder(tmp_path):
-    it = Folder(tmp_path / "attempts" / str(ID))
+    it = AttemptFolder(tmp_path / "attempts" / str(ID))
     it.path.mkdir(parents=True)
     it.shared.mkdir(parents=True)
     it.order.write_text("{}")
@@ -38,10 +38,10 @@ def steps(piece):
 
 
 def test_a_line_without_an_end_waits_for_it(folder):
-    reader, whole = Reader(folder), line(1)
+    reader, whole = RankFileReader(folder), line(1)
     folder.events.write_bytes(whole + line(2)[:9])
     assert steps(reader.events(0, 9, 9999)) == [1]
-    assert reader.events(len(whole), 9, 9999) == Piece([], len(whole), False)
+    assert reader.events(len(whole), 9, 9999) == EventBatch([], len(whole), False)
     folder.events.write_bytes(whole + line(2))
     assert steps(reader.events(len(whole), 9, 9999)) == [2]
     assert reader.refused == 0
@@ -49,7 +49,7 @@ def test_a_line_without_an_end_waits_for_it(folder):
 
 def test_nothing_is_lost_where_the_clock_was_set_by_years_meanwhile(folder):
     """Its time is drawn to that of the attempt: nobody is shown a report of ten years ago."""
-    reader = Reader(folder)
+    reader = RankFileReader(folder)
     folder.events.write_bytes(line(1) + line(2, later_s=-10 * YEAR_S) + line(3, "checkpoint", 10 * YEAR_S))
     piece = reader.events(0, 9, 9999)
     assert (steps(piece), reader.refused) == ([1, 2, 3], 0)
@@ -57,7 +57,7 @@ def test_nothing_is_lost_where_the_clock_was_set_by_years_meanwhile(folder):
 
 
 def test_more_is_told_as_long_as_whole_lines_are_left(folder):
-    reader = Reader(folder)
+    reader = RankFileReader(folder)
     folder.events.write_bytes(b"".join(map(line, range(3))))
     piece = reader.events(0, 2, 9999)
     assert (steps(piece), piece.more) == ([0, 1], True)
@@ -67,21 +67,21 @@ def test_more_is_told_as_long_as_whole_lines_are_left(folder):
 
 
 def test_notes_are_no_news_and_blank_lines_no_fault(folder):
-    reader = Reader(folder)
+    reader = RankFileReader(folder)
     folder.events.write_bytes(b"\n \n" + line(1, "note") + line(2, "checkpoint"))
     assert steps(reader.events(0, 9, 9999)) == [2]
     assert reader.refused == 0
 
 
 def test_a_line_longer_than_any_is_skipped_to_the_end_of_the_file(folder):
-    reader = Reader(folder)
+    reader = RankFileReader(folder)
     size = folder.events.write_bytes(b"x" * 3 * LONGEST_LINE_BYTES)
-    assert reader.events(0, 9, 2 * LONGEST_LINE_BYTES) == Piece([], size, False)
+    assert reader.events(0, 9, 2 * LONGEST_LINE_BYTES) == EventBatch([], size, False)
     assert reader.refused == 1
 
 
 def test_a_result_is_judged_once_it_is_no_longer_written(folder):
-    reader = Reader(folder)
+    reader = RankFileReader(folder)
     folder.result.write_text("{")
     reader.inspect()
     assert reader.refused == 0, "it may be amid being written"
@@ -105,7 +105,7 @@ def no_descriptor():
 
 
 def test_an_agent_without_descriptors_blames_no_attempt_and_reads_on_later(folder):
-    attempt = Attempt(ID, folder, 20.0)
+    attempt = LocalAttempt(ID, folder, 20.0)
     folder.events.write_bytes(line(1))
     folder.outcome.write_text(json.dumps(Outcome(*ID, "succeeded", {0: 0}).to_plain()))
     with no_descriptor():

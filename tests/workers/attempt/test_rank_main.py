@@ -17,7 +17,7 @@ def caught(run):
     try:
         run()
     except BaseException as e:
-        return rank_main.describe(e, 0)
+        return rank_main.failure_record(e, 0)
     raise AssertionError("nothing was raised")
 
 

@@ -126,7 +126,7 @@ def test_a_supervisor_that_was_frozen_past_its_lease_kills_its_tree_when_it_thaw
     node.python("j", f"import os; open('pid', 'w').write(str(os.getpid())); {SLEEP}", lease_s=1.0)
     pid = node.until_file(node.folder().work(0) / "pid")
     os.kill(node.supervisor_pid(), signal.SIGSTOP)
-    node.until(lambda: lease.passed(node.folder().lease), "the lease has passed")
+    node.until(lambda: lease.expired(node.folder().lease), "the lease has passed")
     assert is_alive(pid)
     node.attempts.renew()
     os.kill(node.supervisor_pid(), signal.SIGCONT)
@@ -344,14 +344,14 @@ def test_a_machine_that_shuts_down_preempts(node):
 SIGNALLED = """
 import os, signal, sys
 from pathlib import Path
-from workers.attempt.folders import Folder, parse
+from workers.attempt.folders import AttemptFolder, parse
 from workers.attempt.supervisor import Supervisor
 
 def terminate():
     os.kill(os.getpid(), signal.SIGTERM)
 
 path, when = Path(sys.argv[1]), sys.argv[2]
-supervisor = Supervisor(Folder(path), parse(path.name), {})
+supervisor = Supervisor(AttemptFolder(path), parse(path.name), {})
 supervisor.ranks.listen(supervisor.signalled)
 log = supervisor.ranks._log
 supervisor.ranks._log = lambda rank: (terminate() if str(rank) == when else None, log(rank))[1]
@@ -366,8 +366,8 @@ def test_a_machine_that_shuts_down_while_ranks_are_started_preempts_and_asks_eac
     """Never a success: a rank that did not run has not done its work."""
     order = node.order(command=("sleep", "600"), ranks=2, world_size=2, devices=(0, 1), grace_s=2.0)
     node.folder().path.mkdir()
-    where = folder_setup.Where("n0", node.packages, None, {"PATH": os.environ["PATH"]})
-    folder_setup.prepare(node.folder(), order, where, 1, lease.now_s())
+    where = folder_setup.NodeContext("n0", node.packages, None, {"PATH": os.environ["PATH"]})
+    folder_setup.create_folder(node.folder(), order, where, 1, lease.now_s())
     command = [sys.executable, "-c", SIGNALLED, str(node.folder().path), when]
     subprocess.run(command, start_new_session=True, check=True, timeout=180)
     ended = read_json(node.folder().outcome)

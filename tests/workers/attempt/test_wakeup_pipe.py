@@ -35,9 +35,9 @@ def test_the_thread_ends_when_its_owner_is_collected(tmp_path):
 
     owner = Owner()
     before = set(threading.enumerate())
-    wakeup_pipe.listen(tmp_path, owner, lambda it: it.heard.set())
+    wakeup_pipe.watch(tmp_path, owner, lambda it: it.heard.set())
     [thread] = set(threading.enumerate()) - before
-    wakeup_pipe.ring(tmp_path)
+    wakeup_pipe.notify(tmp_path)
     assert Owner.heard.wait(PATIENCE_S)
     owner = None
     gc.collect()

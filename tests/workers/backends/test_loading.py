@@ -11,8 +11,8 @@ import torch
 from cluster.errors import UserError
 from workers import backends
 from workers.backends.base import BaseBackend
-from workers.backends.parts.library_import import why_not
-from workers.compat import Shortcuts
+from workers.backends.parts.library_import import import_error
+from workers.compat import CompatMethods
 from workers.config import PolyfleetConfig
 from workers.errors import BackendUnavailable
 
@@ -45,7 +45,7 @@ def test_the_contract_has_twenty_public_methods_and_no_vendor_fills_a_shortcut()
     assert methods | properties | {"BACKEND_NAME", "traits", "emulated"} == public(BaseBackend)
     for vendor in map(backends.load, backends.names()):
         filled = {name for cls in vendor.__mro__ if issubclass(cls, BaseBackend) for name in public(cls)}
-        assert not filled & public(Shortcuts), vendor
+        assert not filled & public(CompatMethods), vendor
 
 
 def test_an_unknown_word_is_answered_with_the_nearest():
@@ -80,10 +80,10 @@ def test_a_library_that_raises_at_import_is_a_reason_with_its_message(tmp_path, 
     """As torch-xla does under a torch that it was not built for."""
     (tmp_path / "ill_built.py").write_text("raise ImportError('_XLAC.so: undefined symbol: deleteNode')")
     monkeypatch.syspath_prepend(tmp_path)
-    said = why_not("ill_built")
+    said = import_error("ill_built")
     assert f"ill_built does not load beside torch {torch.__version__}: _XLAC.so: undefined symbol" in said
-    assert why_not("nowhere_at_all") == "nowhere_at_all is not installed in this environment"
-    assert why_not("json") == ""
+    assert import_error("nowhere_at_all") == "nowhere_at_all is not installed in this environment"
+    assert import_error("json") == ""
 
 
 def test_an_absent_backend_cannot_be_constructed_either():

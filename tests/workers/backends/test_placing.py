@@ -5,7 +5,13 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
-from workers.backends.parts.device_transfer import map_tensors, move_module, place, rebind_optimizer, tensors_of
+from workers.backends.parts.device_transfer import (
+    map_tensors,
+    move_module,
+    move_to_device,
+    rebind_optimizer,
+    tensors_of,
+)
 
 META = torch.device("meta")
 
@@ -52,4 +58,4 @@ def test_containers_keep_their_kind_and_other_values_their_identity():
 
 def test_an_object_with_its_own_to_is_asked_to_move_itself():
     packed = nn.utils.rnn.pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
-    assert place(packed, META).data.device == META
+    assert move_to_device(packed, META).data.device == META

@@ -147,14 +147,14 @@ def test_it_is_asked_over_a_socket_until_told_to_end(tmp_path):
         served.start()
         while not (tmp_path / session_server.ADDRESS).exists():
             served.join(0.01)
-        assert session_server.ask(tmp_path, {"do": "describe"}, 30)["device"]["kind"].startswith("cpu")
+        assert session_server.request(tmp_path, {"do": "describe"}, 30)["device"]["kind"].startswith("cpu")
         with pytest.raises(UserError, match="does not understand 'opn'; did you mean 'open'"):
-            session_server.ask(tmp_path, {"do": "opn"}, 30)
-        session_server.ask(tmp_path, {"do": "end"}, 30)
+            session_server.request(tmp_path, {"do": "opn"}, 30)
+        session_server.request(tmp_path, {"do": "end"}, 30)
         served.join(10)
         assert said == ["ended"]
         with pytest.raises(FleetError, match="does not answer"):
-            session_server.ask(tmp_path, {"do": "describe"}, 1)
+            session_server.request(tmp_path, {"do": "describe"}, 1)
 
 
 def test_a_call_that_takes_too_long_ends_the_process():

@@ -60,13 +60,13 @@ def test_ties_share_their_ranks_and_prove_nothing_by_themselves():
     assert statistics.wilcoxon(np.array([0.1, -0.1, 0.1, -0.1])) == 1.0
     # of four equal sizes with three positive signs: 1 + 4 of 16 ways are as far from even on each side
     assert statistics.wilcoxon(np.array([0.1, -0.1, 0.1, 0.1])) == pytest.approx(10 / 16)
-    assert statistics.apart([1.0] * 9, [1.0] * 9).p == 1.0
+    assert statistics.unpaired([1.0] * 9, [1.0] * 9).p == 1.0
 
 
 def test_the_tests_ways_are_those_of_the_books():
-    assert statistics.signed_rank_ways((1, 2, 3)) == (1, 1, 1, 2, 1, 1, 1)
-    assert statistics.rank_sum_ways(2, 2) == (1, 1, 2, 1, 1)
-    assert sum(statistics.rank_sum_ways(9, 15)) == math.comb(24, 9)
+    assert statistics.signed_rank_counts((1, 2, 3)) == (1, 1, 1, 2, 1, 1, 1)
+    assert statistics.rank_sum_counts(2, 2) == (1, 1, 2, 1, 1)
+    assert sum(statistics.rank_sum_counts(9, 15)) == math.comb(24, 9)
 
 
 def test_holm_stops_at_the_first_that_does_not_hold():
@@ -77,7 +77,7 @@ def test_holm_stops_at_the_first_that_does_not_hold():
 
 @pytest.mark.parametrize(("comparisons", "least"), [(1, 9), (12, 9), (100, 12), (1000, 16)])
 def test_rounds_grow_with_the_comparisons_they_must_prove(comparisons, least):
-    assert statistics.least_rounds(comparisons) == least
+    assert statistics.minimum_rounds(comparisons) == least
     assert 2 / 2**least <= 0.05 / comparisons
 
 
@@ -104,7 +104,7 @@ def test_the_verdict_does_not_depend_on_which_side_is_called_the_reference(pairs
     one, other = statistics.paired(a, b), statistics.paired(b, a)
     assert one.ratio * other.ratio == pytest.approx(1)
     assert one.p == other.p
-    one, other = statistics.apart(a, b), statistics.apart(b, a)
+    one, other = statistics.unpaired(a, b), statistics.unpaired(b, a)
     assert one.p == other.p and one.ratio * other.ratio == pytest.approx(1)
     assert one.low <= one.ratio <= one.high
 
@@ -120,9 +120,9 @@ def test_a_difference_beyond_the_noise_is_found_on_one_host_and_on_two():
     assert same_host.count(Verdict.FASTER) >= 39
     random = np.random.default_rng(0)
     a, b = (list(np.exp(random.normal(0, 0.02, 15)) / s) for s in (1.0, 1.5))
-    assert verdict(statistics.apart(a, b), 0.02) is Verdict.FASTER
+    assert verdict(statistics.unpaired(a, b), 0.02) is Verdict.FASTER
 
 
 def test_the_noise_is_how_far_the_same_was_told_from_the_same():
-    assert statistics.noise_of(Ratio(1.0, 0.9, 1.05, 1.0, 12)) == pytest.approx(1 / 0.9 - 1)
-    assert math.isclose(statistics.noise_of(Ratio(1.0, 0.99, 1.05, 1.0, 12)), 0.05)
+    assert statistics.control_noise(Ratio(1.0, 0.9, 1.05, 1.0, 12)) == pytest.approx(1 / 0.9 - 1)
+    assert math.isclose(statistics.control_noise(Ratio(1.0, 0.99, 1.05, 1.0, 12)), 0.05)

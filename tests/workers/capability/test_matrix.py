@@ -13,7 +13,7 @@ from cluster.catalogue.precision import FLOATS
 from cluster.errors import UserError
 from workers import backends, capabilities
 from workers.capability.documented import device_facts
-from workers.capability.probes import answers_of
+from workers.capability.probes import probe_results
 from workers.discovery.hardware import HardwareDetector
 
 NAMES = [name for name in backends.available() if name != "nvidia"]
@@ -105,13 +105,13 @@ def test_a_device_that_is_here_is_asked_and_its_answers_are_kept(name, tmp_path)
     kept.write_text(json.dumps(answers | {"compile": "as kept"}))
     assert capabilities(kind, backend).compile.value == "as kept"
     kept.write_text("{")
-    assert set(answers_of(backend)["dtypes"]) <= set(answers["dtypes"])
+    assert set(probe_results(backend)["dtypes"]) <= set(answers["dtypes"])
 
 
 def test_float16_without_units_is_not_called_native():
     """The trap of CPUs with bfloat16 units alone: a product in float16 takes many times as long."""
     backend = backends.create("cpu")
-    answers = answers_of(backend)["dtypes"]
+    answers = probe_results(backend)["dtypes"]
     flags = backend.get_device_info().properties
     for dtype in (torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
@@ -162,5 +162,5 @@ print(json.dumps({
 
 @pytest.mark.skipif("tpu" not in NAMES, reason="torch-xla does not run here")
 def test_what_xla_loses_or_refuses_is_absent():
-    answers = answers_of(backends.create("xla"))["dtypes"]
+    answers = probe_results(backends.create("xla"))["dtypes"]
     assert answers["complex128"] == answers["float8_e4m3fnuz"] == "absent"

@@ -26,7 +26,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from workers.checkpoint import load, save, verify
-from workers.checkpoint.dcp import Reader, Writer
+from workers.checkpoint.dcp import PolyfleetStorageReader, PolyfleetStorageWriter
 from workers.checkpoint.disk.files import Files
 from workers.errors import CheckpointError
 
@@ -60,7 +60,9 @@ def save_all(root, mesh):
     saved = save(root / "native", 3, {"model": model, "optimizer": optimizer, "extra": {"epoch": 2}})
     assert save(root / "background", 3, {"model": model}, asynchronous=True).result().path.is_dir()
     state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
-    dcp.save(state | {"extra": {"epoch": 2, "shape": (1, 2)}}, storage_writer=Writer(root / "dcp", 3, keep=1))
+    dcp.save(
+        state | {"extra": {"epoch": 2, "shape": (1, 2)}}, storage_writer=PolyfleetStorageWriter(root / "dcp", 3, keep=1)
+    )
     wide = distribute_tensor(torch.arange(60.0).reshape(4, 3, 5), mesh, [Shard(2)])
     both = distribute_tensor(torch.arange(6.0), mesh, [Replicate()])
     save(root / "inner", 1, {"t": {"wide": wide, "both": both}})
@@ -100,16 +102,16 @@ def load_all(root, mesh):
         assert torch.allclose(tensor, load_file(root / "after.safetensors")[name], rtol=1e-4, atol=1e-6), name
     other, _ = cut(2, mesh)
     state = {"model": get_model_state_dict(other), "extra": {"epoch": 0, "shape": None}}
-    dcp.load(state, storage_reader=Reader(root / "dcp"))
+    dcp.load(state, storage_reader=PolyfleetStorageReader(root / "dcp"))
     assert state["extra"] == {"epoch": 2, "shape": (1, 2)}
     equal(whole(state["model"]), there)
     for name in ("native", "background"):
         columns = distribute_tensor(torch.zeros(13, 7), mesh, [Shard(1)])
-        dcp.load({"model": {"0.weight": columns}}, storage_reader=Reader(root / name))
+        dcp.load({"model": {"0.weight": columns}}, storage_reader=PolyfleetStorageReader(root / name))
         assert torch.equal(columns.full_tensor(), there["0.weight"])
     middle = distribute_tensor(torch.zeros(4, 3, 5), mesh, [Shard(1)])
     holder = nn.Module()
-    dcp.load({"t": {"wide": middle}}, storage_reader=Reader(root / "inner"))
+    dcp.load({"t": {"wide": middle}}, storage_reader=PolyfleetStorageReader(root / "inner"))
     assert torch.equal(middle.full_tensor(), torch.arange(60.0).reshape(4, 3, 5)), holder
 
 

@@ -13,10 +13,10 @@ from workers.checkpoint.disk.files import Files
 from workers.checkpoint.format.chunks import CHUNK_BYTES
 from workers.checkpoint.transfer.copier import copy
 from workers.checkpoint.transfer.readback import AT_ONCE, ReadBack
-from workers.checkpoint.transfer.receiver import Incoming
-from workers.checkpoint_uploads import IncomingCheckpoints
+from workers.checkpoint.transfer.receiver import CheckpointReceiver
+from workers.checkpoint_uploads import CheckpointUploads
 from workers.errors import CheckpointError
-from workers.pool_storage import Storage
+from workers.pool_storage import PoolStorage
 
 CHUNKS = 2 * AT_ONCE + 1
 """Of the checkpoint: two turns of the thread that reads back, and a last chunk of a few bytes."""
@@ -40,7 +40,7 @@ def sent(source):
 
 
 def incoming(source, sent, target, files=None):
-    return Incoming(target, source.name, sent[0], files)
+    return CheckpointReceiver(target, source.name, sent[0], files)
 
 
 def arrive(one, sent, numbers):
@@ -170,7 +170,7 @@ def test_a_checkpoint_whose_only_tensor_is_empty_arrives(tmp_path):
 
 
 def test_a_full_disk_is_told_with_what_to_do_and_what_arrived_is_kept(source, sent, tmp_path, monkeypatch):
-    arriving = IncomingCheckpoints(Storage(tmp_path), "cpu")
+    arriving = CheckpointUploads(PoolStorage(tmp_path), "cpu")
     assert len(arriving.begin("job", source.name, sent[0])["missing"]) == CHUNKS
     arriving.write("job", source.name, sent[1], 0, sent[2][0])
 

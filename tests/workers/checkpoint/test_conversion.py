@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from workers.checkpoint import LossyLoad, load, save
-from workers.checkpoint.load_report import Change
+from workers.checkpoint.load_report import ConversionLoss
 from workers.checkpoint.state.convert import check_convertible, put
 from workers.errors import CheckpointError
 
@@ -13,19 +13,19 @@ from workers.errors import CheckpointError
 @pytest.mark.parametrize(
     ("values", "source", "target", "change"),
     [
-        ([1.0, 1.001, math.nan, math.inf], "float32", "bfloat16", Change(1, 0, 0, 0.001)),
-        ([7e4, -1.0], "float32", "float16", Change(1, 1, 0, 0.0)),
-        ([500.0, 1.0], "float32", "float8_e4m3fnuz", Change(1, 0, 1, 0.0)),
-        ([7e4, 1.0], "float32", "float8_e5m2", Change(1, 1, 0, 0.0)),
-        ([0.1, 0.5], "float64", "float32", Change(1, 0, 0, abs(0.1 - 0.10000000149011612))),
-        ([0.1, 448.0], "float8_e4m3fn", "bfloat16", Change()),
-        ([0.1, 57344.0], "float8_e5m2", "float16", Change()),
-        ([1 + 2j, 3 + 0j], "complex64", "float32", Change(1, 0, 0, 2.0)),
-        ([1, -2], "int64", "float32", Change()),
-        ([300, 5], "int64", "uint8", Change(1, 0, 0, 256.0)),
-        ([1.5, 2.0], "float32", "int32", Change(1, 0, 0, 0.5)),
-        ([True, False], "bool", "float32", Change()),
-        ([], "float64", "float16", Change()),
+        ([1.0, 1.001, math.nan, math.inf], "float32", "bfloat16", ConversionLoss(1, 0, 0, 0.001)),
+        ([7e4, -1.0], "float32", "float16", ConversionLoss(1, 1, 0, 0.0)),
+        ([500.0, 1.0], "float32", "float8_e4m3fnuz", ConversionLoss(1, 0, 1, 0.0)),
+        ([7e4, 1.0], "float32", "float8_e5m2", ConversionLoss(1, 1, 0, 0.0)),
+        ([0.1, 0.5], "float64", "float32", ConversionLoss(1, 0, 0, abs(0.1 - 0.10000000149011612))),
+        ([0.1, 448.0], "float8_e4m3fn", "bfloat16", ConversionLoss()),
+        ([0.1, 57344.0], "float8_e5m2", "float16", ConversionLoss()),
+        ([1 + 2j, 3 + 0j], "complex64", "float32", ConversionLoss(1, 0, 0, 2.0)),
+        ([1, -2], "int64", "float32", ConversionLoss()),
+        ([300, 5], "int64", "uint8", ConversionLoss(1, 0, 0, 256.0)),
+        ([1.5, 2.0], "float32", "int32", ConversionLoss(1, 0, 0, 0.5)),
+        ([True, False], "bool", "float32", ConversionLoss()),
+        ([], "float64", "float16", ConversionLoss()),
     ],
 )  # fmt: skip
 def test_a_conversion_counts_what_it_changes(values, source, target, change):

@@ -14,12 +14,12 @@ import torch
 from cluster.errors import Conflict, NotFound, UserError
 from workers.checkpoint import DamagedCheckpoint, copy, describe, list_checkpoints, load, pin, save, verify
 from workers.checkpoint.disk.files import PAGE_BYTES, Files
-from workers.checkpoint.format.step_folders import below, step_of
+from workers.checkpoint.format.step_folders import checkpoints_below, step_of
 from workers.checkpoint.tools import run_in_child
 from workers.checkpoint.transfer import stores
-from workers.checkpoint.transfer.copier import verify_at
+from workers.checkpoint.transfer.copier import verify_location
 from workers.checkpoint.transfer.object_store import FETCHED_AGE_S
-from workers.checkpoint.transfer.receiver import Incoming
+from workers.checkpoint.transfer.receiver import CheckpointReceiver
 from workers.errors import CheckpointError
 
 
@@ -152,7 +152,7 @@ def test_a_damaged_source_is_named_and_nothing_appears(source, tmp_path):
     with pytest.raises(DamagedCheckpoint, match=r"chunk 2 of 2 is not what was saved"):
         copy(source, tmp_path / "target")
     assert list_checkpoints(tmp_path / "target") == []
-    assert verify_at(source)["problems"]
+    assert verify_location(source)["problems"]
 
 
 def test_a_copy_that_rotted_is_marked_and_made_good_by_copying_again(source, tmp_path):
@@ -179,7 +179,7 @@ def test_another_checkpoint_of_the_same_name_is_not_overwritten(source, tmp_path
 
 def test_two_copies_of_one_checkpoint_do_not_meet(source, tmp_path):
     text = (source / "MANIFEST.json").read_bytes()
-    with Incoming(tmp_path / "target", source.name, text), pytest.raises(Conflict, match="another copy of"):
+    with CheckpointReceiver(tmp_path / "target", source.name, text), pytest.raises(Conflict, match="another copy of"):
         copy(source, tmp_path / "target")
     copy(source, tmp_path / "target")
 
@@ -212,14 +212,14 @@ def test_an_object_store_gets_the_manifest_last_and_gives_it_back(source, tmp_pa
     assert written == ["shard-00001.safetensors", "MANIFEST.json"]
     assert report["travelled_bytes"] == report["bytes"]
     assert copy(source, "memory://bucket/runs")["already_there"]
-    assert verify_at("memory://bucket/runs")["ok"]
+    assert verify_location("memory://bucket/runs")["ok"]
     memory.rm_file(f"/bucket/runs/{source.name}/MANIFEST.json")  # cut before the last put
     assert copy(source, "memory://bucket/runs")["travelled_bytes"] == 0
     back = copy("memory://bucket/runs", tmp_path / "back")
     assert back["travelled_bytes"] == back["bytes"]
     assert same(source, tmp_path / "back" / source.name)
     memory.pipe_file(f"/bucket/runs/{source.name}/shard-00001.safetensors", b"rubbish")
-    assert not verify_at(f"memory://bucket/runs/{source.name}")["ok"]
+    assert not verify_location(f"memory://bucket/runs/{source.name}")["ok"]
     with pytest.raises(DamagedCheckpoint):
         copy(f"memory://bucket/runs/{source.name}", tmp_path / "again")
 
@@ -280,7 +280,7 @@ def test_a_save_goes_straight_into_an_object_store_and_is_loaded_from_there(tmp_
     for step in (1, 2, 3):
         saved = save(root, step, state(step), keep=2, attempt="j-1a2b3c.2")
     assert saved.path.startswith(f"{root}/step-00000003-")
-    assert verify_at(root)["ok"]
+    assert verify_location(root)["ok"]
     loaded = load(root)
     assert (loaded.step, loaded.state["t"]["moving"][0].item()) == (3, 3)
     assert load(root, step=2).state["extra"] == {"step": 2}
@@ -289,27 +289,27 @@ def test_a_save_goes_straight_into_an_object_store_and_is_loaded_from_there(tmp_
     with pytest.raises(CheckpointError, match="attempt 1 of job j-1a2b3c may not save"):
         save(root, 4, state(4), attempt="j-1a2b3c.1")
     background = save(root, 5, state(5), asynchronous=True)
-    for one in below(tmp_path / "home" / "cache"):
+    for one in checkpoints_below(tmp_path / "home" / "cache"):
         long_ago = time.time() - FETCHED_AGE_S - 60
         os.utime(one, (long_ago, long_ago))
     assert load(root).step == 5
-    assert [step_of(one) for one in below(tmp_path / "home" / "cache")] == [5]
+    assert [step_of(one) for one in checkpoints_below(tmp_path / "home" / "cache")] == [5]
     assert background.result().path == background.path
 
 
 @pytest.mark.usefixtures("memory")
 def test_a_save_into_a_store_that_fails_leaves_no_checkpoint(monkeypatch):
-    from workers.checkpoint.transfer.stores import Objects
+    from workers.checkpoint.transfer.stores import ObjectStore
 
-    real = Objects.write
+    real = ObjectStore.write
 
     def failing(self, name, parts):
         if name == "MANIFEST.json":
             raise CheckpointError("the store cannot be written", "")
         real(self, name, parts)
 
-    monkeypatch.setattr(Objects, "write", failing)
+    monkeypatch.setattr(ObjectStore, "write", failing)
     with pytest.raises(CheckpointError, match="cannot be written"):
         save("memory://failing/run", 1, {"t": torch.ones(3)})
     with pytest.raises(NotFound):
-        verify_at("memory://failing/run")
+        verify_location("memory://failing/run")

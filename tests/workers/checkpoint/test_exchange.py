@@ -22,7 +22,7 @@ from cluster.errors import NotFound, UserError
 from workers.checkpoint import export_checkpoint, import_checkpoint, load, open_checkpoint, save, verify
 from workers.checkpoint.exchange import pickle_symbols
 from workers.checkpoint.exchange.formats import read
-from workers.checkpoint.exchange.pickle_values import Plain
+from workers.checkpoint.exchange.pickle_values import PickleDecoder
 from workers.checkpoint.exchange.torch_archive import Archive
 from workers.errors import CheckpointError
 
@@ -344,7 +344,7 @@ def test_an_imported_file_is_looked_into_like_any_other(weights, tmp_path):
 
 def test_files_that_are_read_together_keep_their_own_tensors(tmp_path):
     """What one file's pickle made is freed before the next is read: its place in memory must stand for nothing."""
-    plain = Plain()
+    plain = PickleDecoder()
     for i in range(30):
         path = tmp_path / f"{i}.pkl"
         torch.save({j: {"step": torch.ones(2), "average": torch.ones(3, i + 1)} for j in range(i % 5 + 1)}, path)

@@ -7,7 +7,7 @@ import torch
 
 from workers.checkpoint import DamagedCheckpoint, import_checkpoint, load
 from workers.checkpoint.exchange.formats import read
-from workers.checkpoint.exchange.optimizer_state import NoOptimizerError, read_state_dict
+from workers.checkpoint.exchange.optimizer_state import NotOptimizerStateError, read_state_dict
 from workers.checkpoint.format.manifest import NAME, digest_of
 from workers.errors import CheckpointError
 
@@ -84,7 +84,7 @@ def test_a_state_that_no_optimizer_can_have_is_refused_or_dropped(what, tmp_path
     ],
 )
 def test_millions_of_parameters_or_groups_are_refused_before_they_are_looked_at(groups, said):
-    with pytest.raises(NoOptimizerError, match=said):
+    with pytest.raises(NotOptimizerStateError, match=said):
         read_state_dict({"state": {}, "param_groups": groups})
 
 

@@ -25,7 +25,7 @@ from workers.checkpoint import (
     save,
     verify,
 )
-from workers.checkpoint.dcp import Reader
+from workers.checkpoint.dcp import PolyfleetStorageReader
 from workers.checkpoint.format.manifest import DAMAGED_REMEDY
 from workers.checkpoint.inspect import newest
 from workers.checkpoint.tools import run, run_in_child
@@ -116,7 +116,7 @@ def test_a_checkpoint_whose_files_are_links_is_loaded_by_who_names_it(tmp_path):
     for verify_by in ("chunks", "once"):
         assert torch.equal(load(tmp_path / "latest", verify=verify_by).state["t"]["w"], WEIGHT)
     state = {"t": {"w": torch.zeros_like(WEIGHT)}}
-    dcp_load(state, storage_reader=Reader(folder))
+    dcp_load(state, storage_reader=PolyfleetStorageReader(folder))
     assert torch.equal(state["t"]["w"], WEIGHT)
 
 
@@ -162,7 +162,7 @@ def test_links_to_checkpoints_below_a_root_are_listed_for_its_user_and_not_for_n
     for found in (load(root), load(root, step=2), load(root, verify="once")):
         assert torch.equal(found.state["t"]["w"], WEIGHT + 1)
     state = {"t": {"w": torch.zeros_like(WEIGHT)}}
-    dcp_load(state, storage_reader=Reader(root))
+    dcp_load(state, storage_reader=PolyfleetStorageReader(root))
     assert torch.equal(state["t"]["w"], WEIGHT + 1)
     assert copy(root, tmp_path / "copied")["step"] == 2
     assert [row["path"] for row in run_in_child("list", {"root": str(root)}, follow_links=True)] == places

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from workers.checkpoint import import_checkpoint, load
-from workers.checkpoint.dcp import Reader
+from workers.checkpoint.dcp import PolyfleetStorageReader
 from workers.errors import CheckpointError
 
 pytestmark = [
@@ -215,7 +215,7 @@ def test_dcp_reads_imported_state_by_name_and_by_number(tmp_path, torch_files):
     first = load(told["path"]).state["optimizer"]["state"][0]["exp_avg"]
     for key in ("0", "wte.weight"):
         asked = {"optimizer": {"state": {key: {"exp_avg": torch.zeros_like(first)}}}}
-        dcp.load(asked, storage_reader=Reader(told["path"]), no_dist=True)
+        dcp.load(asked, storage_reader=PolyfleetStorageReader(told["path"]), no_dist=True)
         assert torch.equal(asked["optimizer"]["state"][key]["exp_avg"], first)
 
 

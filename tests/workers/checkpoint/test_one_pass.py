@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from workers.checkpoint import DamagedCheckpoint, load, save
-from workers.checkpoint.disk.reader import Reader
-from workers.checkpoint.disk.verifying_reader import ProvingReader
+from workers.checkpoint.disk.reader import CheckpointReader
+from workers.checkpoint.disk.verifying_reader import VerifyingReader
 from workers.checkpoint.format.chunks import CHUNK_BYTES
 from workers.checkpoint.format.manifest_checks import box_bytes
 from workers.errors import CheckpointError
@@ -89,7 +89,7 @@ def flipped(path: Path, at: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_flipped_bit_anywhere_in_what_is_loaded_is_found_and_named(saved, dtype):
-    with Reader(saved) as reader:
+    with CheckpointReader(saved) as reader:
         places = [
             (stored.file, stored.offset, stored.offset + size_bytes)
             for tensor in reader.manifest.stored().values()
@@ -144,7 +144,7 @@ def test_ranges_in_any_order_are_read_right_and_proved(tmp_path, seed):
     path = save(tmp_path, 1, {"t": torch.randint(0, 255, (CHUNK_BYTES * 2 + 999,), dtype=torch.uint8)}).path
     [shard] = path.glob("*.safetensors")
     whole = shard.read_bytes()
-    with ProvingReader(path) as reader:
+    with VerifyingReader(path) as reader:
         for _ in range(30):
             start = chance.randrange(len(whole))
             out = bytearray(chance.randrange(min(len(whole) - start, 3 << 20) + 1))
@@ -152,6 +152,6 @@ def test_ranges_in_any_order_are_read_right_and_proved(tmp_path, seed):
             assert out == whole[start : start + len(out)]
         reader.settle()
     flipped(shard, at := chance.randrange(len(whole)))
-    with ProvingReader(path) as reader, pytest.raises(DamagedCheckpoint):
+    with VerifyingReader(path) as reader, pytest.raises(DamagedCheckpoint):
         reader.read_into(shard.name, at, memoryview(bytearray(1)))
         reader.settle()

@@ -15,11 +15,11 @@ import xxhash
 from workers import native
 from workers.checkpoint import load, save
 from workers.checkpoint.disk import passes
-from workers.checkpoint.disk.reader import Reader
+from workers.checkpoint.disk.reader import CheckpointReader
 from workers.checkpoint.format.chunks import CHUNK_BYTES
 from workers.checkpoint.format.dtypes import COMPLEX, FLOATS, INTEGERS
 from workers.checkpoint.format.manifest import DamagedCheckpoint
-from workers.checkpoint.load_report import Change
+from workers.checkpoint.load_report import ConversionLoss
 from workers.checkpoint.state.convert import check_convertible, put
 from workers.errors import CheckpointError
 
@@ -261,7 +261,7 @@ def test_a_save_writes_the_same_bytes_and_hashes_with_and_without_compiled_code(
         if form == "off":
             off(monkeypatch)
         save(tmp_path / form, 1, STATE)
-        with Reader(next((tmp_path / form).glob("step-*"))) as reader:
+        with CheckpointReader(next((tmp_path / form).glob("step-*"))) as reader:
             shards = {path.name: path.read_bytes() for path in reader.folder.glob("*.safetensors")}
             found.append((reader.manifest.files, shards))
     assert found[0] == found[1]
@@ -279,7 +279,7 @@ def test_a_save_waits_for_no_compiler(tmp_path, monkeypatch):
 def test_small_checkpoints_build_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(passes, "FROM_BYTES", 1 << 20)
     save(tmp_path, 1, {"t": torch.ones(1000)})
-    with Reader(next(tmp_path.glob("step-*"))) as reader:
+    with CheckpointReader(next(tmp_path.glob("step-*"))) as reader:
         assert reader.native is None
 
 
@@ -288,4 +288,4 @@ def test_a_change_adds_up_over_parts(compiled):
     out = torch.empty(3, dtype=torch.float32)
     names = ("float64", "float32")
     parts = [compiled.convert(values[i:].data_ptr(), out[i:].data_ptr(), 1, names, True) for i in range(3)]
-    assert sum(parts, Change()) == put(torch.empty(3, dtype=torch.float32), values)
+    assert sum(parts, ConversionLoss()) == put(torch.empty(3, dtype=torch.float32), values)

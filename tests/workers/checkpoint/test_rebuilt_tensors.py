@@ -13,7 +13,7 @@ from torch import nn
 from workers.checkpoint import load, open_checkpoint
 from workers.checkpoint.exchange.formats import read
 from workers.checkpoint.exchange.importer import import_here
-from workers.checkpoint.exchange.strided import Source
+from workers.checkpoint.exchange.strided import StridedSource
 from workers.errors import CheckpointError
 
 pytestmark = [
@@ -76,7 +76,7 @@ def test_signs_are_right_wherever_a_chunk_begins_and_ends(name, tmp_path):
     found = read(tmp_path / "file.pt", "torch", drop=False).references["model/w"]
     for at in range(len(wanted) + 1):
         halves = bytearray(at), bytearray(len(wanted) - at)
-        source = Source(found)
+        source = StridedSource(found)
         source.read(0, at, memoryview(halves[0]))
         source.read(at, len(wanted), memoryview(halves[1]))
         assert bytes(halves[0] + halves[1]) == wanted

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from workers.checkpoint.transfer.copier import copy, verify_at
+from workers.checkpoint.transfer.copier import copy, verify_location
 
 pytest.importorskip("s3fs", reason="s3fs is not installed")
 pytest.importorskip("moto.server", reason="moto[server] is not installed")
@@ -36,7 +36,7 @@ def test_there_and_back_over_http(bucket, tmp_path, checkpoint_of_40_mib):
     source = checkpoint_of_40_mib
     assert copy(source, bucket)["travelled_bytes"] > 40 << 20
     assert copy(source, bucket)["already_there"]
-    assert verify_at(bucket)["ok"]
+    assert verify_location(bucket)["ok"]
     back = copy(bucket, tmp_path / "back")
     assert back["travelled_bytes"] == back["bytes"]
     for path in source.iterdir():

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.api import CheckpointException
 
 from workers.checkpoint import describe, list_checkpoints, load, open_checkpoint, save
-from workers.checkpoint.dcp import Reader, Writer
+from workers.checkpoint.dcp import PolyfleetStorageReader, PolyfleetStorageWriter
 from workers.checkpoint.format.manifest_checks import read_manifest
 from workers.errors import CheckpointError
 
@@ -86,10 +86,10 @@ def test_parts_are_read_without_the_rest_and_replicas_are_stored_once(root):
 
 def test_dcp_without_ranks_saves_and_loads_anything_nested(tmp_path):
     state = {"model": {"w": torch.randn(3, 4), "half": torch.ones(2, dtype=torch.bfloat16)}, "list": [torch.ones(2), 5]}
-    writer = Writer(tmp_path, 7)
+    writer = PolyfleetStorageWriter(tmp_path, 7)
     dcp.save(state, storage_writer=writer, no_dist=True)
     blank = {"model": {"w": torch.zeros(3, 4), "half": torch.zeros(2)}, "list": [torch.zeros(2), None]}
-    dcp.load(blank, storage_reader=Reader(tmp_path), no_dist=True)
+    dcp.load(blank, storage_reader=PolyfleetStorageReader(tmp_path), no_dist=True)
     assert torch.equal(blank["model"]["w"], state["model"]["w"])
     assert blank["model"]["half"].tolist() == [1, 1]
     assert blank["list"][1] == 5
@@ -100,13 +100,13 @@ def test_dcp_refuses_what_would_change_values_unless_allowed_and_says_what_is_da
     saved = save(tmp_path, 1, {"t": {"w": torch.tensor([1.001])}})
     blank = {"t": {"w": torch.zeros(1, dtype=torch.bfloat16)}}
     with pytest.raises(CheckpointException, match="t/w: 1 values would change"):
-        dcp.load(blank, storage_reader=Reader(tmp_path), no_dist=True)
+        dcp.load(blank, storage_reader=PolyfleetStorageReader(tmp_path), no_dist=True)
     assert blank["t"]["w"].item() == 0
-    dcp.load(blank, storage_reader=Reader(tmp_path, on_lossy="allow"), no_dist=True)
+    dcp.load(blank, storage_reader=PolyfleetStorageReader(tmp_path, on_lossy="allow"), no_dist=True)
     assert blank["t"]["w"].item() == 1
     shard = next(saved.path.glob("*.safetensors"))
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
     with pytest.raises(CheckpointException, match="chunk 1 of 1 is not what was saved"):
-        dcp.load({"t": {"w": torch.zeros(1)}}, storage_reader=Reader(saved.path), no_dist=True)
+        dcp.load({"t": {"w": torch.zeros(1)}}, storage_reader=PolyfleetStorageReader(saved.path), no_dist=True)

@@ -10,7 +10,7 @@ from torch import nn
 from cluster.errors import Conflict, NotFound, UserError
 from workers.checkpoint import convert, diff, list_checkpoints, load, pin, prune, save, unpin, verify
 from workers.checkpoint.disk.pins import HOLD, hold
-from workers.checkpoint.disk.writer_lock import only_writer
+from workers.checkpoint.disk.writer_lock import writer_lock
 from workers.checkpoint.format.manifest_checks import read_manifest
 from workers.errors import CheckpointError
 
@@ -175,7 +175,7 @@ def test_a_save_deletes_nothing_older_when_what_it_wrote_reads_back_wrong(tmp_pa
 
 
 def test_two_writers_on_one_folder_do_not_meet(tmp_path):
-    with only_writer(tmp_path), pytest.raises(Conflict, match="another process is saving into"):
+    with writer_lock(tmp_path), pytest.raises(Conflict, match="another process is saving into"):
         save(tmp_path, 1, {"t": torch.ones(1)})
     assert list(tmp_path.iterdir()) == []
     save(tmp_path, 1, {"t": torch.ones(1)})

@@ -9,7 +9,7 @@ import torch
 
 from workers.checkpoint import load, save
 from workers.checkpoint.format.manifest import DamagedCheckpoint
-from workers.checkpoint.format.tree import decode, encode, refuse
+from workers.checkpoint.format.tree import decode, encode, raise_unsupported
 from workers.errors import CheckpointError
 
 VALUES = [
@@ -23,14 +23,14 @@ VALUES = [
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_a_value_comes_back_with_its_type(value):
-    tree = json.loads(json.dumps(encode(value, "x", refuse), allow_nan=False))
-    back = decode(tree, refuse)
+    tree = json.loads(json.dumps(encode(value, "x", raise_unsupported), allow_nan=False))
+    back = decode(tree, raise_unsupported)
     assert type(back) is type(value)
     assert repr(back) == repr(value)
 
 
 def test_nan_and_the_order_of_keys_come_back():
-    back = decode(json.loads(json.dumps(encode({"z": math.nan, "a": 1}, "x", refuse))), refuse)
+    back = decode(json.loads(json.dumps(encode({"z": math.nan, "a": 1}, "x", raise_unsupported))), raise_unsupported)
     assert list(back) == ["z", "a"]
     assert math.isnan(back["z"])
 
@@ -87,7 +87,7 @@ def test_a_value_that_contains_itself_is_refused(tmp_path):
 )  # fmt: skip
 def test_a_malformed_leaf_is_damage_and_not_a_crash(tree):
     with pytest.raises(DamagedCheckpoint, match="malformed"):
-        decode(tree, refuse)
+        decode(tree, raise_unsupported)
 
 
 def test_a_tree_deeper_than_any_we_write_is_damage():
@@ -95,4 +95,4 @@ def test_a_tree_deeper_than_any_we_write_is_damage():
     for _ in range(150):
         tree = [tree]
     with pytest.raises(DamagedCheckpoint, match="nested deeper"):
-        decode(tree, refuse)
+        decode(tree, raise_unsupported)

@@ -203,7 +203,7 @@ def test_a_call_of_amd_smi_that_fails_costs_what_it_would_have_told(call, words,
         delattr(smi, call)
     cards = [amd_smi.ask_card(smi, card, card) for card in range(3)]
     devices = [amd.Device("amd", "amd:MI300X", i, "AMD gfx942", pci_address=f"0000:{i}5:00.0") for i in range(3)]
-    told, findings = amd_smi.tell(devices, {"cards": cards})
+    told, findings = amd_smi.add_details(devices, {"cards": cards})
     assert [d.index for d in told] == [0, 1, 2]
     assert all(d.name and d.driver_version != "N/A" and d.name != "N/A" for d in told)
     if words != "absent":

@@ -12,7 +12,7 @@ from cluster.serialization import from_plain, to_plain
 from cluster.types import Device, NodeFacts
 from workers.discovery import cpu, discover
 from workers.discovery.machine import Machine
-from workers.discovery.node_facts import node_facts, place
+from workers.discovery.node_facts import node_facts, node_identity
 from workers.discovery.resource_limits import cores, memory
 from workers.discovery.versions import TorchBuild, mismatches, torch_build, versions
 
@@ -98,7 +98,7 @@ def test_an_extension_for_another_torch_is_a_finding():
 
 
 def test_node_facts_cross_as_json(tmp_path):
-    here = place("n0", "cpu", "cpu", tmp_path / "node", tmp_path)
+    here = node_identity("n0", "cpu", "cpu", tmp_path / "node", tmp_path)
     devices, findings = discover("cpu")
     facts = node_facts(here, devices, findings)
     assert from_plain(NodeFacts, json.loads(json.dumps(to_plain(facts)))) == facts
@@ -112,12 +112,12 @@ def test_a_node_knows_its_place_from_the_variables_of_its_pool(monkeypatch, tmp_
     monkeypatch.setenv("POLYFLEET_ENVIRONMENT", "torch28")
     monkeypatch.setenv("POLYFLEET_NODE_DIR", str(tmp_path / "n"))
     monkeypatch.setenv("POLYFLEET_STORAGE", str(tmp_path / "s"))
-    here = place(None, None, None, None, None)
+    here = node_identity(None, None, None, None, None)
     assert (here.pool, here.node, here.backend, here.environment) == ("xla", "xla-0", "tpu", "torch28")
     assert (here.node_dir, here.storage) == (tmp_path / "n", tmp_path / "s")
 
 
 def test_a_node_of_somebody_elses_cluster_makes_a_place_of_its_own(monkeypatch, tmp_path):
     monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path))
-    here = place("n0", None, "cpu", None, None)
+    here = node_identity("n0", None, "cpu", None, None)
     assert (here.pool, here.node_dir, here.storage) == ("cpu", tmp_path / "nodes/n0", tmp_path / "storage/cpu")

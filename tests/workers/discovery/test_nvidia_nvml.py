@@ -57,7 +57,7 @@ def answers(monkeypatch):
 
         for name, call in {**SYSTEM, **CARD, **own}.items():
             monkeypatch.setattr(pynvml, name, answer(name, call))
-        return nvidia.devices(nvidia.ask(), None)
+        return nvidia.devices(nvidia.query_nvml(), None)
 
     return prepare
 
@@ -114,7 +114,7 @@ def test_whatever_fails_together_each_card_is_listed_or_named_and_each_finding_h
 def test_a_function_that_nvidia_ml_py_does_not_have_is_one_finding_for_all_cards(call, answers, monkeypatch):
     answers({})
     monkeypatch.delattr(pynvml, call)
-    found, findings = nvidia.devices(nvidia.ask(), None)
+    found, findings = nvidia.devices(nvidia.query_nvml(), None)
     assert len(found) == 4
     if call == "nvmlSystemGetCudaDriverVersion_v2":  # it has the older one
         assert findings == []

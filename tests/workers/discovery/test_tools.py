@@ -96,7 +96,7 @@ def test_a_hanging_tool_of_one_vendor_leaves_the_others_alone(machine, with_tool
 def test_amd_smi_adds_to_whole_cards_and_tells_faults_of_ours_only(said):
     common = {"backend": "amd", "kind": "amd:MI300X", "name": "AMD gfx942"}
     devices = [Device(index=i, pci_address=a, **common) for i, a in enumerate(["0000:05:00.0", "0000:26:00.0"])]
-    told, findings = amd_smi.tell(devices, said("amd-smi"))
+    told, findings = amd_smi.add_details(devices, said("amd-smi"))
     assert [(d.name, d.driver_version) for d in told] == [("AMD Instinct MI300X", "6.12.12")] * 2
     assert [(f.level, f.message) for f in findings] == [
         ("error", "the card at 0000:26:00.0 has had 3 memory errors that ECC could not correct"),
@@ -109,12 +109,12 @@ def test_amd_smi_adds_to_whole_cards_and_tells_faults_of_ours_only(said):
 
 def test_partitions_of_one_card_keep_what_the_kernel_told(said):
     parts = [Device("amd", "amd:MI300X", i, "AMD gfx942", pci_address="0000:05:00.0") for i in range(2)]
-    assert amd_smi.tell(parts, said("amd-smi"))[0] == parts
+    assert amd_smi.add_details(parts, said("amd-smi"))[0] == parts
 
 
 def test_an_amd_smi_that_fails_leaves_what_sysfs_told():
     device = Device("amd", "amd:MI300X", 0, "AMD gfx942")
-    devices, (finding,) = amd_smi.tell([device], {"error": "AMDSMI_STATUS_DRIVER_NOT_LOADED"})
+    devices, (finding,) = amd_smi.add_details([device], {"error": "AMDSMI_STATUS_DRIVER_NOT_LOADED"})
     assert devices == [device]
     assert finding.message == "details of cards come from sysfs only: AMD SMI failed: AMDSMI_STATUS_DRIVER_NOT_LOADED"
 
@@ -169,7 +169,7 @@ def test_libraries_that_do_not_load_are_told_with_their_message(tmp_path, monkey
     (tmp_path / "crashing.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
-    wrong, crashed = import_checks.failing(("for_another_torch", "crashing", "json", "not_installed"))
+    wrong, crashed = import_checks.import_failures(("for_another_torch", "crashing", "json", "not_installed"))
     assert "undefined symbol: deleteNode" in wrong.message
     assert crashed.subject == "crashing"
     assert wrong.remedy

@@ -437,9 +437,9 @@ class TestPass:
 
 
 def work(backend, x):
-    from workers.optimizers.pass_context import Work, as_sample
+    from workers.optimizers.pass_context import PassContext, as_sample
 
-    return Work(backend, torch.float32, False, as_sample(x))
+    return PassContext(backend, torch.float32, False, as_sample(x))
 
 
 def test_modules_of_rope_that_turn_otherwise_are_left():

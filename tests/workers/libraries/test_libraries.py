@@ -10,7 +10,7 @@ from cluster.errors import UserError
 from workers import get_library, list_libraries
 from workers.config import LibrariesConfig, PolyfleetConfig
 from workers.libraries.__main__ import rows
-from workers.libraries.effect_check import provable, prove, run_fresh
+from workers.libraries.effect_check import check_effect, checkable_libraries, run_in_new_process
 from workers.libraries.library_config import apply
 from workers.libraries.registry import LIBRARIES
 
@@ -19,8 +19,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning"),  # the profiler's own
 ]
 FOURTEEN = "cuda cpu mps cudnn mkl mkldnn openmp nki triton cusparselt mha nnpack opt_einsum xeon"
-IN_PROCESS = [name for name in provable() if LIBRARIES[name].switch is not None]
-FRESH = [name for name in provable() if name in ("cpu", "openmp", "xeon")]
+IN_PROCESS = [name for name in checkable_libraries() if LIBRARIES[name].switch is not None]
+FRESH = [name for name in checkable_libraries() if name in ("cpu", "openmp", "xeon")]
 
 
 def test_all_fourteen_are_told_with_a_version_or_a_reason():
@@ -39,7 +39,7 @@ def test_all_fourteen_are_told_with_a_version_or_a_reason():
 def test_a_switch_takes_effect_and_is_set_back(name, on):
     library = LIBRARIES[name]
     before = library.switch.read()
-    shown = prove(library, on)
+    shown = check_effect(library, on)
     assert shown.effective, shown.evidence
     assert library.switch.read() == before
 
@@ -47,17 +47,17 @@ def test_a_switch_takes_effect_and_is_set_back(name, on):
 @pytest.mark.parametrize("name", FRESH)
 @pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
 def test_what_only_a_fresh_process_takes_up_is_seen_there(name, on):
-    shown = prove(LIBRARIES[name], on)
+    shown = check_effect(LIBRARIES[name], on)
     assert shown.effective, shown.evidence
 
 
-@pytest.mark.skipif("mkl" not in provable(), reason="this torch has no MKL")
+@pytest.mark.skipif("mkl" not in checkable_libraries(), reason="this torch has no MKL")
 def test_mkl_tells_of_its_products_itself_and_cannot_be_switched_off():
-    shown = prove(get_library("mkl"), True)
+    shown = check_effect(get_library("mkl"), True)
     assert shown.effective
     assert "SGEMM(" in shown.evidence
     with pytest.raises(UserError, match="nothing shows Intel MKL off"):
-        prove(get_library("mkl"), False)
+        check_effect(get_library("mkl"), False)
     with pytest.raises(UserError, match="cannot be switched in a running process; it is part of this build"):
         get_library("mkl").disable().__enter__()
 
@@ -120,7 +120,7 @@ def test_what_is_not_here_says_why_when_it_is_asked_for():
     with pytest.raises(UserError, match="did you mean 'triton'"):
         get_library("tritn")
     with pytest.raises(UserError, match="cannot be switched off"):
-        run_fresh(get_library("mkl"), False, ["-c", "pass"])
+        run_in_new_process(get_library("mkl"), False, ["-c", "pass"])
 
 
 def test_importing_the_registry_imports_no_torch():

@@ -8,7 +8,7 @@ from workers import backends
 from workers.backends.cpu import CPUBackend
 from workers.optimizers.compilers import compiled_with
 from workers.optimizers.model_state import unchanged
-from workers.optimizers.pass_context import Work, as_sample, outputs
+from workers.optimizers.pass_context import PassContext, as_sample, outputs
 from workers.optimizers.trial import outcome
 
 
@@ -41,7 +41,7 @@ def assert_same(have, want):
 
 
 def work(training=False):
-    return Work(CPUBackend(), torch.float32, training, as_sample(torch.rand(1, 4)))
+    return PassContext(CPUBackend(), torch.float32, training, as_sample(torch.rand(1, 4)))
 
 
 CALLS = {

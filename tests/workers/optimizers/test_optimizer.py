@@ -17,8 +17,8 @@ from workers.backends.cpu import CPUBackend
 from workers.benchmark.timing import Timer
 from workers.optimizers import passes, speedup_history
 from workers.optimizers.optimizer import ModelOptimizer
-from workers.optimizers.pass_context import Work, as_sample
-from workers.optimizers.timing import race
+from workers.optimizers.pass_context import PassContext, as_sample
+from workers.optimizers.timing import compare_timings
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor imports what torch deprecates
 NAMES = [name for name in backends.available() if name != "nvidia"]
@@ -98,7 +98,7 @@ def test_every_pass_of_a_level_is_applied_or_skipped_with_a_reason_and_the_model
     optimised, result = get_optimizer(name).optimize(model, "conservative", x)
     assert (result.success, result.level) == (True, OptimizationLevel.O1)
     applied = {entry.partition(":")[0] for entry in result.optimizations_applied} - {"placement"}
-    assert applied | set(result.optimizations_skipped) == {p.name for p in passes.of_level("O1")}
+    assert applied | set(result.optimizations_skipped) == {p.name for p in passes.passes_for_level("O1")}
     assert not applied & set(result.optimizations_skipped)
     assert model.training
     assert all(torch.equal(v, before[k]) and v.device.type == "cpu" for k, v in model.state_dict().items())
@@ -207,7 +207,7 @@ def test_inductor_at_the_balanced_level_is_right_whether_kept_or_not():
 
 @pytest.mark.skipif(find_spec("torchao") is not None, reason="torchao is here")
 def test_without_torchao_quantising_is_skipped_with_the_remedy():
-    work = Work(CPUBackend(), torch.float32, False, as_sample(torch.rand(4, 16)))
+    work = PassContext(CPUBackend(), torch.float32, False, as_sample(torch.rand(4, 16)))
     assert "the extra 'quantize'" in passes.run(perceptron().eval(), "O3", work).skipped["int8_weights"]
 
 
@@ -239,7 +239,7 @@ def test_activations_are_recomputed_where_a_step_would_not_fit_with_equal_gradie
 
 
 def test_activations_are_kept_where_the_step_fits():
-    work = Work(CPUBackend(), torch.float32, True, as_sample(torch.rand(4, 8)))
+    work = PassContext(CPUBackend(), torch.float32, True, as_sample(torch.rand(4, 8)))
     (recompute,) = [p for p in passes.PASSES if p.name == "activation_checkpointing"]
     skipped = passes.apply(Blocks(), [recompute], work).skipped
     assert skipped["activation_checkpointing"].startswith("not needed: a step takes")
@@ -378,10 +378,10 @@ def test_a_history_that_was_cut_short_or_cannot_be_written_costs_nothing(tmp_pat
 
 def test_a_race_is_won_by_the_one_that_does_less():
     timer = Timer(backends.create("cpu"))
-    raced = race(lambda: time.sleep(0.04), lambda: time.sleep(0.001), timer, rounds=8)
+    raced = compare_timings(lambda: time.sleep(0.04), lambda: time.sleep(0.001), timer, rounds=8)
     assert raced.ratio.low > 1
     assert not raced.slower
-    assert race(lambda: time.sleep(0.001), lambda: time.sleep(0.04), timer, rounds=8).slower
+    assert compare_timings(lambda: time.sleep(0.001), lambda: time.sleep(0.04), timer, rounds=8).slower
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -395,7 +395,7 @@ def test_a_race_drops_each_result_before_it_asks_for_the_next(name):
         made.append(weakref.ref(result))
         return result
 
-    race(call, call, Timer(backend), rounds=2)
+    compare_timings(call, call, Timer(backend), rounds=2)
     assert len(alive) >= 4 and max(alive) == 0  # two calls a round at least: how many more depends on the time of one
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from workers import backends
 from workers.optimizers import passes
-from workers.optimizers.pass_context import Work, as_sample
+from workers.optimizers.pass_context import PassContext, as_sample
 from workers.optimizers.trial import model_bytes
 
 pytest.importorskip("torchao", reason="torchao is not in this environment")
@@ -17,7 +17,7 @@ pytest.importorskip("torchao", reason="torchao is not in this environment")
 def test_int8_weights_take_a_quarter_of_the_bytes_and_stay_close():
     torch.manual_seed(2)
     model, x = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 64)).eval(), torch.rand(8, 256)
-    work = Work(backends.create("cpu"), torch.float32, False, as_sample(x))
+    work = PassContext(backends.create("cpu"), torch.float32, False, as_sample(x))
     (int8,) = [p for p in passes.PASSES if p.name == "int8_weights"]
     done = passes.apply(copy.deepcopy(model), [int8], work)
     assert done.applied[1].startswith("int8_weights: output moved by")
@@ -28,6 +28,6 @@ def test_int8_weights_take_a_quarter_of_the_bytes_and_stay_close():
 
 def test_float8_is_for_devices_that_have_it_and_configurations_that_allow_it():
     (fp8,) = [p for p in passes.PASSES if p.name == "fp8_linear"]
-    work = Work(backends.create("cpu"), torch.float32, False, as_sample(torch.rand(2, 4)))
+    work = PassContext(backends.create("cpu"), torch.float32, False, as_sample(torch.rand(2, 4)))
     skipped = passes.apply(nn.Linear(4, 4), [fp8], work).skipped
     assert skipped["fp8_linear"] == "not allowed by the option cpu.fp8"

@@ -19,7 +19,7 @@ from workers.messages import Order
 ROOT = Path(__file__).parents[3]
 CHILD = """
 import json, os, pathlib, sys, importlib, traceback
-from workers.attempt.rank_main import leave
+from workers.attempt.rank_main import exit_process
 from workers.tasks.context import Context
 folder = pathlib.Path(os.environ["POLYFLEET_ATTEMPT_DIR"])
 order = json.loads((folder / "order.json").read_text())
@@ -28,7 +28,7 @@ try:
     result = importlib.import_module("workers.tasks." + order["task"]).main(context)
 except Exception:
     traceback.print_exc()
-    leave(1)
+    exit_process(1)
 (folder / f"result-{context.rank}.json").write_text(json.dumps(result, allow_nan=False))
 """
 

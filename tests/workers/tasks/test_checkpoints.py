@@ -13,12 +13,12 @@ from torch import nn
 import workers
 from cluster.errors import UserError
 from workers import backends
-from workers.attempt.rank_main import describe
+from workers.attempt.rank_main import failure_record
 from workers.checkpoint import DamagedCheckpoint, load, plan
-from workers.checkpoint.disk.damage_marks import damage_of
+from workers.checkpoint.disk.damage_marks import damage_reason
 from workers.errors import CheckpointError
 from workers.tasks.context import Context
-from workers.tasks.resume_choice import choices
+from workers.tasks.resume_choice import candidate_checkpoints
 
 
 def context(root, resume_from="", **given):
@@ -163,11 +163,11 @@ def test_a_job_resumes_from_the_newest_checkpoint_that_is_sound_and_marks_the_ot
     restored = ctx.checkpoint.restore({"model": model})
     assert (restored.step, model.weight.unique().tolist()) == (1, [1.0])
     assert [one["path"] for one in restored.report["skipped"]] == [str(folders[2]), str(folders[1])]
-    assert "chunk 1 of 1 is not what was saved" in damage_of(folders[2]) and damage_of(folders[1])
+    assert "chunk 1 of 1 is not what was saved" in damage_reason(folders[2]) and damage_reason(folders[1])
     assert f"polyfleet: {folders[2].name} is damaged and is not resumed from" in capsys.readouterr().err
     later = Path(ctx.checkpoint.save(2, {"model": model}, asynchronous=False))
     third = context(tmp_path, resume_from=str(folders[2]))  # it was placed before the mark was seen
-    assert choices(Path(third.checkpoint.resume_from), tmp_path) == [folders[2], later, folders[0]]
+    assert candidate_checkpoints(Path(third.checkpoint.resume_from), tmp_path) == [folders[2], later, folders[0]]
 
 
 def test_where_none_is_sound_it_is_an_error_and_what_was_filled_is_never_saved(tmp_path):
@@ -178,7 +178,7 @@ def test_where_none_is_sound_it_is_an_error_and_what_was_filled_is_never_saved(t
     told = r"shard-00001.safetensors: chunk 1 of 1 is not what was saved .*; so are 1 before it"
     with pytest.raises(DamagedCheckpoint, match=told) as error:
         ctx.checkpoint.restore({"model": model})
-    assert describe(error.value, 0)["kind"] == "storage"
+    assert failure_record(error.value, 0)["kind"] == "storage"
     for go_on in (lambda: ctx.checkpoint.save(3, {"model": model}), ctx.checkpoint.wait):
         with pytest.raises(DamagedCheckpoint):
             go_on()
@@ -211,7 +211,7 @@ from pathlib import Path
 from torch import nn
 from workers import backends
 from workers.tasks.context import Context
-from workers.tasks.resume_choice import choices
+from workers.tasks.resume_choice import candidate_checkpoints
 
 root, path = sys.argv[1:]
 rank = int(os.environ["RANK"])
@@ -244,5 +244,5 @@ def test_all_ranks_resume_from_the_same_checkpoint_where_one_of_them_finds_damag
     ]  # fmt: skip
     told = [rank.communicate(timeout=120)[0] for rank in ranks]
     assert told == [f"{rank} 1 [1.0] {folders[0].name}\n" for rank in range(2)]
-    assert damage_of(tmp_path / "of-rank-1" / folders[1].name)
-    assert not damage_of(folders[1])  # there it is sound
+    assert damage_reason(tmp_path / "of-rank-1" / folders[1].name)
+    assert not damage_reason(folders[1])  # there it is sound

@@ -3,7 +3,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from workers import backends
-from workers.tasks.data_loading import DeviceLoader, share
+from workers.tasks.data_loading import DeviceLoader, shard_items
 
 CPU = backends.create("cpu")
 
@@ -56,7 +56,7 @@ def test_any_iterable_of_batches_is_shared_too():
 
 
 def test_sharing_takes_whole_rounds_only():
-    assert list(share(range(8), 1, 3)) == [1, 4]
+    assert list(shard_items(range(8), 1, 3)) == [1, 4]
 
 
 def test_what_a_loader_lacks_its_wrapper_lacks():

@@ -7,9 +7,9 @@ from torch import nn
 from workers import backends
 from workers.attempt import rank_main, rank_progress
 from workers.checkpoint import load
-from workers.errors import NotFinite
-from workers.pool_checkpoints import StoredCheckpoints
-from workers.pool_storage import Storage
+from workers.errors import NonFiniteValue
+from workers.pool_checkpoints import PoolCheckpoints
+from workers.pool_storage import PoolStorage
 from workers.tasks.context import Context
 
 NAN, INF = float("nan"), float("inf")
@@ -25,7 +25,7 @@ def training(tmp_path):
 
 
 def newest_step(tmp_path):
-    found = StoredCheckpoints(Storage(tmp_path)).step("c")["path"]
+    found = PoolCheckpoints(PoolStorage(tmp_path)).step("c")["path"]
     return load(tmp_path / found).step if found else None
 
 
@@ -41,7 +41,7 @@ def newest_step(tmp_path):
 def test_a_number_that_makes_going_on_useless_is_refused_after_it_was_reported(training, metrics, said):
     ctx = training()
     if said:
-        with pytest.raises(NotFinite, match=said):
+        with pytest.raises(NonFiniteValue, match=said):
             ctx.report(step=7, **metrics)
     else:
         ctx.report(step=7, **metrics)
@@ -53,10 +53,10 @@ def test_after_it_nothing_is_saved_however_much_the_users_code_catches(training,
     ctx, model = training(), nn.Linear(2, 1)
     with ctx.running():
         ctx.checkpoint.save(1, {"model": model})
-    with pytest.raises(NotFinite):
+    with pytest.raises(NonFiniteValue):
         ctx.report(step=2, loss=NAN)
     for again in (lambda: ctx.checkpoint.save(2, {"model": model}), lambda: ctx.preempted, lambda: ctx.report(step=3)):
-        with pytest.raises(NotFinite, match="the reported loss is nan at step 2"):
+        with pytest.raises(NonFiniteValue, match="the reported loss is nan at step 2"):
             again()
     assert newest_step(tmp_path) == 1
 
@@ -68,9 +68,9 @@ def test_a_checkpoint_with_nan_in_a_parameter_is_never_committed(training, tmp_p
     ctx.checkpoint.save(1, {"model": model})
     model.weight.data[0, 1] = NAN
     ctx.checkpoint.save(2, {"model": model})
-    with pytest.raises(NotFinite, match="parameter model/weight of the checkpoint holds NaN at step 2"):
+    with pytest.raises(NonFiniteValue, match="parameter model/weight of the checkpoint holds NaN at step 2"):
         ctx.checkpoint.wait()
-    with pytest.raises(NotFinite, match="model/weight"):
+    with pytest.raises(NonFiniteValue, match="model/weight"):
         ctx.report(step=3, loss=0.5)
     assert newest_step(tmp_path) == 1
 
@@ -82,7 +82,7 @@ def test_nan_in_the_state_of_an_optimizer_is_found_too(training, tmp_path):
     optimizer.step()
     optimizer.state[model.bias]["exp_avg"][0] = NAN
     ctx.checkpoint.save(1, {"model": model, "optimizer": optimizer})
-    with pytest.raises(NotFinite, match=r"optimizer .*exp_avg.* of the checkpoint holds NaN at step 1"):
+    with pytest.raises(NonFiniteValue, match=r"optimizer .*exp_avg.* of the checkpoint holds NaN at step 1"):
         ctx.checkpoint.wait()
     assert newest_step(tmp_path) is None
 
@@ -102,8 +102,8 @@ def test_a_job_that_ignores_nan_keeps_it(training, tmp_path):
 
 
 def test_its_failure_is_of_its_own_kind_and_reaches_other_processes():
-    error = NotFinite("the reported loss is nan", 3)
-    assert rank_main.describe(error, 1)["kind"] == "nan"
+    error = NonFiniteValue("the reported loss is nan", 3)
+    assert rank_main.failure_record(error, 1)["kind"] == "nan"
     assert str(type(error)(*error.args)) == str(error)
 
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
-from workers.tasks.stop_flag import AHEAD, Stop
+from workers.tasks.stop_flag import AHEAD, StopFlag
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +16,7 @@ def _own_handler():
 
 
 def test_sigterm_is_seen_at_the_next_poll_and_stays_seen():
-    stop = Stop()
+    stop = StopFlag()
     stop.listen()
     assert not stop.poll()
     os.kill(os.getpid(), signal.SIGTERM)
@@ -28,7 +28,7 @@ def test_sigterm_is_seen_at_the_next_poll_and_stays_seen():
 
 def test_ranks_that_are_asked_at_different_steps_stop_at_the_same_one():
     store = TCPStore("127.0.0.1", 0, 1, is_master=True, timeout=timedelta(seconds=20))
-    early, late = Stop(), Stop()
+    early, late = StopFlag(), StopFlag()
     early.share(store)
     late.share(store)
     answers = {early: [], late: []}
@@ -42,7 +42,7 @@ def test_ranks_that_are_asked_at_different_steps_stop_at_the_same_one():
 
 def test_a_rank_that_was_never_asked_stops_with_the_others():
     store = TCPStore("127.0.0.1", 0, 1, is_master=True, timeout=timedelta(seconds=20))
-    asked, other = Stop(), Stop()
+    asked, other = StopFlag(), StopFlag()
     asked.share(store)
     other.share(store)
     asked.asked = True

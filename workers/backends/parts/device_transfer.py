@@ -93,7 +93,7 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
     return found
 
 
-def place(value: Any, device: torch.device, non_blocking: bool = False) -> Any:
+def move_to_device(value: Any, device: torch.device, non_blocking: bool = False) -> Any:
     """Nested data on `device`; a module is moved in place with its ties; an object with its own `to` uses that."""
     if isinstance(value, nn.Module):
         move_module(value, device)
@@ -103,7 +103,7 @@ def place(value: Any, device: torch.device, non_blocking: bool = False) -> Any:
     return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
 
-def refuse_elsewhere(value: Any, device: torch.device) -> None:
+def check_device(value: Any, device: torch.device) -> None:
     """Raises UserError when nested data has a tensor that is neither on the host nor on `device`."""
     strangers = [t.device for t in tensors_of(value) if t.device.type != "cpu" and t.device != device]
     if strangers:

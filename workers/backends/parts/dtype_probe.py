@@ -22,7 +22,7 @@ HOPELESS = 20.0
 """A first turn this slow needs no second."""
 
 
-def support(backend: "BaseBackend", dtype: torch.dtype) -> str:
+def dtype_support_probe(backend: "BaseBackend", dtype: torch.dtype) -> str:
     """`native`, `emulated` or `absent`; see BaseBackend.dtype_support."""
     name, key = name_of(dtype), probe_cache.key(backend.kind)
     found = probe_cache.read(key).get("dtypes", {}).get(name)
@@ -33,19 +33,19 @@ def support(backend: "BaseBackend", dtype: torch.dtype) -> str:
 
 
 def _tried(backend: "BaseBackend", dtype: torch.dtype) -> str:
-    if not round_trips(backend, dtype):
+    if not preserves_dtype(backend, dtype):
         return "absent"
     if not (dtype.is_floating_point or dtype.is_complex) or dtype == torch.float32:
         return "native"
     units = backend._has_units(dtype)
     if name_of(dtype).startswith("float8"):  # torch multiplies them in scaled_mm only: units or none, nothing between
         return "native" if units and backend.device.type == "cuda" else "emulated"
-    if product_s(backend, dtype) is None:
+    if matmul_seconds(backend, dtype) is None:
         return "absent"
     return _timed(backend, dtype) if units is None else "native" if units else "emulated"
 
 
-def round_trips(backend: "BaseBackend", dtype: torch.dtype) -> bool:
+def preserves_dtype(backend: "BaseBackend", dtype: torch.dtype) -> bool:
     """Whether one element comes back from the device with its bits as they were."""
     value = torch.tensor([1 + 2j] if dtype.is_complex else [1.0]).to(dtype)
     try:
@@ -58,18 +58,18 @@ def round_trips(backend: "BaseBackend", dtype: torch.dtype) -> bool:
 def _timed(backend: "BaseBackend", dtype: torch.dtype) -> str:
     usual = {torch.float64: torch.float64, torch.complex128: torch.float64}.get(dtype, torch.float32)
     limit = SLOWER * (COMPLEX_PRODUCTS if dtype.is_complex else 1)
-    product_s(backend, usual)
+    matmul_seconds(backend, usual)
     mine: list[float] = []
     others: list[float] = []
     for _ in range(TURNS):
-        mine.append(product_s(backend, dtype) or 0.0)
-        others.append(product_s(backend, usual) or 0.0)
+        mine.append(matmul_seconds(backend, dtype) or 0.0)
+        others.append(matmul_seconds(backend, usual) or 0.0)
         if mine[0] > HOPELESS * limit * others[0]:
             break
     return "native" if not min(others) or min(mine) <= limit * min(others) else "emulated"
 
 
-def product_s(backend: "BaseBackend", dtype: "str | torch.dtype") -> float | None:
+def matmul_seconds(backend: "BaseBackend", dtype: "str | torch.dtype") -> float | None:
     """Seconds of a square product; None where there is no such product, or it is wrong."""
     try:
         a = torch.ones(SIZE, SIZE).to(dtype_of(dtype)).to(backend.device)

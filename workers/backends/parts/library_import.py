@@ -8,7 +8,7 @@ import torch
 Failure = (ImportError, OSError, RuntimeError, AttributeError)
 
 
-def why_not(library: str) -> str:
+def import_error(library: str) -> str:
     """The message of a library that does not load beside this torch, "" when it does."""
     try:
         importlib.import_module(library)

@@ -7,5 +7,5 @@ FSDP2 and DTensor states are cut as their mesh is; any other mesh loads them. Va
 manifest as JSON, so nothing is pickled into a checkpoint or out of one.
 """
 
-from workers.checkpoint.dcp.storage_reader import Reader as Reader
-from workers.checkpoint.dcp.storage_writer import Writer as Writer
+from workers.checkpoint.dcp.storage_reader import PolyfleetStorageReader as PolyfleetStorageReader
+from workers.checkpoint.dcp.storage_writer import PolyfleetStorageWriter as PolyfleetStorageWriter

@@ -19,19 +19,19 @@ from torch.futures import Future
 
 from cluster.errors import NotFound
 from workers.checkpoint.dcp.names import tensors_of, values_of
-from workers.checkpoint.disk.reader import Reader as Verified
+from workers.checkpoint.disk.reader import CheckpointReader as Verified
 from workers.checkpoint.format import tree
-from workers.checkpoint.format.boxes import Box, whole
+from workers.checkpoint.format.boxes import Box, full_box
 from workers.checkpoint.format.manifest import NAME, TensorEntry
 from workers.checkpoint.format.manifest_checks import box_of
 from workers.checkpoint.inspect import latest
 from workers.checkpoint.state import bits
 from workers.checkpoint.state.convert import check_convertible
-from workers.checkpoint.state.tensor_fill import Fill, fill, rehearse
+from workers.checkpoint.state.tensor_fill import TensorFill, dry_run, fill
 from workers.errors import CheckpointError
 
 
-class Reader(StorageReader):
+class PolyfleetStorageReader(StorageReader):
     """Load the checkpoint at a path, or the newest sound one of a root. Another dtype in the state dict is converted;
     `on_lossy="error"` (default) refuses where a value would change, before anything is written.
     """
@@ -66,16 +66,16 @@ class Reader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> "Future[None]":
         reader = self._opened()
-        fills: list[tuple[ReadItem, Fill]] = []
+        fills: list[tuple[ReadItem, TensorFill]] = []
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
-                _set(planner, item, tree.decode(self._values[item.storage_index.fqn], tree.refuse))
+                _set(planner, item, tree.decode(self._values[item.storage_index.fqn], tree.raise_unsupported))
             else:
                 fills.append((item, self._fill(planner, item)))
         work = [one for _, one in fills]
         reader.prove(chunk for one in work for chunk in reader.chunks_of(one.name))
         if self._on_lossy == "error":
-            _judge(rehearse(reader, work))
+            _judge(dry_run(reader, work))
         with torch.no_grad():
             fill(reader, work)
         for item, one in fills:
@@ -101,17 +101,17 @@ class Reader(StorageReader):
             raise NotFound(f"no checkpoint in {self._path}", "save one first, or name another folder")
         return found.path
 
-    def _fill(self, planner: LoadPlanner, item: ReadItem) -> Fill:
+    def _fill(self, planner: LoadPlanner, item: ReadItem) -> TensorFill:
         name = self._names[item.storage_index.fqn]
         target = planner.resolve_tensor(item).detach()
         check_convertible(name, bits.torch_dtype(self._opened().entry(name).dtype), target.dtype)
         base = item.storage_index.offset or (0,) * len(item.lengths)
         start = tuple(a + b for a, b in zip(base, item.storage_offsets, strict=True))
-        return Fill(self._opened().manifest.resolve(name), target, Box(start, tuple(item.lengths)))
+        return TensorFill(self._opened().manifest.resolve(name), target, Box(start, tuple(item.lengths)))
 
 
 def _metadata(entry: TensorEntry) -> TensorStorageMetadata:
-    boxes = [whole(entry.shape)] if entry.view else [box_of(entry, stored) for stored in entry.shards]
+    boxes = [full_box(entry.shape)] if entry.view else [box_of(entry, stored) for stored in entry.shards]
     return TensorStorageMetadata(
         properties=TensorProperties(dtype=bits.torch_dtype(entry.dtype)),
         size=torch.Size(entry.shape),

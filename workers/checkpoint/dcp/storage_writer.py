@@ -18,9 +18,9 @@ from workers.checkpoint.dcp.names import STATE, entry_of, stored_name
 from workers.checkpoint.disk.commit import write_manifest
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.layout import SHARD_BYTES, lay_out
-from workers.checkpoint.disk.retention import PART, refuse_older_attempt, remove_checkpoint, retain
+from workers.checkpoint.disk.retention import PART, apply_retention, check_attempt_is_newest, remove_checkpoint
 from workers.checkpoint.disk.writer import write_shards
-from workers.checkpoint.disk.writer_lock import only_writer
+from workers.checkpoint.disk.writer_lock import writer_lock
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.dtypes import dtype_name
 from workers.checkpoint.format.manifest import Entry, FileEntry, Manifest, Stored, TensorEntry, World
@@ -30,7 +30,7 @@ from workers.checkpoint.state.pieces import pieces
 from workers.errors import CheckpointError
 
 
-class Writer(StorageWriter):
+class PolyfleetStorageWriter(StorageWriter):
     """Save one checkpoint of `step` below `root`, on a file system that all ranks share. For one `dcp.save`.
 
     `keep`, `attempt` and `kind` are as for workers.checkpoint.save. `path` is where it lies once saved.
@@ -70,8 +70,8 @@ class Writer(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         self._name = f"step-{self._step:08d}-{os.urandom(4).hex()}"
-        self._held.enter_context(only_writer(self._root))
-        refuse_older_attempt(self._root, self._producer)
+        self._held.enter_context(writer_lock(self._root))
+        check_attempt_is_newest(self._root, self._producer)
         self._files.make_folder(self._root / f"{PART}{self._name}")
         return [replace(plan, storage_data=(self._name, rank, len(plans))) for rank, plan in enumerate(plans)]
 
@@ -81,7 +81,7 @@ class Writer(StorageWriter):
         for item in plan.items:
             if item.type == WriteItemType.BYTE_IO:
                 value = planner.lookup_object(item.index)  # type: ignore[attr-defined]
-                values[item.index.fqn] = tree.encode(value, item.index.fqn, tree.refuse)
+                values[item.index.fqn] = tree.encode(value, item.index.fqn, tree.raise_unsupported)
             else:
                 tensor = _tensor(planner, item)
                 check_plain(item.index.fqn, tensor)
@@ -115,8 +115,8 @@ class Writer(StorageWriter):
         finally:
             self._held.close()
         if self._keep is not None:
-            with only_writer(self._root):
-                retain(self._files, self._root, self._keep, self.path)
+            with writer_lock(self._root):
+                apply_retention(self._files, self._root, self._keep, self.path)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 from workers.checkpoint.disk.commit import write_manifest
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.layout import Layout
-from workers.checkpoint.disk.retention import PART, refuse_older_attempt, remove_checkpoint, retain
+from workers.checkpoint.disk.retention import PART, apply_retention, check_attempt_is_newest, remove_checkpoint
 from workers.checkpoint.disk.writer import Arena, Progress, write_shards
-from workers.checkpoint.disk.writer_lock import only_writer
+from workers.checkpoint.disk.writer_lock import writer_lock
 from workers.checkpoint.format.manifest import FileEntry, Manifest, Producer
 from workers.errors import CheckpointError
 
@@ -51,10 +51,10 @@ class OnDisk:
         self._files = files
 
     def refuse_older_attempt(self, producer: Producer) -> None:
-        refuse_older_attempt(self.root, producer)
+        check_attempt_is_newest(self.root, producer)
 
     def held(self) -> AbstractContextManager[None]:
-        return only_writer(self.root)
+        return writer_lock(self.root)
 
     def begin(self, step: int, needed_bytes: int, producer: Producer) -> None:
         free_bytes = shutil.disk_usage(self.root).free
@@ -63,7 +63,7 @@ class OnDisk:
                 f"step {step} needs {needed_bytes:,} bytes, the disk of {self.root} has {free_bytes:,} free",
                 "free disk space, or keep fewer checkpoints",
             ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.root))
-        refuse_older_attempt(self.root, producer)  # once more: it may have saved since
+        check_attempt_is_newest(self.root, producer)  # once more: it may have saved since
         self._files.make_folder(self._aside)
 
     def put(self, layouts: list[Layout], arena: Arena | None, progress: Progress | None) -> dict[str, FileEntry]:
@@ -81,4 +81,4 @@ class OnDisk:
                 remove_checkpoint(self._files, there)
 
     def retain(self, keep: int) -> tuple[str, ...]:
-        return retain(self._files, self.root, keep, self.path)
+        return apply_retention(self._files, self.root, keep, self.path)

@@ -23,7 +23,7 @@ Read = Callable[[int, int, memoryview], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorPiece:
     """A tensor, or a rank's box of one, to be written: `code` is safetensors' dtype, `key` says whose it is. `plain`
     gives all its bytes where they lie, if they lie together in host memory."""
 
@@ -51,7 +51,7 @@ class Layout:
 
     file: str
     header: bytes
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorPiece, ...]
     offsets: tuple[int, ...]
     size_bytes: int
 
@@ -79,7 +79,7 @@ class Layout:
 
 
 def lay_out(
-    pieces: Iterable[Piece],
+    pieces: Iterable[TensorPiece],
     limit_bytes: int,
     name: str = "shard-{:05d}.safetensors",
     metadata: Mapping[str, str] = MappingProxyType({"format": "pt"}),
@@ -90,8 +90,8 @@ def lay_out(
     return [_layout(name.format(number), shard, metadata) for number, shard in shards]
 
 
-def _split(pieces: Iterable[Piece], limit_bytes: int) -> Iterator[list[Piece]]:
-    shard: list[Piece] = []
+def _split(pieces: Iterable[TensorPiece], limit_bytes: int) -> Iterator[list[TensorPiece]]:
+    shard: list[TensorPiece] = []
     size_bytes = 0
     for piece in pieces:
         if shard and size_bytes + piece.bytes > limit_bytes:
@@ -103,7 +103,7 @@ def _split(pieces: Iterable[Piece], limit_bytes: int) -> Iterator[list[Piece]]:
         yield shard
 
 
-def _layout(file: str, pieces: list[Piece], metadata: Mapping[str, str]) -> Layout:
+def _layout(file: str, pieces: list[TensorPiece], metadata: Mapping[str, str]) -> Layout:
     ordered = tuple(sorted(pieces, key=lambda piece: -piece.item_bytes))
     header, offsets = _header(ordered, metadata), []
     end = len(header)
@@ -113,7 +113,7 @@ def _layout(file: str, pieces: list[Piece], metadata: Mapping[str, str]) -> Layo
     return Layout(file, header, ordered, tuple(offsets), end)
 
 
-def _header(pieces: tuple[Piece, ...], metadata: Mapping[str, str]) -> bytes:
+def _header(pieces: tuple[TensorPiece, ...], metadata: Mapping[str, str]) -> bytes:
     entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for piece in pieces:

@@ -13,7 +13,7 @@ import numpy as np
 
 from workers import native
 from workers.checkpoint.format.manifest import DamagedCheckpoint
-from workers.checkpoint.load_report import Change
+from workers.checkpoint.load_report import ConversionLoss
 from workers.errors import NativeUnavailable
 
 FROM_BYTES = 32 << 20
@@ -61,7 +61,7 @@ class Passes:
         out: memoryview | None = None,
         dtypes: tuple[str, str] | None = None,
         count: bool = False,
-    ) -> Change:
+    ) -> ConversionLoss:
         """One pass over a part of a file: hashed into `digest`, and put into `out`, converted where `dtypes` says from
         what into what. Answers what that changed, where `count` is set. Raises DamagedCheckpoint where the file ends
         too early or cannot be read."""
@@ -83,7 +83,7 @@ class Passes:
         """Whether a part of a file can be had by mapping it; where it cannot, `over` reads it."""
         return bool(self._of.polyfleet_maps(descriptor, offset, size_bytes))
 
-    def convert(self, source: int, target: int, count: int, dtypes: tuple[str, str], compare: bool) -> Change:
+    def convert(self, source: int, target: int, count: int, dtypes: tuple[str, str], compare: bool) -> ConversionLoss:
         """`count` values between addresses of memory; a target of 0 keeps none of them."""
         change = _Change()
         codes = CODES[dtypes[0]], CODES[dtypes[1]]
@@ -116,8 +116,8 @@ class _Change(ctypes.Structure):
         *((name, ctypes.c_double) for name in ("most", "most_relative")),
     )
 
-    def told(self: Self) -> Change:
-        return Change(self.values, self.new_inf, self.new_nan, self.most, self.most_relative)
+    def told(self: Self) -> ConversionLoss:
+        return ConversionLoss(self.values, self.new_inf, self.new_nan, self.most, self.most_relative)
 
 
 def address(data: Any) -> int:

@@ -23,8 +23,8 @@ from workers.checkpoint.format import links
 from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_count
 from workers.checkpoint.format.manifest import DamagedCheckpoint, Manifest, TensorEntry
 from workers.checkpoint.format.manifest_checks import box_bytes, open_regular, read_manifest
-from workers.checkpoint.format.message_text import few
-from workers.checkpoint.load_report import Change
+from workers.checkpoint.format.message_text import first_names
+from workers.checkpoint.load_report import ConversionLoss
 
 THREADS = 2
 AT_ONCE_BYTES = 1 << 20
@@ -34,7 +34,7 @@ Chunk = tuple[str, int]
 Progress = Callable[[int, int], None]
 
 
-class Reader:
+class CheckpointReader:
     """One checkpoint folder, open for reading, for use in a `with`. Raises DamagedCheckpoint naming file and chunk."""
 
     def __init__(self, folder: Path, follow: bool = False):
@@ -100,7 +100,7 @@ class Reader:
 
     def convert_into(
         self, file: str, offset: int, size_bytes: int, dtypes: tuple[str, str], out: memoryview | None, count: bool
-    ) -> Change:
+    ) -> ConversionLoss:
         """Read, convert and count in one compiled pass (`native` is there); without `out` nothing is kept. Values lie
         at multiples of their size, within one chunk. Like `read_into`, without a look at hashes."""
         return self._passed(file, offset, size_bytes, None, out, dtypes, count)
@@ -179,7 +179,7 @@ class Reader:
         out: memoryview | None = None,
         dtypes: tuple[str, str] | None = None,
         count: bool = False,
-    ) -> Change:
+    ) -> ConversionLoss:
         assert self.native is not None
         where = self.folder / file
         return self.native.over(where, self.descriptor(file), offset, size_bytes, digest, out, dtypes, count)
@@ -201,7 +201,7 @@ class Reader:
         places = self._places_in().get(file, [])
         first = bisect_right(places, start, key=lambda place: place[1])
         touched = takewhile(lambda place: place[0] < end, places[first:])
-        return few(dict.fromkeys(name for _, _, name in touched)) or "no tensor"
+        return first_names(dict.fromkeys(name for _, _, name in touched)) or "no tensor"
 
     def _places_in(self) -> dict[str, list[tuple[int, int, str]]]:
         """Where in each file tensors lie: begin, end and name, in order."""

@@ -4,10 +4,10 @@ import os
 import time
 from pathlib import Path
 
-from workers.checkpoint.disk.damage_marks import damage_of
+from workers.checkpoint.disk.damage_marks import damage_reason
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.pins import is_held, is_pinned
-from workers.checkpoint.disk.reader import Reader
+from workers.checkpoint.disk.reader import CheckpointReader
 from workers.checkpoint.format.manifest import NAME, Producer
 from workers.checkpoint.format.manifest_checks import read_json
 from workers.checkpoint.format.step_folders import is_committed, is_complete, newest_first, step_of
@@ -20,7 +20,7 @@ INCOMING_AGE_S = 7 * 86400
 PART, INCOMING = ".part-", ".incoming-"
 
 
-def retain(files: Files, root: Path, keep: int, newest: Path) -> tuple[str, ...]:
+def apply_retention(files: Files, root: Path, keep: int, newest: Path) -> tuple[str, ...]:
     """Keep `newest`, the `keep - 1` newest other complete ones, and those pinned.
 
     Before anything older goes, every byte of `newest` is read back from the disk and compared. Answers with what could
@@ -28,10 +28,10 @@ def retain(files: Files, root: Path, keep: int, newest: Path) -> tuple[str, ...]
     """
     notes = []
     try:
-        doomed = superfluous([folder for folder in newest_first(root) if folder != newest], keep)
-        if doomed and (fault := first_fault(newest)):
+        doomed = expired_checkpoints([folder for folder in newest_first(root) if folder != newest], keep)
+        if doomed and (fault := first_damage(newest)):
             doomed, notes = [], [f"nothing older was deleted: {fault}"]
-        doomed += leftovers(root)
+        doomed += unfinished_saves(root)
     except OSError as e:
         return (f"older checkpoints in {root} were not looked through: {e.strerror or e}",)
     for folder in doomed:
@@ -52,7 +52,7 @@ def remove_checkpoint(files: Files, folder: Path) -> None:
     files.remove_folder(folder)
 
 
-def refuse_older_attempt(root: Path, producer: Producer) -> None:
+def check_attempt_is_newest(root: Path, producer: Producer) -> None:
     """Raises CheckpointError where a later attempt of the same job has saved: this one was replaced."""
     if not producer.job:
         return
@@ -70,16 +70,16 @@ def refuse_older_attempt(root: Path, producer: Producer) -> None:
             )
 
 
-def first_fault(folder: Path) -> str:
+def first_damage(folder: Path) -> str:
     """What is wrong with a checkpoint, "" where every byte is as it was saved."""
     try:
-        with Reader(folder) as reader:
+        with CheckpointReader(folder) as reader:
             return next((fault.message for fault in reader.faults()), "")
     except CheckpointError as e:
         return e.message
 
 
-def superfluous(others: list[Path], keep: int) -> list[Path]:
+def expired_checkpoints(others: list[Path], keep: int) -> list[Path]:
     """Of the others beside one that stays, newest first: what `keep` lets go. Pinned ones stay and do not count; held
     ones stay until the next time.
     """
@@ -89,12 +89,12 @@ def superfluous(others: list[Path], keep: int) -> list[Path]:
             continue
         if kept >= keep:
             doomed += [] if is_held(folder) else [folder]
-        elif is_complete(folder) and not damage_of(folder):
+        elif is_complete(folder) and not damage_reason(folder):
             kept += 1
     return doomed
 
 
-def leftovers(root: Path) -> list[Path]:
+def unfinished_saves(root: Path) -> list[Path]:
     """Unfinished folders that nobody has written to for so long that nobody will."""
     folders = [folder for folder in root.iterdir() if folder.is_dir() and not folder.is_symlink()]
     return sorted(folder for folder in folders if _unfinished(folder) and _age_s(folder) > _patience_s(folder))

@@ -10,12 +10,12 @@ from pathlib import Path
 import xxhash
 
 from workers.checkpoint.disk import passes
-from workers.checkpoint.disk.reader import AT_ONCE_BYTES, Chunk, Reader
+from workers.checkpoint.disk.reader import AT_ONCE_BYTES, CheckpointReader, Chunk
 from workers.checkpoint.format.chunks import CHUNK_BYTES
-from workers.checkpoint.load_report import Change
+from workers.checkpoint.load_report import ConversionLoss
 
 
-class ProvingReader(Reader):
+class VerifyingReader(CheckpointReader):
     """`read_into` feeds the hash of each chunk that it meets for the first time; `settle` proves what was read."""
 
     def __init__(self, folder: Path, follow: bool = False):
@@ -33,7 +33,7 @@ class ProvingReader(Reader):
 
     def convert_into(
         self, file: str, offset: int, size_bytes: int, dtypes: tuple[str, str], out: memoryview | None, count: bool
-    ) -> Change:
+    ) -> ConversionLoss:
         """As of a Reader; the chunk is hashed in the same pass, where it was hashed up to here."""
         chunk = (file, offset // CHUNK_BYTES)
         if chunk in self._proved:

@@ -13,7 +13,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 @contextmanager
-def only_writer(root: Path) -> Iterator[None]:
+def writer_lock(root: Path) -> Iterator[None]:
     """Make `root` and hold it. Raises Conflict where somebody else writes there now.
 
     The folder itself is locked, so no file is left behind. A file system without locks is used without: names are

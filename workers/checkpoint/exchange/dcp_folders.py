@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from cluster import sandbox
-from cluster.untrusted_files import Unreadable, read_bytes
+from cluster.untrusted_files import UnreadableFile, read_bytes
 from workers.checkpoint.exchange import pickle_symbols
 from workers.checkpoint.exchange.optimizer_state import MOST, is_optimizer
-from workers.checkpoint.exchange.pickle_symbols import Call
-from workers.checkpoint.exchange.pickle_values import Plain
+from workers.checkpoint.exchange.pickle_symbols import PickledCall
+from workers.checkpoint.exchange.pickle_values import PickleDecoder
 from workers.checkpoint.exchange.tensors import ForeignTensor, Parts, Reference
 from workers.checkpoint.exchange.torch_archive import Archive
 from workers.checkpoint.format.links import real
@@ -23,14 +23,14 @@ _Place = tuple[Path, int, int]
 """File, offset and length."""
 
 
-def read_dcp(source: Path, plain: Plain) -> Any:
+def read_dcp(source: Path, plain: PickleDecoder) -> Any:
     """The state dict that was saved. Raises CheckpointError."""
     where = source / ".metadata"
     os.close(open_regular(where))  # which says what is wrong with it, if anything is
-    sandbox.expect(metadata_bytes=min(where.stat().st_size, pickle_symbols.LARGEST_BYTES))
+    sandbox.raise_limits(metadata_bytes=min(where.stat().st_size, pickle_symbols.LARGEST_BYTES))
     try:
         pickled = read_bytes(real(where), pickle_symbols.LARGEST_BYTES)
-    except Unreadable as e:
+    except UnreadableFile as e:
         raise CheckpointError(e.message, "is the folder complete?") from None
     metadata = pickle_symbols.read(pickled, str(where))
     try:
@@ -72,7 +72,7 @@ def _text(value: Any) -> str:
     return value
 
 
-def _sizes(size: Call) -> tuple[int, ...]:
+def _sizes(size: PickledCall) -> tuple[int, ...]:
     """Of a torch.Size."""
     found = tuple(size.arguments[0])
     if len(found) > 64 or any(type(n) is not int or not 0 <= n < 2**63 for n in found):
@@ -80,7 +80,7 @@ def _sizes(size: Call) -> tuple[int, ...]:
     return found
 
 
-def _place(source: Path, value: Call) -> _Place:
+def _place(source: Path, value: PickledCall) -> _Place:
     told = value.state
     name = told["relative_path"]
     if not isinstance(name, str) or Path(name).name != name:
@@ -93,13 +93,13 @@ def _place(source: Path, value: Call) -> _Place:
     return source / name, *numbers
 
 
-def _blob(place: _Place, plain: Plain, fqn: str) -> Any:
+def _blob(place: _Place, plain: PickleDecoder, fqn: str) -> Any:
     archive = Archive(*place)
     plain.allow(fqn, archive.pickle_bytes)
     return plain.value(archive.value, fqn)
 
 
-def _joined(fqn: str, meta: Call, parts: dict[tuple[int, ...], Any]) -> Any:
+def _joined(fqn: str, meta: PickledCall, parts: dict[tuple[int, ...], Any]) -> Any:
     """A tensor; one that ranks have cut stays in its parts, which the importer writes as shards of one."""
     size = _sizes(meta.state["size"])
     if any(part is None for part in parts.values()):

@@ -4,10 +4,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from workers.checkpoint.exchange.imported_state import Found, is_extra_state
+from workers.checkpoint.exchange.imported_state import ImportedState, is_extra_state
 from workers.checkpoint.exchange.legacy_archive import LegacyArchive, is_legacy
 from workers.checkpoint.exchange.optimizer_state import is_optimizer, optimizers_in
-from workers.checkpoint.exchange.pickle_values import Plain
+from workers.checkpoint.exchange.pickle_values import PickleDecoder
 from workers.checkpoint.exchange.tensors import ForeignTensor
 from workers.checkpoint.exchange.torch_archive import Archive
 from workers.checkpoint.format.manifest_checks import open_regular
@@ -21,7 +21,7 @@ _USUAL = {*_SHORT, "model", "optim", "optimizer"}
 """Names that say enough by themselves."""
 
 
-def read_value(path: Path, plain: Plain) -> Any:
+def read_value(path: Path, plain: PickleDecoder) -> Any:
     """Of a file of torch.save."""
     with os.fdopen(open_regular(path), "rb") as file:
         legacy = is_legacy(file.read(16))
@@ -30,7 +30,7 @@ def read_value(path: Path, plain: Plain) -> Any:
     return plain.value(archive.value, path.name)
 
 
-def take(found: Found, value: Any) -> None:
+def take(found: ImportedState, value: Any) -> None:
     """A state dict is a module, that of an optimizer an optimizer; of a dict of such things each is an entry."""
     if is_state_dict(value):
         found.module("model", value)
@@ -55,7 +55,7 @@ def take(found: Found, value: Any) -> None:
         found.plain(found.name_free("extra"), rest)
 
 
-def _take_nested(found: Found, name: str, value: Any) -> None:
+def _take_nested(found: ImportedState, name: str, value: Any) -> None:
     """Models and optimizers in a dict within the file's are entries, too, as in torch's own {"app": {"model", "optim"}}
     and a GAN's {"nets": {"g", "d"}}."""
     inner = value if isinstance(value, dict) else {}
@@ -75,7 +75,7 @@ def _is_part(value: Any) -> bool:
     return is_optimizer(value) or is_state_dict(value)
 
 
-def take_optimizers(found: Found, name: str, value: Any) -> bool:
+def take_optimizers(found: ImportedState, name: str, value: Any) -> bool:
     """Whether `value` was one, or several and nothing else; the latter become `name.0`, `name.1`, …"""
     if is_optimizer(value):
         found.optimizer(found.name_free(name), value)

@@ -13,7 +13,7 @@ from typing import Any
 
 from cluster.errors import UserError, nearest
 from workers.checkpoint.disk.files import Files, write_file
-from workers.checkpoint.disk.layout import Layout, Piece, lay_out
+from workers.checkpoint.disk.layout import Layout, TensorPiece, lay_out
 from workers.checkpoint.disk.writer import write_shards
 from workers.checkpoint.exchange.dcp_folders import BESIDE
 from workers.checkpoint.exchange.exported_value import Values
@@ -22,7 +22,7 @@ from workers.checkpoint.exchange.library_folders import Written, made_folder, sa
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.dtypes import DTYPES
 from workers.checkpoint.format.manifest import DamagedCheckpoint, extra_states
-from workers.checkpoint.format.message_text import few
+from workers.checkpoint.format.message_text import first_names
 from workers.checkpoint.lazy_reader import OpenCheckpoint, open_checkpoint
 from workers.checkpoint.state import bits
 from workers.checkpoint.state.tensor_fill import read_elements
@@ -145,7 +145,7 @@ def _weights(
         write_file(files, to / f"{file}.index.json", json.dumps(told, indent=2).encode())
     files.sync_folder(to)
     ties = [f"{name} is tied to {stored[name]} and not written twice" for name in left_out]
-    ties += [f"left out: {few(plain)}: safetensors holds tensors only"] if plain else []
+    ties += [f"left out: {first_names(plain)}: safetensors holds tensors only"] if plain else []
     return Written(sum(len(layout.pieces) for layout in renamed), ties)
 
 
@@ -166,14 +166,16 @@ def _renamed(layout: Layout, file: str, number: int, count: int) -> Layout:
     return replace(layout, file=file if count == 1 else f"{stem}-{number:05d}-of-{count:05d}.safetensors")
 
 
-def _piece(opened: OpenCheckpoint, key: str, name: str) -> Piece:
+def _piece(opened: OpenCheckpoint, key: str, name: str) -> TensorPiece:
     entry = opened.entry(name)
     dtype, count = DTYPES[entry.dtype], 1
     for n in entry.shape:
         count *= n
     size_bytes = count * dtype.bytes
     shape = entry.shape if dtype.safetensors else (size_bytes,)
-    return Piece(key, dtype.code, shape, size_bytes, dtype.bytes, partial(_read, opened, opened.manifest.resolve(name)))
+    return TensorPiece(
+        key, dtype.code, shape, size_bytes, dtype.bytes, partial(_read, opened, opened.manifest.resolve(name))
+    )
 
 
 def _read(opened: OpenCheckpoint, name: str, start: int, stop: int, out: memoryview) -> None:

@@ -19,8 +19,8 @@ from typing import Any
 from cluster.untrusted_files import depth, read_bytes
 from workers.checkpoint.exchange.dcp_folders import read_dcp
 from workers.checkpoint.exchange.entry_conversion import read_value, take, take_optimizers
-from workers.checkpoint.exchange.imported_state import Found
-from workers.checkpoint.exchange.pickle_values import Plain
+from workers.checkpoint.exchange.imported_state import ImportedState
+from workers.checkpoint.exchange.pickle_values import PickleDecoder
 from workers.checkpoint.exchange.source_step import step_in, step_in_name
 from workers.checkpoint.exchange.unsupported import PARTITIONS, has_partitions
 from workers.checkpoint.exchange.weight_files import SAFETENSORS_INDEX, TORCH_INDEX, take_safetensors, take_torch
@@ -85,8 +85,8 @@ def numbered_folders(source: Path) -> list[Path]:
     return sorted(saves, key=lambda path: int(names[path][2])) if one_kind else []
 
 
-def read_folder(source: Path, format: str) -> tuple[Found, Plain]:  # noqa: A002
-    found, plain = Found(), Plain()
+def read_folder(source: Path, format: str) -> tuple[ImportedState, PickleDecoder]:  # noqa: A002
+    found, plain = ImportedState(), PickleDecoder()
     taken = _take_weights(found, source, plain)
     names = {path.name for path in source.iterdir()}
     if format == "accelerate":
@@ -114,12 +114,12 @@ def _check_whole(source: Path, names: set[str], has_model: bool) -> None:
         )
 
 
-def _take_weights(found: Found, source: Path, plain: Plain) -> set[str]:
+def _take_weights(found: ImportedState, source: Path, plain: PickleDecoder) -> set[str]:
     """The names of the files that hold models. Of several formats of one model the first is taken."""
     return _take_own_weights(found, source, plain) | _take_models_below(found, source)
 
 
-def _take_own_weights(found: Found, source: Path, plain: Plain) -> set[str]:
+def _take_own_weights(found: ImportedState, source: Path, plain: PickleDecoder) -> set[str]:
     if [*source.glob(SAFETENSORS_INDEX)]:
         return set(take_safetensors(found, source))
     if index := next(iter(source.glob(TORCH_INDEX)), None):
@@ -141,7 +141,7 @@ def _take_own_weights(found: Found, source: Path, plain: Plain) -> set[str]:
     return set(take_safetensors(found, source if len(others) > 1 else others[0]))
 
 
-def _take_models_below(found: Found, source: Path) -> set[str]:
+def _take_models_below(found: ImportedState, source: Path) -> set[str]:
     """Models in folders of their own, as diffusers and several adapters of PEFT have them: the folders' names."""
     taken: set[str] = set()
     for folder in sorted(path.parent for path in source.glob("*/*.safetensors")):
@@ -166,7 +166,7 @@ def _is_guarded(folder: Path) -> bool:
     return folder.is_symlink() and not are_followed()
 
 
-def _take_part(found: Found, path: Path, plain: Plain) -> Any:
+def _take_part(found: ImportedState, path: Path, plain: PickleDecoder) -> Any:
     """The value of a file that is taken, else None and its reason in `found.left_out`."""
     stem = re.sub(r"_\d+$", "", path.stem)
     if path.is_dir():
@@ -208,7 +208,7 @@ def _read_values(path: Path) -> Any:
     return json.loads(data)
 
 
-def _find_step(found: Found, source: Path, values: dict[str, Any]) -> None:
+def _find_step(found: ImportedState, source: Path, values: dict[str, Any]) -> None:
     """The Trainer's; of Accelerate what the script registered, the folder's name, or its count of batches."""
     if told := step_in(values.pop(TRAINER_STATE, None)):
         found.step = told[0]

@@ -10,17 +10,17 @@ from cluster.errors import NotFound, PolyfleetError, UserError, nearest
 from workers.checkpoint.exchange.dcp_folders import BESIDE, read_dcp
 from workers.checkpoint.exchange.entry_conversion import read_value, take
 from workers.checkpoint.exchange.folders import folder_format, numbered_folders, read_folder
-from workers.checkpoint.exchange.imported_state import Found
+from workers.checkpoint.exchange.imported_state import ImportedState
 from workers.checkpoint.exchange.legacy_archive import is_legacy
-from workers.checkpoint.exchange.optimizer_names import place_optimizers
-from workers.checkpoint.exchange.pickle_values import Plain
+from workers.checkpoint.exchange.optimizer_names import add_optimizers
+from workers.checkpoint.exchange.pickle_values import PickleDecoder
 from workers.checkpoint.exchange.safetensors_files import files_of
 from workers.checkpoint.exchange.source_step import EPOCHS, step_in, step_in_name
 from workers.checkpoint.exchange.unsupported import refuse_parts
 from workers.checkpoint.exchange.weight_files import TORCH_INDEX, take_safetensors, take_torch
 from workers.checkpoint.format.manifest import Origin
 from workers.checkpoint.format.manifest_checks import open_regular
-from workers.checkpoint.format.message_text import few
+from workers.checkpoint.format.message_text import first_names
 from workers.errors import CheckpointError
 
 FORMATS = ("safetensors", "torch", "dcp", "accelerate", "trainer")
@@ -54,13 +54,13 @@ def _format_of_folder(source: Path) -> str:
         return known
     if saves := numbered_folders(source):
         raise CheckpointError(f"{source} holds {len(saves)} saves", f"name one of them, such as {saves[-1]}")
-    there = few(sorted(path.name for path in source.iterdir())) or "it is empty"
+    there = first_names(sorted(path.name for path in source.iterdir())) or "it is empty"
     raise CheckpointError(f"{source} has nothing that can be imported: {there}", f"known: {', '.join(FORMATS)}")
 
 
-def read(source: Path, format: str, drop: bool) -> Found:  # noqa: A002
+def read(source: Path, format: str, drop: bool) -> ImportedState:  # noqa: A002
     """Everything in `source`. Objects that are no plain values are refused, or with `drop` left out and noted."""
-    known: dict[str, Callable[[Path], tuple[Found, Plain]]] = {
+    known: dict[str, Callable[[Path], tuple[ImportedState, PickleDecoder]]] = {
         "safetensors": _safetensors, "torch": _torch, "dcp": _dcp,
         "accelerate": partial(read_folder, format="accelerate"), "trainer": partial(read_folder, format="trainer"),
     }  # fmt: skip
@@ -83,7 +83,7 @@ def read(source: Path, format: str, drop: bool) -> Found:  # noqa: A002
         ) from e
 
 
-def _sound(source: Path, found: Found, plain: Plain, drop: bool) -> Found:
+def _sound(source: Path, found: ImportedState, plain: PickleDecoder, drop: bool) -> ImportedState:
     """`found`, with its optimizers and ties, once nothing in it is refused."""
     if plain.refused and not drop:
         where, what = next(iter(plain.refused.items()))
@@ -99,7 +99,7 @@ def _sound(source: Path, found: Found, plain: Plain, drop: bool) -> Found:
             f"requires_grad of {plain.with_grad} tensors is not kept: the model they are loaded into has it"
         )
     found.tie()
-    place_optimizers(found)
+    add_optimizers(found)
     found.tie()  # what optimizers hold, too
     found.note_shared()
     _judge_unfit(source, found, drop)
@@ -108,7 +108,7 @@ def _sound(source: Path, found: Found, plain: Plain, drop: bool) -> Found:
     return found
 
 
-def _judge_unfit(source: Path, found: Found, drop: bool) -> None:
+def _judge_unfit(source: Path, found: ImportedState, drop: bool) -> None:
     """Raises CheckpointError for what looks like the state of an optimizer and cannot be one, unless it is dropped."""
     for entry, why in found.unfit.items():
         if not drop:
@@ -120,16 +120,16 @@ def _judge_unfit(source: Path, found: Found, drop: bool) -> None:
         found.left_out[entry] = f"the state of an optimizer that {why}"
 
 
-def _safetensors(source: Path) -> tuple[Found, Plain]:
-    found = Found()
+def _safetensors(source: Path) -> tuple[ImportedState, PickleDecoder]:
+    found = ImportedState()
     taken = take_safetensors(found, source)
     if source.is_dir():
         _leave_out(found, source, taken)
-    return found, Plain()
+    return found, PickleDecoder()
 
 
-def _torch(source: Path) -> tuple[Found, Plain]:
-    found, plain = Found(), Plain()
+def _torch(source: Path) -> tuple[ImportedState, PickleDecoder]:
+    found, plain = ImportedState(), PickleDecoder()
     if source.is_dir():
         _leave_out(found, source, take_torch(found, _torch_weights(source), plain))
         return found, plain
@@ -148,8 +148,8 @@ def _torch_weights(source: Path) -> Path:
     raise CheckpointError(f"{source} holds no weights of torch.save", "name the file to import")
 
 
-def _dcp(source: Path) -> tuple[Found, Plain]:
-    found, plain = Found(ordered=False), Plain()
+def _dcp(source: Path) -> tuple[ImportedState, PickleDecoder]:
+    found, plain = ImportedState(ordered=False), PickleDecoder()
     value = read_dcp(source, plain)
     found.file(source.name, value)
     take(found, value)
@@ -164,7 +164,7 @@ def _dcp(source: Path) -> tuple[Found, Plain]:
     return found, plain
 
 
-def _find_step(found: Found, source: Path, *values: Any) -> None:
+def _find_step(found: ImportedState, source: Path, *values: Any) -> None:
     if told := next(filter(None, map(step_in, values)), None):
         found.step, key = told
         if key.rpartition(".")[2] in EPOCHS:
@@ -174,7 +174,7 @@ def _find_step(found: Found, source: Path, *values: Any) -> None:
         found.notes.append(f"step {number} is from the name {source.name}: no value in it tells a step")
 
 
-def _leave_out(found: Found, source: Path, taken: Collection[str], whole: str = "the model") -> None:
+def _leave_out(found: ImportedState, source: Path, taken: Collection[str], whole: str = "the model") -> None:
     """Name what lies in the folder beside what was taken."""
     names = sorted(path.name for path in source.iterdir() if not path.name.startswith(".") and path.name not in taken)
     found.left_out |= dict.fromkeys(names, f"it is no part of {whole}")

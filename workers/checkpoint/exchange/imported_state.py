@@ -8,16 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from workers.checkpoint.disk.layout import Piece
-from workers.checkpoint.exchange.optimizer_state import NoOptimizerError, Told, read_state_dict, why_plain
+from workers.checkpoint.disk.layout import TensorPiece
+from workers.checkpoint.exchange.optimizer_state import (
+    NotOptimizerStateError,
+    OptimizerStateDict,
+    not_portable_reason,
+    read_state_dict,
+)
 from workers.checkpoint.exchange.source_form import EntryOf, encode_form, renders, state_dict, with_entries
-from workers.checkpoint.exchange.strided import Source, count_of, in_order, last_of
+from workers.checkpoint.exchange.strided import StridedSource, count_of, in_order, last_of
 from workers.checkpoint.exchange.tensors import ForeignTensor, InlineTensor, Parts, Reference
 from workers.checkpoint.exchange.typed import Typed
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.dtypes import DTYPES, dtype_name
 from workers.checkpoint.format.manifest import ENTRY, EXTRA_STATE, Entry, Origin, Stored, TensorEntry, View
-from workers.checkpoint.format.message_text import few
+from workers.checkpoint.format.message_text import first_names
 from workers.checkpoint.format.optimizer_tree import Key
 from workers.errors import CheckpointError
 
@@ -30,7 +35,7 @@ are at most 16 times as large, and this much more."""
 
 
 @dataclass(slots=True)
-class Found:
+class ImportedState:
     """`tensors` are described without a place. `references` say where their bytes are now. `unfit` says of entries
     that look like an optimizer's state why they are none. `ordered`: tensors come in the order their model has.
     `step` is None where the source tells none. `left_out` says of each part of the source that is not taken why."""
@@ -42,7 +47,7 @@ class Found:
     references: dict[str, "Reference | Parts | np.ndarray[Any, Any]"] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
-    optimizers: dict[str, Told] = field(default_factory=dict)
+    optimizers: dict[str, OptimizerStateDict] = field(default_factory=dict)
     unfit: dict[str, str] = field(default_factory=dict)
     origin: Origin | None = None
     _files: dict[str, Any] = field(default_factory=dict)
@@ -104,16 +109,18 @@ class Found:
     def optimizer(self, entry: str, value: dict[str, Any]) -> None:
         """A state dict of torch.optim, put aside until the models are known that its parameters may belong to."""
         self._becomes(entry, value)
-        if why := why_plain(value):
+        if why := not_portable_reason(value):
             self.notes.append(f"{entry}: an optimizer's state that {why}; it stays plain values")
             self.plain(entry, value)
             return
         try:
             self.optimizers[entry] = read_state_dict(value)
-        except NoOptimizerError as e:
+        except NotOptimizerStateError as e:
             self.unfit[entry] = str(e)
 
-    def place_optimizer(self, entry: str, told: Told, named: dict[Key, str], worked_out: dict[Key, str]) -> None:
+    def place_optimizer(
+        self, entry: str, told: OptimizerStateDict, named: dict[Key, str], worked_out: dict[Key, str]
+    ) -> None:
         """Make an entry of one: by names where all are certain, else by numbers, beside names that were worked out."""
         groups = [
             {"parameters": [named.get(key, key) for key in group], "options": self._encoded(options, f"{entry}/{i}")}
@@ -132,7 +139,7 @@ class Found:
             name += "_"
         return name
 
-    def pieces(self) -> Iterable[Piece]:
+    def pieces(self) -> Iterable[TensorPiece]:
         for name, found in self.references.items():
             entry = self.tensors[name]
             if entry.alias_of:
@@ -175,7 +182,7 @@ class Found:
             self.references[where] = native.reshape(value.shape)
             self.tensors[where] = TensorEntry("array", str(native.dtype), value.shape)
             return {"$array": where}
-        return tree.refuse(value, where)
+        return tree.raise_unsupported(value, where)
 
     def _tensor(self, name: str, value: Any, role: str) -> str:
         if not isinstance(value, ForeignTensor):
@@ -267,7 +274,7 @@ class Found:
             if file == file2 and start < end
         ]
         if pairs:
-            self.notes.append(f"{few(pairs)} share memory in the file; here each has its own")
+            self.notes.append(f"{first_names(pairs)} share memory in the file; here each has its own")
 
 
 def is_extra_state(name: str) -> bool:
@@ -281,12 +288,11 @@ def _bytes_in(found: Reference) -> tuple[int, int]:
     return found.storage.offset + found.offset * size, found.storage.offset + (last_of(found) + 1) * size
 
 
-def _piece(key: str, found: Any, shape: tuple[int, ...], name: str) -> Piece:
+def _piece(key: str, found: Any, shape: tuple[int, ...], name: str) -> TensorPiece:
     dtype = DTYPES[name]
     size_bytes = math.prod(shape) * dtype.bytes
-    return Piece(
-        key, dtype.code, shape if dtype.safetensors else (size_bytes,), size_bytes, dtype.bytes, Source(found).read
-    )  # fmt: skip
+    shape = shape if dtype.safetensors else (size_bytes,)
+    return TensorPiece(key, dtype.code, shape, size_bytes, dtype.bytes, StridedSource(found).read)
 
 
 def _check_inside(name: str, found: Reference) -> None:

@@ -23,9 +23,9 @@ from workers.checkpoint.disk.files import Files, rounded_up
 from workers.checkpoint.disk.layout import SHARD_BYTES, lay_out
 from workers.checkpoint.disk.retention import PART, remove_checkpoint
 from workers.checkpoint.disk.writer import write_shards
-from workers.checkpoint.disk.writer_lock import only_writer
+from workers.checkpoint.disk.writer_lock import writer_lock
 from workers.checkpoint.exchange.formats import format_of, read
-from workers.checkpoint.exchange.imported_state import Found
+from workers.checkpoint.exchange.imported_state import ImportedState
 from workers.checkpoint.exchange.tensors import Reference
 from workers.checkpoint.format import links, versions
 from workers.checkpoint.format.chunks import CHUNK_BYTES
@@ -135,7 +135,7 @@ def _imported(
     }
 
 
-def _in_place(folder: Path, found: Found, step: int, progress: Progress | None) -> Manifest:
+def _in_place(folder: Path, found: ImportedState, step: int, progress: Progress | None) -> Manifest:
     if os.path.lexists(folder / NAME):
         raise CheckpointError(f"{folder} is a checkpoint already", "`verify` tells whether it is sound")
     if linked := [path for path in _files_of(found) if path.is_symlink()]:
@@ -146,10 +146,10 @@ def _in_place(folder: Path, found: Found, step: int, progress: Progress | None) 
 
 
 def _into(
-    root: Path, folder: Path, found: Found, step: int, kind: str, progress: Progress | None
+    root: Path, folder: Path, found: ImportedState, step: int, kind: str, progress: Progress | None
 ) -> tuple[Manifest, int]:
     files, aside = Files(), root / f"{PART}{folder.name}"
-    with only_writer(root):
+    with writer_lock(root):
         try:
             files.make_folder(aside)
             if kind == "safetensors":
@@ -172,7 +172,7 @@ def _into(
 
 def _believed(folder: Path, undo: Callable[[], None]) -> Manifest:
     """What was described, read back with every check a stranger's manifest gets: the files were a stranger's."""
-    sandbox.expect(metadata_bytes=(folder / NAME).stat().st_size)
+    sandbox.raise_limits(metadata_bytes=(folder / NAME).stat().st_size)
     try:
         return read_manifest(folder)
     except CheckpointError:
@@ -180,7 +180,7 @@ def _believed(folder: Path, undo: Callable[[], None]) -> Manifest:
         raise
 
 
-def _files_of(found: Found) -> list[Path]:
+def _files_of(found: ImportedState) -> list[Path]:
     files = {Path(r.storage.file): None for r in found.references.values() if isinstance(r, Reference)}
     for path in files:
         if not FILE.fullmatch(path.name):
@@ -193,7 +193,7 @@ def _files_of(found: Found) -> list[Path]:
 def _linked(path: Path, to: Path) -> int:
     """Answers how many bytes had to be copied."""
     os.close(open_regular(path))
-    sandbox.expect(data_bytes=path.stat().st_size, file_bytes=path.stat().st_size)
+    sandbox.raise_limits(data_bytes=path.stat().st_size, file_bytes=path.stat().st_size)
     try:
         os.link(links.real(path), to)
         return 0
@@ -204,9 +204,9 @@ def _linked(path: Path, to: Path) -> int:
     return to.stat().st_size
 
 
-def _hashed(paths: list[Path], found: Found, step: int, progress: Progress | None) -> Manifest:
+def _hashed(paths: list[Path], found: ImportedState, step: int, progress: Progress | None) -> Manifest:
     total, done, files = sum(path.stat().st_size for path in paths), 0, {}
-    sandbox.expect(data_bytes=total, file_bytes=LARGEST_BYTES)
+    sandbox.raise_limits(data_bytes=total, file_bytes=LARGEST_BYTES)
     for path in paths:
         digests, size_bytes = [], 0
         with os.fdopen(open_regular(path), "rb", buffering=0) as file:
@@ -227,7 +227,7 @@ def _hashed(paths: list[Path], found: Found, step: int, progress: Progress | Non
     return _manifest(found, step, files, places)
 
 
-def _written(files: Files, aside: Path, found: Found, step: int, progress: Progress | None) -> Manifest:
+def _written(files: Files, aside: Path, found: ImportedState, step: int, progress: Progress | None) -> Manifest:
     pieces = list(found.pieces())
     needed_bytes, free_bytes = sum(piece.bytes for piece in pieces), shutil.disk_usage(aside).free
     if needed_bytes > free_bytes:
@@ -237,7 +237,7 @@ def _written(files: Files, aside: Path, found: Found, step: int, progress: Progr
         )
     layouts = lay_out(pieces, SHARD_BYTES)
     largest = max([layout.size_bytes for layout in layouts], default=0)
-    sandbox.expect(
+    sandbox.raise_limits(
         metadata_bytes=sum(len(layout.header) for layout in layouts),
         data_bytes=2 * needed_bytes,
         mapped_bytes=3 * max(found.mapped_bytes(), default=0),
@@ -252,7 +252,9 @@ def _written(files: Files, aside: Path, found: Found, step: int, progress: Progr
     return _manifest(found, step, shards, places)
 
 
-def _manifest(found: Found, step: int, files: dict[str, FileEntry], places: dict[str, tuple[str, int]]) -> Manifest:
+def _manifest(
+    found: ImportedState, step: int, files: dict[str, FileEntry], places: dict[str, tuple[str, int]]
+) -> Manifest:
     created = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
     producer, version = Producer(polyfleet=POLYFLEET), versions.needed(found.entries)
     return Manifest(

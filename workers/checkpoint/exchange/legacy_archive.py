@@ -17,7 +17,7 @@ from workers.checkpoint.exchange import pickle_symbols
 from workers.checkpoint.exchange.storage_dtypes import bytes_of, dtype_of
 from workers.checkpoint.exchange.tensors import Storage
 from workers.checkpoint.format.manifest_checks import open_regular
-from workers.checkpoint.format.message_text import few, text_of
+from workers.checkpoint.format.message_text import first_names, key_text
 from workers.errors import CheckpointError
 
 MAGIC, VERSION = 0x1950A86A20F9469CFC6C, 1001
@@ -47,7 +47,7 @@ class LegacyArchive:
             *head, pickled, keys = self._pickles(file)
             self.pickle_bytes, size_bytes = len(pickled), os.fstat(file.fileno()).st_size
             self._check_head(*(self._read(data) for data in head))
-            sandbox.expect(metadata_bytes=2 * len(pickled), data_bytes=size_bytes)
+            sandbox.raise_limits(metadata_bytes=2 * len(pickled), data_bytes=size_bytes)
             held: dict[str, _Held] = {}
             self._read(pickled, lambda pid: self._noted(pid, held))
             storages = self._located(file, self._read(keys), held, size_bytes)
@@ -71,7 +71,7 @@ class LegacyArchive:
     def _check_head(self, magic: Any, version: Any, machine: Any) -> None:
         if (magic, version) != (MAGIC, VERSION):
             raise CheckpointError(
-                f"{self.path} has version {text_of(version)} of torch's old format; {VERSION} is read",
+                f"{self.path} has version {key_text(version)} of torch's old format; {VERSION} is read",
                 "load it with the torch it was made with and save it again",
             )
         if not (isinstance(machine, dict) and machine.get("little_endian") is True):
@@ -84,7 +84,7 @@ class LegacyArchive:
         if isinstance(pid, tuple) and len(pid) == 4 and pid[0] == "module":
             return pid[1]
         if not _is_storage(pid) or (dtype := dtype_of(pickle_symbols.name_of(pid[1]))) is None:
-            raise CheckpointError(f"{self.path} has a malformed reference to a storage: {text_of(pid)[:80]}", AGAIN)
+            raise CheckpointError(f"{self.path} has a malformed reference to a storage: {key_text(pid)[:80]}", AGAIN)
         key: str = pid[2]
         if pickle_symbols.name_of(pid[1]).endswith("UntypedStorage"):
             raise CheckpointError(
@@ -103,7 +103,8 @@ class LegacyArchive:
     def _located(self, file: IO[bytes], keys: Any, held: dict[str, _Held], size_bytes: int) -> dict[str, Storage]:
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or {*keys} != {*held}:
             raise CheckpointError(
-                f"{self.path} does not list the storages that its value needs: {few(sorted(held)) or 'none'}", AGAIN
+                f"{self.path} does not list the storages that its value needs: {first_names(sorted(held)) or 'none'}",
+                AGAIN,
             )
         at, located = file.tell(), {}
         for key in keys:

@@ -9,9 +9,9 @@ does not keep the model's order settles only shapes that occur once.
 
 from collections import Counter, defaultdict
 
-from workers.checkpoint.exchange.imported_state import Found
-from workers.checkpoint.exchange.optimizer_state import NoOptimizerError, Told
-from workers.checkpoint.format.message_text import few
+from workers.checkpoint.exchange.imported_state import ImportedState
+from workers.checkpoint.exchange.optimizer_state import NotOptimizerStateError, OptimizerStateDict
+from workers.checkpoint.format.message_text import first_names
 from workers.checkpoint.format.optimizer_tree import Key
 from workers.checkpoint.format.wrappers import AmbiguousNamesError, fit, without_wrappers
 
@@ -20,7 +20,7 @@ Names = dict[Key, str]
 Modules = dict[str, dict[str, Shape]]
 
 
-def place_optimizers(found: Found) -> None:
+def add_optimizers(found: ImportedState) -> None:
     """Make entries of the optimizers that were found. To be called once ties are known."""
     modules: Modules = {
         name: _parameters(found, name) for name, entry in found.entries.items() if entry.kind == "module"
@@ -28,12 +28,12 @@ def place_optimizers(found: Found) -> None:
     for entry, told in found.optimizers.items():
         try:
             _place(found, entry, told, modules)
-        except NoOptimizerError as e:
+        except NotOptimizerStateError as e:
             found.unfit[entry] = str(e)
 
 
-def _place(found: Found, entry: str, told: Told, modules: Modules) -> None:
-    """Raises NoOptimizerError where it names parameters that are nowhere in the file."""
+def _place(found: ImportedState, entry: str, told: OptimizerStateDict, modules: Modules) -> None:
+    """Raises NotOptimizerStateError where it names parameters that are nowhere in the file."""
     texts = _told_names(told)
     names, unused = _by_text(found, told, texts, modules) if texts else ({}, "")
     if names:
@@ -54,14 +54,14 @@ def _place(found: Found, entry: str, told: Told, modules: Modules) -> None:
     return None
 
 
-def _check_are_names(found: Found, texts: list[str], modules: Modules, why: str) -> None:
+def _check_are_names(found: ImportedState, texts: list[str], modules: Modules, why: str) -> None:
     """Parameters that go by text go by the names of a model: some of which are in the file, if it has a model."""
     known = {without_wrappers(name) for module in modules for name in _stored_names(found, module)}
     if not {without_wrappers(text) for text in texts} & known and (known or any(map(str.isdecimal, texts))):
-        raise NoOptimizerError(f"calls its parameters {few(texts)}; {why}")
+        raise NotOptimizerStateError(f"calls its parameters {first_names(texts)}; {why}")
 
 
-def _parameters(found: Found, module: str) -> dict[str, Shape]:
+def _parameters(found: ImportedState, module: str) -> dict[str, Shape]:
     """In the order of the model; what is tied comes once. Batch norm's running statistics are no parameters."""
     names = [name for name in found.tensors if name.startswith(f"{module}/")]
     counted = {name.rpartition(".")[0] for name in names if name.endswith(".num_batches_tracked")}
@@ -74,7 +74,7 @@ def _parameters(found: Found, module: str) -> dict[str, Shape]:
     }
 
 
-def _told_names(told: Told) -> list[str]:
+def _told_names(told: OptimizerStateDict) -> list[str]:
     """One name for each parameter, in order; [] where the file does not tell them all, each once."""
     if not told.numbered:
         return [str(key) for key in told.keys]
@@ -87,7 +87,7 @@ def _told_names(told: Told) -> list[str]:
     return texts if len(set(texts)) == len(texts) else []
 
 
-def _by_text(found: Found, told: Told, texts: list[str], modules: Modules) -> tuple[Names, str]:
+def _by_text(found: ImportedState, told: OptimizerStateDict, texts: list[str], modules: Modules) -> tuple[Names, str]:
     """Key -> name, where one module has all the names; else why not."""
     if told.numbered and told.keys != list(range(len(told.keys))):
         return {}, "its numbers are not in order"
@@ -103,12 +103,12 @@ def _by_text(found: Found, told: Told, texts: list[str], modules: Modules) -> tu
             continue
         if matched is None:
             strangers = [text for text in texts if text not in known]
-            why = f"{module} has no {few(strangers)}"
+            why = f"{module} has no {first_names(strangers)}"
             continue
         names = {key: known[matched.names[text]] for key, text in zip(told.keys, texts, strict=True)}
         misfits = [n for key, n in names.items() if told.shape_of(key) not in (None, found.tensors[n].shape)]
         if misfits or len(set(names.values())) != len(names):
-            why = f"the shapes of {few(misfits)} differ" if misfits else "two of them are tied"
+            why = f"the shapes of {first_names(misfits)} differ" if misfits else "two of them are tied"
             continue
         fitting[module] = names
         equal |= set() if matched.stripped else {module}
@@ -118,7 +118,7 @@ def _by_text(found: Found, told: Told, texts: list[str], modules: Modules) -> tu
     return (fitting.popitem()[1], "") if fitting else ({}, why)
 
 
-def _stored_names(found: Found, module: str) -> dict[str, str]:
+def _stored_names(found: ImportedState, module: str) -> dict[str, str]:
     """What the model calls its parameters -> the name each is stored under, which ties share."""
     names = [n for n, e in found.tensors.items() if n.startswith(f"{module}/") and e.role == "parameter"]
     stored = {}
@@ -128,7 +128,7 @@ def _stored_names(found: Found, module: str) -> dict[str, str]:
     return stored
 
 
-def _by_order(told: Told, modules: Modules, ordered: bool) -> tuple[Names, str]:
+def _by_order(told: OptimizerStateDict, modules: Modules, ordered: bool) -> tuple[Names, str]:
     shapes = {key: shape for key in told.keys if (shape := told.shape_of(key)) is not None}
     if len(shapes) < len(told.keys):
         return {}, f"no state tells the shapes of {len(told.keys) - len(shapes)} of them"
@@ -142,7 +142,7 @@ def _by_order(told: Told, modules: Modules, ordered: bool) -> tuple[Names, str]:
 
 
 def _in_order(
-    told: Told, shapes: dict[Key, Shape], module: str, parameters: dict[str, Shape], ordered: bool
+    told: OptimizerStateDict, shapes: dict[Key, Shape], module: str, parameters: dict[str, Shape], ordered: bool
 ) -> tuple[Names, str]:
     places: dict[Shape, list[int]] = defaultdict(list)
     for i, shape in enumerate(parameters.values()):
@@ -159,7 +159,9 @@ def _in_order(
     return {key: names[i] for key, i in chosen.items()}, ""
 
 
-def _undecided(told: Told, shapes: dict[Key, Shape], module: str, places: dict[Shape, list[int]], ordered: bool) -> str:
+def _undecided(
+    told: OptimizerStateDict, shapes: dict[Key, Shape], module: str, places: dict[Shape, list[int]], ordered: bool
+) -> str:
     """The first shape that several parameters have, and nothing tells which is which; "" where there is none."""
     owners = Counter(shape for group in told.groups for shape in {shapes[key] for key in group})
     for shape, count in Counter(shapes.values()).items():

@@ -6,19 +6,19 @@ Source: torch.optim.Optimizer.state_dict; torch.distributed.checkpoint.state_dic
 from dataclasses import dataclass
 from typing import Any
 
-from workers.checkpoint.format.message_text import text_of
+from workers.checkpoint.format.message_text import key_text
 from workers.checkpoint.format.optimizer_tree import SHAPED_LIKE_PARAMETER, Key
 
 MOST = 1_000_000
 """Parameters, and groups: what a manifest has room for."""
 
 
-class NoOptimizerError(ValueError):
+class NotOptimizerStateError(ValueError):
     """It has the form of an optimizer's state dict, and says what none can say."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class OptimizerStateDict:
     """An optimizer's state dict, found sound: every key is in one group, and all state belongs to one of them."""
 
     groups: tuple[tuple[Key, ...], ...]
@@ -33,11 +33,11 @@ class Told:
     def numbered(self) -> bool:
         return isinstance(self.keys[0], int)
 
-    def in_numbers(self) -> "Told":
+    def in_numbers(self) -> "OptimizerStateDict":
         """With numbers in the order of the groups, as torch.optim itself gives them."""
         numbers: dict[Key, Key] = {key: number for number, key in enumerate(self.keys)}
         groups = tuple(tuple(numbers[key] for key in group) for group in self.groups)
-        return Told(groups, self.options, {numbers[key]: slots for key, slots in self.state.items()})
+        return OptimizerStateDict(groups, self.options, {numbers[key]: slots for key, slots in self.state.items()})
 
     def shape_of(self, key: Key) -> tuple[int, ...] | None:
         """The parameter's, as its state tells it; None where it does not."""
@@ -66,7 +66,7 @@ def optimizers_in(value: Any) -> dict[str, Any]:
     return items if items and len(items) == len(value) and all(map(is_optimizer, items.values())) else {}
 
 
-def why_plain(value: dict[str, Any]) -> str:
+def not_portable_reason(value: dict[str, Any]) -> str:
     """What an optimizer's state dict holds beyond what a checkpoint has a place for; "" where that is nothing."""
     beside = sorted(map(_shown, set(value) - {"state", "param_groups"}))
     if beside:
@@ -76,27 +76,27 @@ def why_plain(value: dict[str, Any]) -> str:
     return f"keeps state under {_shown(apart[0])}, which is no parameter" if apart and not keys else ""
 
 
-def read_state_dict(value: dict[str, Any]) -> Told:
-    """Raises NoOptimizerError with what is wrong."""
+def read_state_dict(value: dict[str, Any]) -> OptimizerStateDict:
+    """Raises NotOptimizerStateError with what is wrong."""
     found = value["param_groups"]
     count = sum(len(group["params"]) for group in found)
     if not 0 < count <= MOST or len(found) > MOST:
-        raise NoOptimizerError(f"has {len(found)} groups with {count} parameters; from 1 to {MOST} are read")
+        raise NotOptimizerStateError(f"has {len(found)} groups with {count} parameters; from 1 to {MOST} are read")
     groups = tuple(tuple(group["params"]) for group in found)
-    told = Told(groups, tuple(map(_options, found)), value["state"])
+    told = OptimizerStateDict(groups, tuple(map(_options, found)), value["state"])
     _check_keys(told.keys)
     known = set(told.keys)
     for key, slots in told.state.items():
         if key not in known or type(key) not in (int, str):
-            raise NoOptimizerError(f"has state of parameter {_shown(key)}, which is in none of its groups")
+            raise NotOptimizerStateError(f"has state of parameter {_shown(key)}, which is in none of its groups")
         if not isinstance(slots, dict) or not all(map(_is_word, slots)):
-            raise NoOptimizerError(f"has state of parameter {_shown(key)} that is no dict of names")
+            raise NotOptimizerStateError(f"has state of parameter {_shown(key)} that is no dict of names")
     return told
 
 
 def _options(group: dict[Any, Any]) -> dict[str, Any]:
     if wrong := [key for key in group if not _is_word(key)]:
-        raise NoOptimizerError(f"has an option called {_shown(wrong[0])}")
+        raise NotOptimizerStateError(f"has an option called {_shown(wrong[0])}")
     return {key: value for key, value in group.items() if key != "params"}
 
 
@@ -104,11 +104,11 @@ def _check_keys(keys: list[Any]) -> None:
     if not all(type(key) is str for key in keys):
         for key in keys:
             if type(key) is not int:
-                raise NoOptimizerError(f"numbers a parameter {_shown(key)}")
+                raise NotOptimizerStateError(f"numbers a parameter {_shown(key)}")
             if not 0 <= key < MOST:
-                raise NoOptimizerError(f"numbers a parameter {_shown(key)}; numbers go from 0 to {MOST - 1}")
+                raise NotOptimizerStateError(f"numbers a parameter {_shown(key)}; numbers go from 0 to {MOST - 1}")
     if len(set(keys)) != len(keys):
-        raise NoOptimizerError("has a parameter twice in its groups")
+        raise NotOptimizerStateError("has a parameter twice in its groups")
 
 
 def _is_word(key: Any) -> bool:
@@ -116,4 +116,4 @@ def _is_word(key: Any) -> bool:
 
 
 def _shown(key: Any) -> str:
-    return f"{key!r:.60}" if isinstance(key, str) else text_of(key)
+    return f"{key!r:.60}" if isinstance(key, str) else key_text(key)

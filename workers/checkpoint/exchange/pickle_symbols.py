@@ -19,12 +19,12 @@ LARGEST_BYTES = 256 << 20
 """Of a pickle: the names and numbers of a model, not its tensors."""
 
 
-class Call:
+class PickledCall:
     """What a pickle wanted to make: `what`(*`arguments`), then given `state`, `items` and `elements`."""
 
     what = ""
 
-    def __new__(cls, *arguments: Any, **named: Any) -> "Call":
+    def __new__(cls, *arguments: Any, **named: Any) -> "PickledCall":
         made = super().__new__(cls)
         made.arguments = arguments + ((named,) if named else ())
         made.state = None
@@ -65,7 +65,7 @@ _HARMLESS: dict[str, Any] = {
 
 def name_of(value: Any) -> str:
     """The name of a global that a pickle mentions without calling it; "" for anything else."""
-    return value.what if isinstance(value, type) and issubclass(value, Call) else ""
+    return value.what if isinstance(value, type) and issubclass(value, PickledCall) else ""
 
 
 class _Inert(pickle.Unpickler):
@@ -79,7 +79,7 @@ class _Inert(pickle.Unpickler):
         if full not in self._globals:
             if len(self._globals) > MOST_GLOBALS:
                 raise pickle.UnpicklingError(f"it names more than {MOST_GLOBALS} classes and functions")
-            self._globals[full] = type("Global", (Call,), {"what": full})
+            self._globals[full] = type("Global", (PickledCall,), {"what": full})
         return self._globals[full]
 
     def persistent_load(self, pid: Any) -> Any:

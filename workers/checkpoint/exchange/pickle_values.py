@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from workers.checkpoint.exchange.pickle_symbols import Call, name_of
+from workers.checkpoint.exchange.pickle_symbols import PickledCall, name_of
 from workers.checkpoint.exchange.tensors import ForeignTensor, Reference, dtype_of, of_array, read_tensor
 from workers.checkpoint.exchange.typed import DeviceName, DtypeName, ModuleState, Namespace, PathText, TorchSize, Typed
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.dtypes import COMPLEX, DTYPES, FLOATS
-from workers.checkpoint.format.message_text import text_of
+from workers.checkpoint.format.message_text import key_text
 from workers.checkpoint.format.tree import portable
 from workers.errors import CheckpointError
 
@@ -24,7 +24,7 @@ DEEPEST = tree.DEEPEST
 
 
 @dataclass(slots=True)
-class Plain:
+class PickleDecoder:
     """Translates what symbols.read gave. `refused` has a line for everything that was left out.
 
     A list that is held twice becomes two, so what comes out is a tree. `size_bytes` of the pickles allow for its size:
@@ -34,7 +34,7 @@ class Plain:
 
     refused: dict[str, str] = field(default_factory=dict)
     with_grad: int = 0
-    _seen: dict[Call, Any] = field(default_factory=dict)
+    _seen: dict[PickledCall, Any] = field(default_factory=dict)
     _left: int = MOST_VALUES
     _deep: int = 0
     _of: str = ""
@@ -49,7 +49,7 @@ class Plain:
         if isinstance(value, str | bytes | bytearray):
             self._count(len(value) // COUNTED_BYTES)
             return value
-        if isinstance(value, Call):
+        if isinstance(value, PickledCall):
             return self._once(value, where)
         if isinstance(value, dict | list | tuple | set | frozenset):
             return self._container(value, where)
@@ -80,7 +80,7 @@ class Plain:
         finally:
             self._deep -= 1
 
-    def _once(self, call: Call, where: str) -> Any:
+    def _once(self, call: PickledCall, where: str) -> Any:
         """One tensor held twice stays one. The key holds the Call: the next file's may else get its place in memory."""
         if call in self._seen:
             return self._seen[call]
@@ -92,7 +92,7 @@ class Plain:
         return made
 
     def _dict(self, value: dict[Any, Any], where: str) -> Any:
-        items = {self._key(k, where): self.value(v, f"{where}/{text_of(k)}") for k, v in dict.items(value)}
+        items = {self._key(k, where): self.value(v, f"{where}/{key_text(k)}") for k, v in dict.items(value)}
         if len(items) != len(value):
             raise CheckpointError(f"{where:.200} has two keys that are one as plain values", "rename one of them")
         if type(value) not in (OrderedDict, Counter):
@@ -107,7 +107,7 @@ class Plain:
     def _key(self, key: Any, where: str) -> Any:
         return _untyped(self.value(key, where))
 
-    def _call(self, call: Call, where: str) -> Any:
+    def _call(self, call: PickledCall, where: str) -> Any:
         make = _KNOWN.get(call.what)
         if make is None:
             what = _WITHOUT_PLACE.get(call.what)
@@ -132,7 +132,7 @@ class Plain:
             if part is not None and not isinstance(part, dict):
                 raise TypeError("its attributes are no dict")
             for name in part or ():
-                self._refuse(f"{where}.{text_of(name)}", "Python attribute of a tensor")
+                self._refuse(f"{where}.{key_text(name)}", "Python attribute of a tensor")
 
     def _refuse(self, where: str, what: str) -> None:
         if len(self.refused) < MOST_REFUSED:
@@ -145,23 +145,23 @@ def _untyped(key: Any) -> Any:
     return type(plain)(map(_untyped, plain)) if type(plain) in (tuple, frozenset) else plain
 
 
-def _tensor(plain: Plain, call: Call, where: str) -> Any:
+def _tensor(plain: PickleDecoder, call: PickledCall, where: str) -> Any:
     rebuilt = read_tensor(call)
     plain.set_beside(where, rebuilt.tensor, rebuilt.requires_grad, rebuilt.hooks)
     return rebuilt.tensor
 
 
-def _parameter(plain: Plain, call: Call, where: str) -> Any:
+def _parameter(plain: PickleDecoder, call: PickledCall, where: str) -> Any:
     data, requires_grad, hooks = call.arguments
     return _with_attributes(plain, data, requires_grad, hooks, None, where)
 
 
-def _parameter_with_state(plain: Plain, call: Call, where: str) -> Any:
+def _parameter_with_state(plain: PickleDecoder, call: PickledCall, where: str) -> Any:
     data, requires_grad, hooks, state = call.arguments
     return _with_attributes(plain, data, requires_grad, hooks, state, where)
 
 
-def _of_type(plain: Plain, call: Call, where: str) -> Any:
+def _of_type(plain: PickleDecoder, call: PickledCall, where: str) -> Any:
     """A tensor with Python attributes, or one of a subclass, of which its class alone knows what it means."""
     rebuild, kind, arguments, state = call.arguments
     if name_of(kind) not in ("torch.Tensor", "torch.nn.parameter.Parameter"):
@@ -171,7 +171,7 @@ def _of_type(plain: Plain, call: Call, where: str) -> Any:
     return _with_attributes(plain, rebuild(*arguments), False, None, state, where)
 
 
-def _with_attributes(plain: Plain, data: Any, requires_grad: Any, hooks: Any, state: Any, where: str) -> Any:
+def _with_attributes(plain: PickleDecoder, data: Any, requires_grad: Any, hooks: Any, state: Any, where: str) -> Any:
     tensor = plain.value(data, where)
     if tensor is not None and not isinstance(tensor, ForeignTensor):
         raise TypeError(f"made of a {type(tensor).__name__}")
@@ -179,7 +179,7 @@ def _with_attributes(plain: Plain, data: Any, requires_grad: Any, hooks: Any, st
     return tensor
 
 
-def _device_tensor(plain: Plain, call: Call, where: str) -> Any:
+def _device_tensor(plain: PickleDecoder, call: PickledCall, where: str) -> Any:
     """Of a device without storages, such as XLA: its values as the CPU has them, its dtype and device."""
     data, dtype, device, requires_grad = call.arguments
     tensor, device = plain.value(data, where), plain.value(device, where)
@@ -197,7 +197,7 @@ def _device_tensor(plain: Plain, call: Call, where: str) -> Any:
     return tensor
 
 
-def _array(plain: Plain, call: Call, where: str) -> Any:
+def _array(plain: PickleDecoder, call: PickledCall, where: str) -> Any:
     """numpy's own: _reconstruct(ndarray, (0,), b"b") and a state of (version, shape, dtype, is_fortran, bytes)."""
     _, shape, dtype, fortran, data = call.state
     if name_of(call.arguments[0]) != "numpy.ndarray":
@@ -208,7 +208,7 @@ def _array(plain: Plain, call: Call, where: str) -> Any:
     return array.reshape(shape, order="F" if fortran else "C").copy()
 
 
-def _scalar(plain: Plain, call: Call, where: str) -> Any:
+def _scalar(plain: PickleDecoder, call: PickledCall, where: str) -> Any:
     dtype, data = call.arguments
     (value,) = np.frombuffer(_data(plain, data), _dtype(dtype))
     return value
@@ -227,11 +227,11 @@ def _dtype(dtype: Any) -> "np.dtype[Any]":
     return found
 
 
-def _data(plain: Plain, value: Any) -> bytes:
+def _data(plain: PickleDecoder, value: Any) -> bytes:
     """Bytes as pickles of protocol 2 have them: text in latin-1, and none as a call of `bytes`."""
-    if isinstance(value, Call) and value.what in _BYTES and not value.arguments:
+    if isinstance(value, PickledCall) and value.what in _BYTES and not value.arguments:
         return b""
-    if isinstance(value, Call) and value.what == "_codecs.encode":
+    if isinstance(value, PickledCall) and value.what == "_codecs.encode":
         text, coding = value.arguments
         if not isinstance(coding, str) or coding not in ("latin1", "latin-1") or not isinstance(text, str):
             raise ValueError("text in latin-1 is expected")
@@ -243,7 +243,7 @@ def _data(plain: Plain, value: Any) -> bytes:
     return bytes(value)
 
 
-def _size(plain: Plain, call: Call, where: str) -> TorchSize:
+def _size(plain: PickleDecoder, call: PickledCall, where: str) -> TorchSize:
     (sizes,) = call.arguments
     made = TorchSize(plain.value(sizes, where))
     if any(type(n) is not int for n in made):
@@ -251,27 +251,27 @@ def _size(plain: Plain, call: Call, where: str) -> TorchSize:
     return made
 
 
-def _state(plain: Plain, call: Call, where: str) -> Any:
+def _state(plain: PickleDecoder, call: PickledCall, where: str) -> Any:
     return plain.value(call.state, where)
 
 
-def _words(call: Call) -> list[str]:
-    if not all(isinstance(item, str | int) and len(text_of(item)) <= 4096 for item in call.arguments):
+def _words(call: PickledCall) -> list[str]:
+    if not all(isinstance(item, str | int) and len(key_text(item)) <= 4096 for item in call.arguments):
         raise TypeError("words are expected")
-    return [text_of(item) for item in call.arguments]
+    return [key_text(item) for item in call.arguments]
 
 
-def _namespace(plain: Plain, call: Call, where: str) -> Any:
+def _namespace(plain: PickleDecoder, call: PickledCall, where: str) -> Any:
     state = plain.value(call.state, where)
     return Namespace(state) if type(state) is dict and all(type(key) is str for key in state) else state
 
 
-def _path(plain: Plain, call: Call, where: str) -> str:
+def _path(plain: PickleDecoder, call: PickledCall, where: str) -> str:
     return PathText("/".join(_words(call)).replace("//", "/"))
 
 
 _BYTES = ("builtins.bytes", "__builtin__.bytes")
-_KNOWN: dict[str, Callable[[Plain, Call, str], Any]] = {
+_KNOWN: dict[str, Callable[[PickleDecoder, PickledCall, str], Any]] = {
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_tensor_v3": _tensor,
     "torch._utils._rebuild_tensor": _tensor,

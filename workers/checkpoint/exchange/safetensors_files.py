@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from cluster import sandbox
-from cluster.untrusted_files import Unreadable, read_json
+from cluster.untrusted_files import UnreadableFile, read_json
 from workers.checkpoint.format.dtypes import DTYPES
 from workers.checkpoint.format.links import real
 from workers.checkpoint.format.manifest_checks import open_regular
-from workers.checkpoint.format.message_text import few
+from workers.checkpoint.format.message_text import first_names
 from workers.errors import CheckpointError
 
 LARGEST_HEADER_BYTES = 100_000_000
@@ -29,7 +29,7 @@ _DTYPES = {d.safetensors: d.name for d in DTYPES.values() if d.safetensors} | {
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class TensorInFile:
     """A tensor in a file: `offset` counts from the file's beginning."""
 
     dtype: str
@@ -37,7 +37,7 @@ class Held:
     offset: int
 
 
-def read_header(path: Path) -> tuple[int, dict[str, Held]]:
+def read_header(path: Path) -> tuple[int, dict[str, TensorInFile]]:
     """The file's size and its tensors. Raises CheckpointError for anything that is not a whole safetensors file."""
     with os.fdopen(open_regular(path), "rb") as file:
         size_bytes = os.fstat(file.fileno()).st_size
@@ -45,11 +45,11 @@ def read_header(path: Path) -> tuple[int, dict[str, Held]]:
         header_bytes = struct.unpack("<Q", head)[0] if len(head) == 8 else -1
         if not 0 < header_bytes <= min(size_bytes - 8, LARGEST_HEADER_BYTES):
             raise CheckpointError(f"{path} is no safetensors file, or is cut off", "copy it again from its source")
-        sandbox.expect(metadata_bytes=header_bytes)
+        sandbox.raise_limits(metadata_bytes=header_bytes)
         return size_bytes, parse_header(file.read(header_bytes), str(path))
 
 
-def parse_header(text: bytes, where: str) -> dict[str, Held]:
+def parse_header(text: bytes, where: str) -> dict[str, TensorInFile]:
     """The tensors that a header tells; they may still lie beyond the end of the file. Raises CheckpointError."""
     try:
         if text.count(b"{") > MOST_TENSORS + 2 or text.count(b",") > 20 * MOST_TENSORS:
@@ -64,7 +64,7 @@ def parse_header(text: bytes, where: str) -> dict[str, Held]:
         ) from None
 
 
-def _held(told: Any, data: int) -> Held:
+def _held(told: Any, data: int) -> TensorInFile:
     if type(told) is not dict or not {"dtype", "shape", "data_offsets"} <= told.keys():
         raise ValueError("a tensor has dtype, shape and data_offsets")
     dtype, shape, offsets = told["dtype"], told["shape"], told["data_offsets"]
@@ -73,7 +73,7 @@ def _held(told: Any, data: int) -> Held:
     numbers = (*shape, *offsets) if type(shape) is type(offsets) is list and len(offsets) == 2 else (-1,)
     if len(numbers) > 66 or any(type(n) is not int or not 0 <= n < 2**63 for n in numbers):
         raise ValueError("shape and data_offsets are lists of whole numbers")
-    held, size_bytes = Held(_DTYPES[dtype], tuple(shape), data + offsets[0]), offsets[1] - offsets[0]
+    held, size_bytes = TensorInFile(_DTYPES[dtype], tuple(shape), data + offsets[0]), offsets[1] - offsets[0]
     count = math.prod(shape)
     if count * DTYPES[held.dtype].bytes != size_bytes:
         raise ValueError(f"{count} {held.dtype} in {size_bytes} bytes")
@@ -123,10 +123,10 @@ def files_in(index: Path) -> list[Path]:
 def weight_map(index: Path) -> dict[str, str]:
     """Name of a tensor -> the file that holds it, as an index says. Raises CheckpointError."""
     os.close(open_regular(index))
-    sandbox.expect(metadata_bytes=min(index.stat().st_size, LARGEST_INDEX_BYTES))
+    sandbox.raise_limits(metadata_bytes=min(index.stat().st_size, LARGEST_INDEX_BYTES))
     try:
         told = read_json(real(index), LARGEST_INDEX_BYTES, deepest=8)
-    except Unreadable as e:
+    except UnreadableFile as e:
         raise CheckpointError(e.message, "an index maps names of tensors to files") from None
     places = told.get("weight_map") if isinstance(told, dict) else None
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
@@ -141,8 +141,8 @@ def check_index(index: Path, tensors: Collection[str]) -> list[str]:
     if missing := [name for name in places if name not in tensors]:
         files = sorted({places[name] for name in missing})
         raise CheckpointError(
-            f"{index.name} names {len(missing)} of {len(places)} tensors that no file holds: {few(missing)}"
-            f" (expected in {few(files)})",
+            f"{index.name} names {len(missing)} of {len(places)} tensors that no file holds: {first_names(missing)}"
+            f" (expected in {first_names(files)})",
             "copy the folder again from its source: index and files are of different revisions",
         )
     return [name for name in tensors if name not in places]

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from workers.checkpoint.exchange.optimizer_state import Told
+from workers.checkpoint.exchange.optimizer_state import OptimizerStateDict
 from workers.checkpoint.exchange.typed import ModuleState, Typed
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.optimizer_tree import OptimizerTree, as_torch
@@ -68,10 +68,10 @@ def state_dict(name: str, value: Any) -> Any:
     if type(value) is dict:
         return {"$entry": name}
     versions = value.versions if isinstance(value, ModuleState) else None
-    return {"$state_dict": [name, tree.encode(versions, f"{name}._metadata", tree.refuse)]}
+    return {"$state_dict": [name, tree.encode(versions, f"{name}._metadata", tree.raise_unsupported)]}
 
 
-def renders(value: Any, found: Told) -> bool:
+def renders(value: Any, found: OptimizerStateDict) -> bool:
     """Whether an export of the entry that was made of `found` gives `value` again, with each key in its place."""
     rendered = as_torch(OptimizerTree(found.groups, found.options, found.state, {}), lambda raw: raw)
     return _same(rendered, value)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from workers.checkpoint.exchange.strided import Source
+from workers.checkpoint.exchange.strided import StridedSource
 from workers.checkpoint.exchange.tensors import InlineTensor, Reference
 from workers.checkpoint.format.dtypes import DTYPES
 
@@ -64,5 +64,5 @@ def _element(tensor: Reference | InlineTensor) -> Any:
     if math.prod(tensor.shape) != 1 or tensor.dtype not in _CODES:
         return None
     data = bytearray(DTYPES[tensor.dtype].bytes)
-    Source(tensor.array if isinstance(tensor, InlineTensor) else tensor).read(0, len(data), memoryview(data))
+    StridedSource(tensor.array if isinstance(tensor, InlineTensor) else tensor).read(0, len(data), memoryview(data))
     return struct.unpack(_CODES[tensor.dtype], data)[0]

@@ -38,7 +38,7 @@ def last_of(found: Reference) -> int:
     return found.offset + sum((n - 1) * s for n, s in zip(found.shape, found.strides, strict=True))
 
 
-class Source:
+class StridedSource:
     """Reads `found`, from several threads at once. What it maps is given back with its last byte."""
 
     def __init__(self, found: "Reference | np.ndarray[Any, Any]"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from workers.checkpoint.exchange.pickle_symbols import Call, name_of
+from workers.checkpoint.exchange.pickle_symbols import PickledCall, name_of
 from workers.checkpoint.format.dtypes import COMPLEX, DTYPES
 
 MOST_DIMENSIONS = 64
@@ -98,7 +98,7 @@ class Rebuilt:
     hooks: Any = None
 
 
-def read_tensor(call: Call) -> Rebuilt:
+def read_tensor(call: PickledCall) -> Rebuilt:
     """The arguments of torch._utils._rebuild_tensor, _v2 and _v3. Raises ValueError, TypeError with what is wrong."""
     name = call.what.rpartition(".")[2]
     least, most = _COUNTS[name]
@@ -140,7 +140,7 @@ def of_array(array: "np.ndarray[Any, Any]", dtype: str, device: str) -> InlineTe
 
 def _sizes(value: Any) -> tuple[int, ...]:
     """Of a tuple, a list or a torch.Size."""
-    if isinstance(value, Call) and value.what == "torch.Size" and len(value.arguments) == 1:
+    if isinstance(value, PickledCall) and value.what == "torch.Size" and len(value.arguments) == 1:
         value = value.arguments[0]
     if not isinstance(value, tuple | list) or len(value) > MOST_DIMENSIONS:
         raise ValueError("sizes and strides of a tensor are tuples")

@@ -13,7 +13,7 @@ from workers.checkpoint.exchange import pickle_symbols
 from workers.checkpoint.exchange.storage_dtypes import bytes_of, dtype_of
 from workers.checkpoint.exchange.tensors import Storage
 from workers.checkpoint.format.manifest_checks import open_regular
-from workers.checkpoint.format.message_text import text_of
+from workers.checkpoint.format.message_text import key_text
 from workers.errors import CheckpointError
 
 AT_ONCE_BYTES = 4 << 20
@@ -75,7 +75,7 @@ class Archive:
                 f"{self.path} has a pickle of {pickles[0].file_size} bytes",
                 f"at most {pickle_symbols.LARGEST_BYTES} are read",
             )
-        sandbox.expect(metadata_bytes=sum(i.file_size for i in pickles), data_bytes=size_bytes)
+        sandbox.raise_limits(metadata_bytes=sum(i.file_size for i in pickles), data_bytes=size_bytes)
 
     def _check_magic(self, file: IO[bytes], start: int) -> None:
         if os.pread(file.fileno(), 4, start) != b"PK\x03\x04":
@@ -107,7 +107,7 @@ class Archive:
             info = self._entries.get(f"{self._prefix}data/{key}") if isinstance(key, str | int) else None
             if kind != "storage" or dtype is None or info is None or type(count) is not int or type(device) is not str:
                 raise CheckpointError(
-                    f"{self.path} refers to a storage {text_of(key)[:80]} that it does not have", "is it whole?"
+                    f"{self.path} refers to a storage {key_text(key)[:80]} that it does not have", "is it whole?"
                 )
             if dtypes.setdefault(str(key), dtype) != dtype:
                 raise CheckpointError(

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from workers.checkpoint.exchange.entry_conversion import is_state_dict, read_value
-from workers.checkpoint.exchange.imported_state import Found
-from workers.checkpoint.exchange.pickle_values import Plain
+from workers.checkpoint.exchange.imported_state import ImportedState
+from workers.checkpoint.exchange.pickle_values import PickleDecoder
 from workers.checkpoint.exchange.safetensors_files import (
-    Held,
+    TensorInFile,
     check_index,
     files_in,
     files_of,
@@ -17,14 +17,14 @@ from workers.checkpoint.exchange.safetensors_files import (
 )
 from workers.checkpoint.exchange.tensors import Reference, Storage
 from workers.checkpoint.format.dtypes import DTYPES
-from workers.checkpoint.format.message_text import few
+from workers.checkpoint.format.message_text import first_names
 from workers.errors import CheckpointError
 
 SAFETENSORS_INDEX = "*.safetensors.index.json"
 TORCH_INDEX = "*.bin.index.json"
 
 
-def take_safetensors(found: Found, source: Path, entry: str = "model", within: str = "") -> list[str]:
+def take_safetensors(found: ImportedState, source: Path, entry: str = "model", within: str = "") -> list[str]:
     """A file, or the files of a folder that belong to one model: their names, that of an index among them. `within` is
     what their names begin with where `source` is a part of what is imported, such as `unet/`."""
     found.ordered = False  # safetensors sorts its headers
@@ -44,7 +44,7 @@ def take_safetensors(found: Found, source: Path, entry: str = "model", within: s
     return [path.name for path in files] + _checked(found, index, tensors)
 
 
-def take_torch(found: Found, path: Path, plain: Plain, entry: str = "model") -> list[str]:
+def take_torch(found: ImportedState, path: Path, plain: PickleDecoder, entry: str = "model") -> list[str]:
     """The same of torch.save: a file, or the index of several."""
     if not path.name.endswith(".index.json"):
         value = read_value(path, plain)
@@ -62,15 +62,17 @@ def take_torch(found: Found, path: Path, plain: Plain, entry: str = "model") -> 
     return [file.name for file in files] + _checked(found, path, tensors)
 
 
-def _checked(found: Found, index: Path | None, tensors: dict[str, Any]) -> list[str]:
+def _checked(found: ImportedState, index: Path | None, tensors: dict[str, Any]) -> list[str]:
     if index is None:
         return []
     if unnamed := check_index(index, tensors):
-        found.notes.append(f"{index.name} does not name {len(unnamed)} tensors that its files hold: {few(unnamed)}")
+        found.notes.append(
+            f"{index.name} does not name {len(unnamed)} tensors that its files hold: {first_names(unnamed)}"
+        )
     return [index.name]
 
 
-def _reference(path: Path, name: str, held: Held, size_bytes: int) -> Reference:
+def _reference(path: Path, name: str, held: TensorInFile, size_bytes: int) -> Reference:
     """A tensor by itself in a file: two that claim the same bytes are no tie there, but a lie."""
     strides: list[int] = []
     count = 1

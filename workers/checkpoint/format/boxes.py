@@ -42,7 +42,7 @@ class Box:
         return tuple(slice(a, a + n) for a, n in zip(self.start, self.shape, strict=True))
 
 
-def whole(shape: Sequence[int]) -> Box:
+def full_box(shape: Sequence[int]) -> Box:
     return Box((0,) * len(shape), tuple(shape))
 
 
@@ -91,7 +91,7 @@ def _overlapping(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
     return next(((a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.meets(b)), None)
 
 
-def box_from(value: object, shape: tuple[int, ...]) -> Box:
+def parse_box(value: object, shape: tuple[int, ...]) -> Box:
     """The box that slices, integers and `...` cut out of a tensor of `shape`, as indexing does; a step must be 1.
 
     An integer keeps its dimension, of size 1. Raises ValueError or IndexError, with what was wrong.

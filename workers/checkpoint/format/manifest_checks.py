@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.checkpoint.format import links
-from workers.checkpoint.format.boxes import Box, tiles, whole
+from workers.checkpoint.format.boxes import Box, full_box, tiles
 from workers.checkpoint.format.chunks import chunk_count
 from workers.checkpoint.format.dtypes import DTYPES, FLOATS
 from workers.checkpoint.format.manifest import (
@@ -38,7 +38,7 @@ from workers.checkpoint.format.manifest import (
     TensorEntry,
     digest_of,
 )
-from workers.checkpoint.format.strict_types import WrongType, taken
+from workers.checkpoint.format.strict_types import WrongType, parse_dataclass
 from workers.checkpoint.format.versions import READ, upgraded
 from workers.errors import CheckpointError
 
@@ -51,7 +51,7 @@ def read_manifest(folder: Path, follow: bool = False) -> Manifest:
 def parse_manifest(text: bytes, where: str) -> Manifest:
     """The same of the text of a manifest, wherever it came from."""
     try:
-        manifest = taken(Manifest, upgraded(_parse(text, where)))
+        manifest = parse_dataclass(Manifest, upgraded(_parse(text, where)))
     except WrongType as e:
         raise DamagedCheckpoint(f"{where}: {e}") from None
     if fault := _fault(manifest):
@@ -134,7 +134,7 @@ def tensor_bytes(tensor: TensorEntry) -> int:
 
 def box_of(tensor: TensorEntry, stored: Stored) -> Box:
     """Where a stored box lies in its tensor."""
-    return Box(stored.start, stored.shape) if stored.start else whole(tensor.shape)
+    return Box(stored.start, stored.shape) if stored.start else full_box(tensor.shape)
 
 
 def box_bytes(tensor: TensorEntry, stored: Stored) -> int:
@@ -223,7 +223,7 @@ def _form_fault(tensor: TensorEntry) -> str:
 def _stored_fault(manifest: Manifest, tensor: TensorEntry, stored: Stored) -> str:
     if stored.file not in manifest.files:
         return f"is in file {stored.file!r}, which is not listed"
-    if stored.start and not whole(tensor.shape).holds(box_of(tensor, stored)):
+    if stored.start and not full_box(tensor.shape).holds(box_of(tensor, stored)):
         return f"has a shard from {list(stored.start)} of shape {list(stored.shape)}, outside {list(tensor.shape)}"
     size_bytes, file_bytes = box_bytes(tensor, stored), manifest.files[stored.file].bytes
     if stored.offset < 0 or stored.offset + size_bytes > file_bytes:
@@ -238,7 +238,7 @@ def _tiling_fault(tensor: TensorEntry) -> str:
         return f"has {len(tensor.shards)} parts, at most {MOST_PARTS} are read"
     if len(tensor.shards) == 1 and not tensor.shards[0].start:
         return ""
-    return tiles(whole(tensor.shape), [box_of(tensor, stored) for stored in tensor.shards])
+    return tiles(full_box(tensor.shape), [box_of(tensor, stored) for stored in tensor.shards])
 
 
 def _overlap(manifest: Manifest) -> str:

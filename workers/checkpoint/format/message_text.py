@@ -11,7 +11,7 @@ _SHORT.maxtuple = _SHORT.maxfrozenset = 20
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
 
 
-def few(names: Collection[str], separator: str = ", ") -> str:
+def first_names(names: Collection[str], separator: str = ", ") -> str:
     """The first three, and how many more."""
     more = f"{separator}and {len(names) - 3} more" if len(names) > 3 else ""
     return separator.join(islice(names, 3)) + more
@@ -20,10 +20,10 @@ def few(names: Collection[str], separator: str = ", ") -> str:
 def closest(word: str, names: Collection[str]) -> str:
     """The remedy for an unknown name."""
     close = get_close_matches(word, names, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"there are: {few(names) or 'none'}"
+    return f"did you mean {close[0]!r}?" if close else f"there are: {first_names(names) or 'none'}"
 
 
-def text_of(key: Any) -> str:
+def key_text(key: Any) -> str:
     """A key of a stranger's dict, for a message or a name. Python refuses to write integers of thousands of digits, and
     a text, or a tuple of tuples, may be as long as it likes."""
     if isinstance(key, int) and key.bit_length() > 64:

@@ -30,7 +30,7 @@ def newest_first(root: Path, follow_links: bool = False) -> list[Path]:
     return sorted((folder for folder in order if order[folder]), key=lambda folder: order[folder], reverse=True)
 
 
-def below(root: Path, follow_links: bool = False) -> Iterator[Path]:
+def checkpoints_below(root: Path, follow_links: bool = False) -> Iterator[Path]:
     """Committed checkpoints at any depth, those of one parent newest first. Only to a checkpoint itself is a link
     followed, so that none leads round in a circle."""
     for parent, names, _ in os.walk(root):

@@ -19,7 +19,7 @@ class WrongType(ValueError):
     """A sentence that begins with where it is."""
 
 
-def taken(kind: type[T], data: Any) -> T:
+def parse_dataclass(kind: type[T], data: Any) -> T:
     """`data` as an instance of the dataclass `kind`. Keys it does not know are left out. Raises WrongType."""
     made: T = _of_dataclass(cast(Any, kind))(data, kind.__name__)
     return made

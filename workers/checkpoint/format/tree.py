@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from workers.checkpoint.format.manifest import DamagedCheckpoint
-from workers.checkpoint.format.message_text import text_of
+from workers.checkpoint.format.message_text import key_text
 from workers.errors import CheckpointError
 
 DEEPEST = 100
@@ -65,7 +65,7 @@ def decode(tree: Any, leaf: Leaf, depth: int = 0, more: More | None = None) -> A
         raise DamagedCheckpoint(f"the manifest has a malformed {tag} leaf: {e}") from None
 
 
-def refuse(value: Any, where: str) -> Any:
+def raise_unsupported(value: Any, where: str) -> Any:
     """The leaf for trees without tensors, and the end of every other."""
     raise CheckpointError(
         f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which would need pickle",
@@ -78,8 +78,8 @@ def _encode_mapping(value: dict[Any, Any], where: str, leaf: Leaf, depth: int) -
         return {key: encode(item, f"{where}/{key}", leaf, depth + 1) for key, item in value.items()}
     pairs = []
     for key, item in value.items():
-        text = text_of(key)
-        named = encode(key, f"{where} (key {text})", refuse, depth + 1)
+        text = key_text(key)
+        named = encode(key, f"{where} (key {text})", raise_unsupported, depth + 1)
         pairs.append([named, encode(item, f"{where}/{text}", leaf, depth + 1)])
     return {_MAPPINGS[type(value)]: pairs}
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
-from workers.checkpoint.format.message_text import few
+from workers.checkpoint.format.message_text import first_names
 
 Words = tuple[str, ...]
 Names = Mapping[str, Words]
@@ -144,7 +144,7 @@ def _paired(
 def _sentence(made: dict[str, str], left: Names, right: Names, sides: tuple[str, str]) -> str:
     """What is stripped from either side, and one pair of names as an example."""
     lost = [
-        f"stripped {few(runs, ' and ')} from the {side} names"
+        f"stripped {first_names(runs, ' and ')} from the {side} names"
         for side, kept in zip(sides, (left, right), strict=True)
         if (runs := _lost(kept))
     ]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from cluster import sandbox
-from cluster.untrusted_files import Unreadable, parse_json
+from cluster.untrusted_files import UnreadableFile, parse_json
 from workers.checkpoint.exchange.folders import RANDOM_STATES, TRAINER_STATE, numbered_folders
 from workers.checkpoint.exchange.formats import SUFFIXES, format_of
 from workers.checkpoint.exchange.safetensors_files import LARGEST_HEADER_BYTES
@@ -75,7 +75,7 @@ def _known(path: Path) -> str:
 
 
 def _file(path: Path, known: str) -> Seen:
-    sandbox.expect(data_bytes=path.stat().st_size)
+    sandbox.raise_limits(data_bytes=path.stat().st_size)
     with os.fdopen(open_regular(path), "rb") as file:
         if known == "torch" and file.read(2) != b"PK":
             return Seen("unread", known, "it is no zip archive, as torch.save writes since torch 1.6")
@@ -102,12 +102,12 @@ def _cut_safetensors(file: IO[bytes]) -> str:
     header_bytes = struct.unpack("<Q", head)[0] if len(head) == 8 else -1
     if not 0 < header_bytes <= min(size_bytes - 8, LARGEST_HEADER_BYTES):
         return "it ends within its header"
-    sandbox.expect(metadata_bytes=header_bytes)
+    sandbox.raise_limits(metadata_bytes=header_bytes)
     try:
         header = parse_json(file.read(header_bytes), "the header")
         ends = [told["data_offsets"][1] for name, told in header.items() if name != "__metadata__"]
         told_bytes = 8 + header_bytes + max(ends, default=0)
-    except (Unreadable, AttributeError, KeyError, IndexError, TypeError) as e:
+    except (UnreadableFile, AttributeError, KeyError, IndexError, TypeError) as e:
         return f"its header says nothing sensible: {e!s:.200}"
     return "" if told_bytes == size_bytes else f"it has {size_bytes} bytes, its header tells {told_bytes}"
 

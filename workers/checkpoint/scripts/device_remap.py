@@ -172,14 +172,14 @@ def to_cpu(path: Path, loads: Loads, *, change: bool = True) -> Counter[str]:
                     return Counter()  # not of torch.save
                 if pickles[0].file_size > pickle_symbols.LARGEST_BYTES:
                     raise Unsound(f"has {pickles[0].file_size} bytes, at most {pickle_symbols.LARGEST_BYTES} are read")
-                sandbox.expect(metadata_bytes=pickles[0].file_size)
+                sandbox.raise_limits(metadata_bytes=pickles[0].file_size)
                 data, moved = without_devices(archive.read(pickles[0]), loads)
                 patches = _patches(file.fileno(), pickles[0], archive.start_dir, data) if moved else []
         except (ValueError, LookupError, RecursionError, struct.error, zipfile.BadZipFile) as e:
             raise Unsound(str(e)) from e
     if patches and change:
         before = path.stat()
-        sandbox.expect(file_bytes=before.st_size)
+        sandbox.raise_limits(file_bytes=before.st_size)
         with path.open("r+b") as whole:
             for at, changed in patches:
                 os.pwrite(whole.fileno(), changed, at)

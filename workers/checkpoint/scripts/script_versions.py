@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import sandbox
-from cluster.paths import synced
+from cluster.paths import write_durably
 from workers.checkpoint.exchange.pickle_size_estimate import Unsound
 from workers.checkpoint.scripts.change_stamps import inside, stamp
 from workers.checkpoint.scripts.completeness import Seen, archive_or_safetensors, files_below, look
@@ -135,9 +135,9 @@ class _Store:
     def commit(self) -> None:
         """What is staged is the last whole version."""
         before = dict(self._versions())
-        synced(self._part)
+        write_durably(self._part)
         self._part.rename(self._ours / f"checkpoint-{max(before, default=0) + 1}")
-        synced(self._ours)
+        write_durably(self._ours)
         for older in before.values():
             _remove(older)
 
@@ -168,7 +168,7 @@ class _Store:
         if staged.is_dir():
             _remove(self.target)
         staged.rename(self.target)
-        synced(self.target.parent)
+        write_durably(self.target.parent)
         self.clear()
 
     def without(self, seen: Seen) -> str:
@@ -187,12 +187,12 @@ def _copy(source: Path, target: Path) -> None:
         there.parent.mkdir(parents=True, exist_ok=True)
         _copy_file(file, there)
         if source.is_dir():
-            synced(there.parent)
+            write_durably(there.parent)
 
 
 def _copy_file(source: Path, target: Path) -> None:
     found = source.stat()
-    sandbox.expect(data_bytes=3 * found.st_size, file_bytes=found.st_size + COPY_BYTES)
+    sandbox.raise_limits(data_bytes=3 * found.st_size, file_bytes=found.st_size + COPY_BYTES)
     reading = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

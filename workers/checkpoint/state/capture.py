@@ -73,7 +73,7 @@ class Capture:
         if type(value) is np.ndarray and tree.portable(value.dtype):
             native = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
             return {"$array": self._store(where, torch.from_numpy(native), "array" if role == "tensor" else role)}
-        return tree.refuse(value, where)
+        return tree.raise_unsupported(value, where)
 
     def _store(self, name: str, tensor: torch.Tensor, role: str) -> str:
         while name in self.tensors or name in self.ties:

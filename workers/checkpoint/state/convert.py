@@ -7,7 +7,7 @@ import torch
 
 from workers.checkpoint.disk import passes
 from workers.checkpoint.format.dtypes import COMPLEX, FLOATS, INTEGERS, dtype_name
-from workers.checkpoint.load_report import Change
+from workers.checkpoint.load_report import ConversionLoss
 from workers.checkpoint.state import bits, fp8
 from workers.errors import CheckpointError
 
@@ -51,7 +51,7 @@ def check_convertible(name: str, source: torch.dtype, target: torch.dtype) -> No
             )
 
 
-def put(target: torch.Tensor, source: torch.Tensor, count: bool = True) -> Change:
+def put(target: torch.Tensor, source: torch.Tensor, count: bool = True) -> ConversionLoss:
     """`source` (on the CPU) into `target`, of any dtype and device; answers what the conversion changed.
 
     Between the fp8 flavours of one format the bits are carried over: the value halves or doubles, and so does the scale
@@ -59,9 +59,9 @@ def put(target: torch.Tensor, source: torch.Tensor, count: bool = True) -> Chang
     """
     if target.dtype == source.dtype:
         bits.movable(target).copy_(bits.movable(source))
-        return Change()
+        return ConversionLoss()
     if fp8.is_other_flavour(source.dtype, target.dtype):
-        converted, change = fp8.carried_over(source, target.dtype)
+        converted, change = fp8.reinterpreted_dtype(source, target.dtype)
         bits.movable(target).copy_(bits.movable(converted))
         return change
     plain = source.real if source.is_complex() and not target.is_complex() else source
@@ -73,7 +73,7 @@ def put(target: torch.Tensor, source: torch.Tensor, count: bool = True) -> Chang
     return change
 
 
-def _put_here(target: torch.Tensor, plain: torch.Tensor, source: torch.Tensor, count: bool) -> Change:
+def _put_here(target: torch.Tensor, plain: torch.Tensor, source: torch.Tensor, count: bool) -> ConversionLoss:
     """By compiled code where this process has loaded it, else by torch, with the same answer."""
     names, compiled = (dtype_name(plain.dtype), dtype_name(target.dtype)), passes.loaded()
     if compiled and {*names} <= {*passes.CODES} and plain.is_contiguous() and target.is_contiguous():
@@ -81,7 +81,7 @@ def _put_here(target: torch.Tensor, plain: torch.Tensor, source: torch.Tensor, c
         return compiled.convert(plain.data_ptr(), target.data_ptr(), plain.numel(), names, counted)
     target.copy_(plain)
     settle_nan(target, plain)
-    return compare(source, target) if count else Change()
+    return compare(source, target) if count else ConversionLoss()
 
 
 _SETTLED = {*passes.CODES} - {"float64", "float32"}
@@ -118,10 +118,10 @@ def _as(wide: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return wide.to(torch.int32).view(torch.float32).to(dtype)
 
 
-def compare(before: torch.Tensor, after: torch.Tensor) -> Change:
+def compare(before: torch.Tensor, after: torch.Tensor) -> ConversionLoss:
     """What became of the values; NaN equals NaN. Both on the CPU, of one shape, small enough for a few copies."""
     if not before.numel() or not may_lose(dtype_name(before.dtype), dtype_name(after.dtype)):
-        return Change()
+        return ConversionLoss()
     if before.is_floating_point() and after.is_floating_point():
         return _compare_floats(before, after)
     wide = torch.complex128 if before.is_complex() or after.is_complex() else torch.float64
@@ -129,21 +129,21 @@ def compare(before: torch.Tensor, after: torch.Tensor) -> Change:
     return _masked(b, a, _differ(before, after, b, a))
 
 
-def _compare_floats(before: torch.Tensor, after: torch.Tensor) -> Change:
+def _compare_floats(before: torch.Tensor, after: torch.Tensor) -> ConversionLoss:
     """Few passes over memory where all is finite, which is nearly always: the difference tells everything."""
     wide = torch.float64 if torch.float64 in (before.dtype, after.dtype) else torch.float32
     b, a = before.to(wide), after.to(wide)
     error = b - a
     low, high = _least_and_most(error)
     if low == high == 0:
-        return Change()
+        return ConversionLoss()
     if low - low != 0 or high - high != 0:  # an infinity or NaN on one side or both
         return _masked(b, a, (a != b) & ~(torch.isnan(a) & torch.isnan(b)))
     changed = int(np.count_nonzero(error.numpy() != 0))
     least, most = _least_and_most(error.div_(b))
     if least != least:  # 0/0
         least, most = _least_and_most(error.nan_to_num_(0.0))
-    return Change(changed, 0, 0, max(-low, high), max(-least, most))
+    return ConversionLoss(changed, 0, 0, max(-low, high), max(-least, most))
 
 
 def _least_and_most(values: torch.Tensor) -> tuple[float, float]:
@@ -151,12 +151,12 @@ def _least_and_most(values: torch.Tensor) -> tuple[float, float]:
     return float(values.numpy().min()), float(values.numpy().max())
 
 
-def _masked(b: torch.Tensor, a: torch.Tensor, changed: torch.Tensor) -> Change:
+def _masked(b: torch.Tensor, a: torch.Tensor, changed: torch.Tensor) -> ConversionLoss:
     """Errors are those of values finite on both sides, the relative one also of values other than zero."""
     finite = torch.isfinite(a) & torch.isfinite(b)
     error = (a - b).abs()
     relative = (error / b.abs())[finite & (b != 0)]
-    return Change(
+    return ConversionLoss(
         int(changed.sum()),
         int((torch.isinf(a) & ~torch.isinf(b)).sum()),
         int((torch.isnan(a) & ~torch.isnan(b)).sum()),

@@ -9,7 +9,7 @@ from functools import cache
 import torch
 
 from workers.checkpoint.format.dtypes import dtype_name
-from workers.checkpoint.load_report import Change
+from workers.checkpoint.load_report import ConversionLoss
 
 FLAVOURS = {
     "float8_e4m3fn": "float8_e4m3fnuz",
@@ -30,7 +30,7 @@ def scale_factor(source: str, target: str) -> float:
     return 2.0 if target.endswith("fnuz") else 0.5
 
 
-def carried_over(source: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, Change]:
+def reinterpreted_dtype(source: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ConversionLoss]:
     """`source` in the other flavour, and which values (times their scale) that changed."""
     table, worth, became = _table(dtype_name(source.dtype), dtype_name(dtype))
     patterns = source.reshape(-1).view(torch.uint8).long()
@@ -39,7 +39,7 @@ def carried_over(source: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor
     changed = hits.bool() & (worth != became) & ~(worth.isnan() & became.isnan())
     finite = changed & worth.isfinite() & became.isfinite()
     error = (became - worth).abs()[finite]
-    return converted, Change(
+    return converted, ConversionLoss(
         int(hits[changed].sum()),
         int(hits[changed & became.isinf()].sum()),
         int(hits[changed & became.isnan()].sum()),

@@ -10,24 +10,24 @@ from typing import Any
 
 import torch
 
-from workers.checkpoint.disk.reader import Reader
-from workers.checkpoint.dtype_policy import Policy
+from workers.checkpoint.disk.reader import CheckpointReader
+from workers.checkpoint.dtype_policy import DtypePolicy
 from workers.checkpoint.format import tree
 from workers.checkpoint.format.boxes import Box
 from workers.checkpoint.format.dtypes import dtype_name
 from workers.checkpoint.format.manifest import DamagedCheckpoint, Entry
-from workers.checkpoint.load_report import Change, Report, TensorReport
+from workers.checkpoint.load_report import ConversionLoss, LoadReport, TensorReport
 from workers.checkpoint.state import bits
 from workers.checkpoint.state.convert import check_convertible
 from workers.checkpoint.state.fp8 import scale_factor
 from workers.checkpoint.state.tensor_fill import (
-    Fill,
     Progress,
+    TensorFill,
+    copy_scaled,
+    dry_run,
     fill,
-    put_scaled,
     read_elements,
     read_new,
-    rehearse,
     view_of,
 )
 from workers.errors import CheckpointError
@@ -38,16 +38,16 @@ Apply = Callable[[], None]
 """A change of a live object that is left to do once all checks have passed."""
 
 
-class Stage:
+class LoadStage:
     """Stored tensors and where they will go. Raises CheckpointError naming the tensor."""
 
-    def __init__(self, reader: Reader, policy: Policy, report: Report, device: torch.device):
+    def __init__(self, reader: CheckpointReader, policy: DtypePolicy, report: LoadReport, device: torch.device):
         self.reader = reader
         self.policy = policy
         self.report = report
         self.device = device
-        self._new: list[Fill] = []
-        self._live: list[Fill] = []
+        self._new: list[TensorFill] = []
+        self._live: list[TensorFill] = []
         self._read: dict[str, torch.Tensor] = {}
         self._made: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
 
@@ -85,7 +85,7 @@ class Stage:
         factor = next(one.factor for one in self._live if one.name == name)
         for at in range(start, stop, AT_ONCE):
             end = min(at + AT_ONCE, stop)
-            put_scaled(target[at - start : end - start], read_elements(self.reader, name, at, end), factor, False)
+            copy_scaled(target[at - start : end - start], read_elements(self.reader, name, at, end), factor, False)
 
     def made(self, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A new tensor on `device`, empty until `fill_new`; the same object for a name and its ties."""
@@ -137,7 +137,7 @@ class Stage:
 
     def rehearse(self) -> None:
         """Count what conversions would change, into the report, and change nothing."""
-        self._tell(rehearse(self.reader, (*self._new, *self._live)))
+        self._tell(dry_run(self.reader, (*self._new, *self._live)))
 
     def fill_new(self, progress: Progress | None = None) -> None:
         self._tell(fill(self.reader, self._new, progress))
@@ -172,14 +172,14 @@ class Stage:
         self._report(name, dtype, device)
         return view_of(base, entry.shape, entry.view.strides, entry.view.offset)
 
-    def _note(self, fills: list[Fill], name: str, target: torch.Tensor, box: Box | None = None) -> None:
+    def _note(self, fills: list[TensorFill], name: str, target: torch.Tensor, box: Box | None = None) -> None:
         check_convertible(name, bits.torch_dtype(self.dtype(name)), target.dtype)
-        fills.append(Fill(name, target, box))
+        fills.append(TensorFill(name, target, box))
         self._report(name, target.dtype, target.device, target.nbytes)
 
     def _report(self, name: str, dtype: torch.dtype, device: torch.device, size_bytes: int = 0) -> None:
         self.report.tensors[name] = TensorReport(size_bytes, self.dtype(name), dtype_name(dtype), str(device))
 
-    def _tell(self, changes: dict[str, Change]) -> None:
+    def _tell(self, changes: dict[str, ConversionLoss]) -> None:
         for name, change in changes.items():
             self.report.tensors[name] = replace(self.report.tensors[name], change=change)

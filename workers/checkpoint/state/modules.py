@@ -9,16 +9,16 @@ from torch import nn
 
 from workers.checkpoint.format.dtypes import dtype_name
 from workers.checkpoint.format.manifest import EXTRA_STATE, extra_states
-from workers.checkpoint.format.message_text import few
+from workers.checkpoint.format.message_text import first_names
 from workers.checkpoint.state import bits, name_matching, names, sharded
-from workers.checkpoint.state.load_stage import Apply, Stage
+from workers.checkpoint.state.load_stage import Apply, LoadStage
 from workers.checkpoint.state.names import Slot
 from workers.checkpoint.state.values import check_kind
 from workers.errors import CheckpointError
 
 
 @dataclass(slots=True)
-class Live:
+class LiveModules:
     """Live tensors by the names under which they are stored. `kept`: which object bears a name after the load."""
 
     names: dict[int, str] = field(default_factory=dict)
@@ -29,9 +29,9 @@ class Live:
         return {tensor.device.type for tensor in self.kept.values()}
 
 
-def stage_modules(stage: Stage, modules: dict[str, nn.Module]) -> Live:
+def stage_modules(stage: LoadStage, modules: dict[str, nn.Module]) -> LiveModules:
     """Check and note all that goes into `modules`. They are changed only by fills and by the returned `applies`."""
-    live = Live()
+    live = LiveModules()
     places: dict[str, list[Slot]] = defaultdict(list)
     for entry, module in modules.items():
         check_kind(stage, entry, "module", module)
@@ -49,7 +49,7 @@ def stage_modules(stage: Stage, modules: dict[str, nn.Module]) -> Live:
     return live
 
 
-def _stage_tensor(stage: Stage, live: Live, stored: str, slots: list[Slot]) -> Apply:
+def _stage_tensor(stage: LoadStage, live: LiveModules, stored: str, slots: list[Slot]) -> Apply:
     kept = next((slot for slot in slots if slot.name == stored), slots[0]).tensor
     apart = [slot for slot in slots if slot.tensor is not kept]
     for slot in slots:
@@ -68,7 +68,7 @@ def _stage_tensor(stage: Stage, live: Live, stored: str, slots: list[Slot]) -> A
     return apply
 
 
-def _note_unshared(stage: Stage, stored: str, kept: torch.Tensor, live: Live) -> None:
+def _note_unshared(stage: LoadStage, stored: str, kept: torch.Tensor, live: LiveModules) -> None:
     """A view is a tensor of its own here unless the live model shares the memory, too: that is worth a line."""
     entry = stage.reader.entry(stored)
     base = live.kept.get(entry.alias_of) if entry.view else None
@@ -76,7 +76,7 @@ def _note_unshared(stage: Stage, stored: str, kept: torch.Tensor, live: Live) ->
         stage.report.notes.append(f"{stored} shared memory with {entry.alias_of} when saved, and does not here")
 
 
-def _check_shapes(stage: Stage, places: dict[str, list[Slot]]) -> None:
+def _check_shapes(stage: LoadStage, places: dict[str, list[Slot]]) -> None:
     wrong = [
         f"{slot.name} is {list(slot.tensor.shape)} live and {list(stage.shape(stored))} in the checkpoint"
         for stored, slots in places.items()
@@ -84,10 +84,10 @@ def _check_shapes(stage: Stage, places: dict[str, list[Slot]]) -> None:
         if tuple(slot.tensor.shape) != stage.shape(stored)
     ]
     if wrong:
-        raise CheckpointError(f"shapes differ: {few(wrong, '; ')}", "build the model it was saved from")
+        raise CheckpointError(f"shapes differ: {first_names(wrong, '; ')}", "build the model it was saved from")
 
 
-def _check_live_ties(stage: Stage, places: dict[str, list[Slot]]) -> None:
+def _check_live_ties(stage: LoadStage, places: dict[str, list[Slot]]) -> None:
     """One live tensor cannot receive two stored ones unless they are the same, bit for bit."""
     first: dict[int, str] = {}
     for stored, slots in places.items():
@@ -114,7 +114,7 @@ def _check_tie(slot: Slot, kept: torch.Tensor, stored: str) -> None:
         )
 
 
-def _saved_extra(stage: Stage, entry: str) -> dict[str, Any]:
+def _saved_extra(stage: LoadStage, entry: str) -> dict[str, Any]:
     """What modules with `get_extra_state` saved, by their prefix."""
     states = extra_states(stage.entry(entry), stage.value)
     return {key.removesuffix(EXTRA_STATE): value for key, value in states.items()}

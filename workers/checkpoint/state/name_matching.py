@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from workers.checkpoint.format.manifest import EXTRA_STATE, Manifest
-from workers.checkpoint.format.message_text import closest, few
+from workers.checkpoint.format.message_text import closest, first_names
 from workers.checkpoint.format.wrappers import AmbiguousNamesError, fit
-from workers.checkpoint.load_report import Report
+from workers.checkpoint.load_report import LoadReport
 from workers.checkpoint.state.names import Slot
 from workers.errors import CheckpointError
 
@@ -24,7 +24,12 @@ class Match:
 
 
 def match(
-    manifest: Manifest, report: Report, entry: str, slots: list[Slot], saved_extra: Iterable[str], extra: Iterable[str]
+    manifest: Manifest,
+    report: LoadReport,
+    entry: str,
+    slots: list[Slot],
+    saved_extra: Iterable[str],
+    extra: Iterable[str],
 ) -> Match:
     """A tie that the file has once, as safetensors does, needs no name of its own. `saved_extra` and `extra` are the
     prefixes ("" or "layers.0.") of modules with extra state.
@@ -42,7 +47,7 @@ def match(
 
 
 def _slots(
-    manifest: Manifest, report: Report, entry: str, slots: list[Slot], names: dict[str, str]
+    manifest: Manifest, report: LoadReport, entry: str, slots: list[Slot], names: dict[str, str]
 ) -> list[tuple[Slot, str]]:
     """`names`: live name -> stored name, where they differ."""
     stored = set(manifest.own(entry))
@@ -64,12 +69,12 @@ def _slots(
 
 def _differ(entry: str, missing: list[str], extra: list[str]) -> CheckpointError:
     sides = (("live model", missing), ("checkpoint", extra))
-    say = [f"{len(found)} only in the {side} ({few(found)})" for side, found in sides if found]
+    say = [f"{len(found)} only in the {side} ({first_names(found)})" for side, found in sides if found]
     remedy = closest(missing[0], extra) if missing and extra else "build the model it was saved from"
     return CheckpointError(f"entry {entry!r}: tensor names differ: {'; '.join(say)}", remedy)
 
 
-def _renamed(entry: str, stored: list[str], places: dict[str, int], report: Report) -> dict[str, str]:
+def _renamed(entry: str, stored: list[str], places: dict[str, int], report: LoadReport) -> dict[str, str]:
     """Stored name -> live name, past wrappers; {} where not all names fit."""
     try:
         found = fit(stored, places)

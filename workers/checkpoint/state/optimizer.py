@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from workers.checkpoint.format.dtypes import FLOATS, dtype_name
-from workers.checkpoint.format.message_text import few
+from workers.checkpoint.format.message_text import first_names
 from workers.checkpoint.format.optimizer_tree import Key, OptimizerTree, read_optimizer
 from workers.checkpoint.state import bits, optimizer_positions, sharded
-from workers.checkpoint.state.load_stage import Apply, Stage
-from workers.checkpoint.state.modules import Live
+from workers.checkpoint.state.load_stage import Apply, LoadStage
+from workers.checkpoint.state.modules import LiveModules
 from workers.errors import CheckpointError
 
 IMPLEMENTATION = ("params", "param_names", "fused", "foreach", "capturable", "differentiable")
@@ -57,7 +57,7 @@ def _check_whole(entry: str, optimizer: torch.optim.Optimizer) -> None:
             )
 
 
-def stage_optimizer(stage: Stage, entry: str, optimizer: torch.optim.Optimizer, live: Live) -> Apply:
+def stage_optimizer(stage: LoadStage, entry: str, optimizer: torch.optim.Optimizer, live: LiveModules) -> Apply:
     """Check and convert all that goes into `optimizer`; it is changed only by what is returned."""
     saved = _Saved(stage, entry, live)
     groups = _pairs(stage, entry, saved.tree, optimizer, live)
@@ -86,7 +86,7 @@ def stage_optimizer(stage: Stage, entry: str, optimizer: torch.optim.Optimizer, 
 
 
 def _pairs(
-    stage: Stage, entry: str, saved: OptimizerTree, optimizer: torch.optim.Optimizer, live: Live
+    stage: LoadStage, entry: str, saved: OptimizerTree, optimizer: torch.optim.Optimizer, live: LiveModules
 ) -> list[optimizer_positions.Pairs]:
     """Saved keys with live parameters, group by group as they are live. A file of numbers alone needs no modules."""
     if saved.numbered and not live.kept:
@@ -103,7 +103,7 @@ def _pairs(
 class _Saved:
     """The stored side of an optimizer. Raises DamagedCheckpoint where its tree is malformed."""
 
-    def __init__(self, stage: Stage, entry: str, live: Live):
+    def __init__(self, stage: LoadStage, entry: str, live: LiveModules):
         self.tree = read_optimizer(entry, stage.entry(entry))
         self._group_of = {key: i for i, group in enumerate(self.tree.groups) for key in group}
         self._stage = stage
@@ -150,7 +150,7 @@ class _Saved:
 
 
 def _placed(
-    stage: Stage, name: str, dtype: torch.dtype, device: torch.device, held: Any, parameter: torch.Tensor
+    stage: LoadStage, name: str, dtype: torch.dtype, device: torch.device, held: Any, parameter: torch.Tensor
 ) -> torch.Tensor:
     """The tensor a slot gets: the one that is there, one cut like its parameter, or a new one."""
     shape = stage.shape(name)
@@ -168,8 +168,8 @@ def _check_same(entry: str, live: set[str], stored: set[str]) -> None:
     missing, extra = sorted(live - stored), sorted(stored - live)
     if missing or extra:
         raise CheckpointError(
-            f"entry {entry!r}: the live optimizer has {len(missing)} parameters the saved one had not ({few(missing)}),"
-            f" and lacks {len(extra)} ({few(extra)})",
+            f"entry {entry!r}: the live optimizer has {len(missing)} parameters the saved one had not "
+            f"({first_names(missing)}), and lacks {len(extra)} ({first_names(extra)})",
             "give it the parameters it had",
         )
 

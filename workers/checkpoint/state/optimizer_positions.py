@@ -3,15 +3,15 @@
 import torch
 
 from workers.checkpoint.format.optimizer_tree import SHAPED_LIKE_PARAMETER, Key, OptimizerTree
-from workers.checkpoint.state.load_stage import Stage
-from workers.checkpoint.state.modules import Live
+from workers.checkpoint.state.load_stage import LoadStage
+from workers.checkpoint.state.modules import LiveModules
 from workers.errors import CheckpointError
 
 Pairs = list[tuple[Key, torch.Tensor]]
 
 
 def by_position(
-    stage: Stage, entry: str, saved: OptimizerTree, groups: list[list[torch.Tensor]], live: Live
+    stage: LoadStage, entry: str, saved: OptimizerTree, groups: list[list[torch.Tensor]], live: LiveModules
 ) -> list[Pairs]:
     """Each live parameter with its number, group by group. Where places do not fit, names that were worked out may.
 
@@ -38,7 +38,7 @@ def by_position(
     ]
 
 
-def _misfit(stage: Stage, saved: OptimizerTree, groups: list[list[torch.Tensor]], live: Live) -> str:
+def _misfit(stage: LoadStage, saved: OptimizerTree, groups: list[list[torch.Tensor]], live: LiveModules) -> str:
     sizes = [len(keys) for keys in saved.groups], [len(group) for group in groups]
     if sizes[0] != sizes[1]:
         return f"its groups have {_listed(sizes[0])} parameters, those of the live optimizer {_listed(sizes[1])}"
@@ -56,7 +56,7 @@ def _misfit(stage: Stage, saved: OptimizerTree, groups: list[list[torch.Tensor]]
     return ""
 
 
-def _doubts(saved: OptimizerTree, groups: list[list[torch.Tensor]], live: Live) -> str:
+def _doubts(saved: OptimizerTree, groups: list[list[torch.Tensor]], live: LiveModules) -> str:
     """What nothing has shown to be right: shapes that no state tells, and another order than most programs keep."""
     names = [live.names.get(id(parameter), "") for group in groups for parameter in group]
     other = sum(saved.names.get(key, name) != name for key, name in zip(saved.keys, names, strict=True) if name)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from workers.checkpoint.disk.buffers import copy_bytes
-from workers.checkpoint.disk.layout import Piece
+from workers.checkpoint.disk.layout import TensorPiece
 from workers.checkpoint.format.dtypes import DTYPES, dtype_name
 from workers.checkpoint.state import bits, xla
 
@@ -22,13 +22,13 @@ BATCH_BYTES = 256 << 20
 """Of XLA tensors brought to the host together."""
 
 
-def piece(key: str, tensor: torch.Tensor) -> Piece:
+def piece(key: str, tensor: torch.Tensor) -> TensorPiece:
     """To be written under `key`. The tensor is looked at when its bytes are asked for, not now."""
     dtype = DTYPES[dtype_name(tensor.dtype)]
     shape = tuple(tensor.shape) if dtype.safetensors else (tensor.nbytes,)
     data = bits.movable(tensor)
     plain = partial(bits.byte_view, data) if data.device.type == "cpu" and data.is_contiguous() else None
-    return Piece(key, dtype.code, shape, tensor.nbytes, dtype.bytes, partial(read, data), plain)
+    return TensorPiece(key, dtype.code, shape, tensor.nbytes, dtype.bytes, partial(read, data), plain)
 
 
 def read(tensor: torch.Tensor, start: int, stop: int, out: memoryview) -> None:
@@ -69,7 +69,7 @@ class XlaBatch:
         self._left = {key: tensor.nbytes for key, tensor in tensors.items()}
         self._lock = threading.Lock()
 
-    def pieces(self) -> Iterable[Piece]:
+    def pieces(self) -> Iterable[TensorPiece]:
         for key, tensor in self._waiting.copy().items():
             yield replace(piece(key, tensor), read=partial(self._read, key))
 
@@ -87,7 +87,7 @@ class XlaBatch:
                 del self._here[key]
 
 
-def pieces(tensors: dict[str, torch.Tensor]) -> list[Piece]:
+def pieces(tensors: dict[str, torch.Tensor]) -> list[TensorPiece]:
     """One for each, in order; XLA's share transfers."""
     batches: list[XlaBatch] = []
     batch: dict[str, torch.Tensor] = {}

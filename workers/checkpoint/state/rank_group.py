@@ -20,7 +20,7 @@ PATIENCE = timedelta(minutes=30)
 _rounds = itertools.count()
 
 
-class Together:
+class CheckpointRanks:
     """The ranks that take part. Of one rank alone, all of this is free."""
 
     size, rank = 1, 0
@@ -58,7 +58,7 @@ class Together:
         return self.all_or_none(work) if self.first else self.all_or_none(_nothing)
 
 
-class _Many(Together):
+class _Many(CheckpointRanks):
     def __init__(self, store: Any, rank: int, size: int):
         self._store, self.rank, self.size = store, rank, size
 
@@ -73,10 +73,10 @@ class _Many(Together):
         return values
 
 
-def together(state: Mapping[str, Any]) -> Together:
+def checkpoint_ranks(state: Mapping[str, Any]) -> CheckpointRanks:
     """All ranks of the default process group where the state holds tensors cut among them; else this one alone."""
     if not cut_among_ranks(state):
-        return Together()
+        return CheckpointRanks()
     dist: Any = sys.modules["torch.distributed"]
     store = dist.distributed_c10d._get_default_store()
     return _Many(store, dist.get_rank(), dist.get_world_size())

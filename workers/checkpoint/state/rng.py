@@ -38,7 +38,7 @@ def restore_rng(saved: dict[str, Any], step: int, device_types: Iterable[str], r
     return done
 
 
-def rehearse(saved: Any) -> None:
+def check_restorable(saved: Any) -> None:
     """Try the host's streams on generators nobody uses, so that a restore is whole or not at all."""
     try:
         random.Random().setstate(_python_state(saved))  # noqa: S311

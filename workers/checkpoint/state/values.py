@@ -4,12 +4,12 @@ from typing import Any
 
 from workers.checkpoint.format.manifest import extra_states
 from workers.checkpoint.format.optimizer_tree import as_torch, is_numbered, read_optimizer
-from workers.checkpoint.state.load_stage import Apply, Stage
-from workers.checkpoint.state.rng import rehearse, restore_rng
+from workers.checkpoint.state.load_stage import Apply, LoadStage
+from workers.checkpoint.state.rng import check_restorable, restore_rng
 from workers.errors import CheckpointError
 
 
-def check_kind(stage: Stage, name: str, kind: str, live: Any) -> None:
+def check_kind(stage: LoadStage, name: str, kind: str, live: Any) -> None:
     """Raises CheckpointError where an entry was saved from another kind of object than it is loaded into."""
     saved = stage.entry(name)
     if saved.kind != kind:
@@ -25,7 +25,7 @@ def check_kind(stage: Stage, name: str, kind: str, live: Any) -> None:
         )
 
 
-def plain(stage: Stage, name: str) -> Any:
+def plain(stage: LoadStage, name: str) -> Any:
     """An entry as values: a module as {tensor name: tensor}, ties as one object; an optimizer that was imported by
     numbers as torch's state_dict; the others as they were described."""
     entry = stage.entry(name)
@@ -40,12 +40,12 @@ def plain(stage: Stage, name: str) -> Any:
     return made | extra_states(entry, stage.value)
 
 
-def stage_stateful(stage: Stage, name: str, live: Any) -> Apply:
+def stage_stateful(stage: LoadStage, name: str, live: Any) -> Apply:
     value = stage.value(stage.entry(name).tree)
     return lambda: live.load_state_dict(value)
 
 
-def stage_tree(stage: Stage, name: str, live: Any) -> Apply:
+def stage_tree(stage: LoadStage, name: str, live: Any) -> Apply:
     """A dict or list gets new content; the tensors in it are new ones."""
     value = stage.value(stage.entry(name).tree)
     if isinstance(live, dict) and isinstance(value, dict):
@@ -58,9 +58,9 @@ def stage_tree(stage: Stage, name: str, live: Any) -> Apply:
     )
 
 
-def stage_rng(stage: Stage, name: str, device_types: set[str], rank: int) -> Apply:
+def stage_rng(stage: LoadStage, name: str, device_types: set[str], rank: int) -> Apply:
     saved = stage.value(stage.entry(name).tree, stage.now)
-    rehearse(saved)
+    check_restorable(saved)
     used = {stage.device.type, *device_types}
     return lambda: stage.report.random.update(restore_rng(saved, stage.report.step, used, rank))
 

@@ -12,7 +12,7 @@ def to_cpu(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return cpu
 
 
-def settle() -> None:
+def wait_device_ops() -> None:
     """Carry out what was written into live tensors, so that the first step compiles only itself."""
     import torch_xla
 

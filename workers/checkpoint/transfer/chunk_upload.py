@@ -11,7 +11,7 @@ from typing import Any
 from cluster.untrusted_files import read_bytes
 from workers.checkpoint.format.chunks import CHUNK_BYTES
 from workers.checkpoint.format.manifest import LARGEST_BYTES
-from workers.checkpoint.transfer.receiver import Incoming
+from workers.checkpoint.transfer.receiver import CheckpointReceiver
 from workers.errors import CheckpointError
 
 Progress = Callable[[int, int], None]
@@ -48,8 +48,8 @@ def arrive(root: str, name: str, manifest: str, progress: Progress | None = None
         return {"path": str(incoming.final)}
 
 
-def _incoming(root: str, name: str, manifest: str) -> Incoming:
-    return Incoming(Path(root), name, read_bytes(Path(manifest), LARGEST_BYTES))
+def _incoming(root: str, name: str, manifest: str) -> CheckpointReceiver:
+    return CheckpointReceiver(Path(root), name, read_bytes(Path(manifest), LARGEST_BYTES))
 
 
 class _Seen:

@@ -6,15 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from workers.checkpoint.disk.damage_marks import note_verified
+from workers.checkpoint.disk.damage_marks import record_verification
 from workers.checkpoint.disk.files import Files
 from workers.checkpoint.disk.reader import Chunk
 from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_count, chunk_digest
 from workers.checkpoint.format.manifest import NAME, DamagedCheckpoint, Manifest
 from workers.checkpoint.format.manifest_checks import parse_manifest
 from workers.checkpoint.transfer.expected import Expected
-from workers.checkpoint.transfer.receiver import Incoming
-from workers.checkpoint.transfer.stores import Folder, Objects, chosen, manifest_text, store
+from workers.checkpoint.transfer.receiver import CheckpointReceiver
+from workers.checkpoint.transfer.stores import FolderStore, ObjectStore, manifest_text, newest_checkpoint, store
 from workers.errors import CheckpointError
 
 THREADS = 4
@@ -38,12 +38,12 @@ def copy(
     `follow_links`: files of `source` may be links, and where it is a folder of checkpoints, they, too.
     """
     started_s = time.perf_counter()
-    found, name = chosen(store(source, follow_links))
+    found, name = newest_checkpoint(store(source, follow_links))
     text = manifest_text(found)
     manifest = parse_manifest(text, f"{found.where}/{NAME}")
     to = store(target)
-    told = Told(manifest.size_bytes(), progress)
-    if isinstance(to, Folder):
+    told = ByteProgress(manifest.size_bytes(), progress)
+    if isinstance(to, FolderStore):
         travelled, there = _into_folder(found, to.path, name, text, told, files)
     else:
         travelled, there = _into_objects(found, to.below(name), text, manifest, told)
@@ -59,19 +59,19 @@ def copy(
     }
 
 
-def verify_at(place: str | Path, progress: Progress | None = None) -> dict[str, Any]:
+def verify_location(place: str | Path, progress: Progress | None = None) -> dict[str, Any]:
     """Like workers.checkpoint.verify, for a path or a URI: every byte is read from there. In a folder, one that is not
     sound is marked, and one that is loses its mark."""
-    found, _ = chosen(store(place))
+    found, _ = newest_checkpoint(store(place))
     manifest = parse_manifest(manifest_text(found), f"{found.where}/{NAME}")
-    told = Told(manifest.size_bytes(), progress)
+    told = ByteProgress(manifest.size_bytes(), progress)
     problems = []
     for chunk, data in _fetched(found, manifest, _all(manifest)):
         told.more(_size(manifest, chunk))
         if isinstance(data, CheckpointError):
             problems.append(data.message)
-    if isinstance(found, Folder):
-        note_verified(found.path, problems)
+    if isinstance(found, FolderStore):
+        record_verification(found.path, problems)
     return {
         "path": found.where,
         "step": manifest.step,
@@ -83,10 +83,10 @@ def verify_at(place: str | Path, progress: Progress | None = None) -> dict[str, 
 
 
 def _into_folder(
-    found: Folder | Objects, root: Path, name: str, text: bytes, told: "Told", files: Files | None
+    found: FolderStore | ObjectStore, root: Path, name: str, text: bytes, told: "ByteProgress", files: Files | None
 ) -> tuple[int, bool]:
     try:
-        with Incoming(root, name, text, files) as incoming:
+        with CheckpointReceiver(root, name, text, files) as incoming:
             if incoming.arrived:
                 told.more(told.total)
                 return 0, True
@@ -107,11 +107,11 @@ def _into_folder(
 
 
 def _into_objects(
-    found: Folder | Objects, to: Objects, text: bytes, manifest: Manifest, told: "Told"
+    found: FolderStore | ObjectStore, to: ObjectStore, text: bytes, manifest: Manifest, told: "ByteProgress"
 ) -> tuple[int, bool]:
     """Whole objects: one that is there and sound is not sent again; the manifest is put last."""
     if to.exists(NAME):
-        problems = verify_at(to.where)["problems"]
+        problems = verify_location(to.where)["problems"]
         if problems or manifest_text(to) != text:
             reason = problems[0] if problems else "it is another checkpoint of that name"
             raise DamagedCheckpoint(f"{to.where} is there already: {reason}", "delete it, or name another place")
@@ -130,7 +130,7 @@ def _into_objects(
     return travelled, False
 
 
-def _is_sound(place: Objects, manifest: Manifest, file: str) -> bool:
+def _is_sound(place: ObjectStore, manifest: Manifest, file: str) -> bool:
     try:
         if not place.exists(file) or place.size_bytes(file) != manifest.files[file].bytes:
             return False
@@ -140,7 +140,7 @@ def _is_sound(place: Objects, manifest: Manifest, file: str) -> bool:
     return not any(isinstance(data, CheckpointError) for _, data in _fetched(place, manifest, chunks))
 
 
-def _parts(found: Folder | Objects, manifest: Manifest, file: str, told: "Told") -> Iterator[bytes]:
+def _parts(found: FolderStore | ObjectStore, manifest: Manifest, file: str, told: "ByteProgress") -> Iterator[bytes]:
     for _, data in _fetched(found, manifest, [chunk for chunk in _all(manifest) if chunk[0] == file]):
         if isinstance(data, CheckpointError):
             raise data
@@ -149,7 +149,7 @@ def _parts(found: Folder | Objects, manifest: Manifest, file: str, told: "Told")
 
 
 def _fetched(
-    found: Folder | Objects, manifest: Manifest | Expected, chunks: list[Chunk]
+    found: FolderStore | ObjectStore, manifest: Manifest | Expected, chunks: list[Chunk]
 ) -> Iterator[tuple[Chunk, memoryview | CheckpointError]]:
     """Each chunk in order, verified, or what was wrong with it; a few are read ahead."""
 
@@ -183,7 +183,7 @@ def _size(manifest: Manifest | Expected, chunk: Chunk) -> int:
     return min(CHUNK_BYTES, manifest.files[chunk[0]].bytes - chunk[1] * CHUNK_BYTES)
 
 
-class Told:
+class ByteProgress:
     def __init__(self, total: int, progress: Progress | None):
         self.total, self._done, self._progress = total, 0, progress
 

@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from cluster.checkpoint_location import path_refusal
+from cluster.checkpoint_location import path_error
 from cluster.content_hash import MOST_FILES
 from cluster.errors import FleetError, NotFound, UserError
-from workers.checkpoint.transfer.stores import Objects, store
+from workers.checkpoint.transfer.stores import ObjectStore, store
 
 READ_BYTES = 8 << 20
 THREADS = 4
@@ -53,14 +53,14 @@ def fetch(source: str, target: str, version: str, progress: Progress | None = No
     return {"inner": listing[0][0] if listing[0][1] == objects.path else ""}
 
 
-def _objects(source: str) -> Objects:
+def _objects(source: str) -> ObjectStore:
     found = store(source)
-    if not isinstance(found, Objects):
+    if not isinstance(found, ObjectStore):
         raise UserError(f"{source[:200]!r} is not in an object store", "write s3://BUCKET/PREFIX")
     return found
 
 
-def _listing(objects: Objects) -> Listing:
+def _listing(objects: ObjectStore) -> Listing:
     """(path below the target, object, bytes, version) of each object, in order. Raises NotFound, UserError."""
     found = sorted(_found(objects))
     if len(found) > MOST_FILES:
@@ -77,18 +77,18 @@ def _listing(objects: Objects) -> Listing:
     return found
 
 
-def _found(objects: Objects) -> Iterator[tuple[str, str, int, str]]:
+def _found(objects: ObjectStore) -> Iterator[tuple[str, str, int, str]]:
     for path, told in objects.find():
         inside = path[len(objects.path) :].strip("/") if path != objects.path else path.rpartition("/")[2]
         if path.endswith("/") and not told.get("size"):
             continue  # stores' own way to show an empty folder
-        if refusal := path_refusal(inside):
+        if refusal := path_error(inside):
             raise UserError(f"{objects.where} has an object {inside[:200]!r}: {refusal}", "rename it")
         version = next((str(told[word]) for word in VERSION if told.get(word)), "")
         yield inside, path, int(told["size"]), version
 
 
-def _fetch_one(objects: Objects, folder: Path, name: str, path: str, size_bytes: int) -> int:
+def _fetch_one(objects: ObjectStore, folder: Path, name: str, path: str, size_bytes: int) -> int:
     """Whole, or only as a part that is begun anew."""
     target = folder / name
     if target.is_file() and target.stat().st_size == size_bytes:

@@ -23,15 +23,15 @@ from workers.checkpoint.format import manifest
 from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_digest
 from workers.checkpoint.format.manifest import FOLDER, NAME, FileEntry, Manifest, Producer
 from workers.checkpoint.format.manifest_checks import parse_manifest
-from workers.checkpoint.format.step_folders import below
-from workers.checkpoint.transfer.copier import Told, copy, verify_at
-from workers.checkpoint.transfer.stores import Folder, Objects, manifest_text, store
+from workers.checkpoint.format.step_folders import checkpoints_below
+from workers.checkpoint.transfer.copier import ByteProgress, copy, verify_location
+from workers.checkpoint.transfer.stores import FolderStore, ObjectStore, manifest_text, store
 from workers.errors import CheckpointError
 
 FETCHED_AGE_S = 86400
 
 
-class InStore:
+class ObjectStoreDestination:
     """A save into an object store."""
 
     def __init__(self, uri: str, name: str):
@@ -62,7 +62,7 @@ class InStore:
 
     def put(self, layouts: list[Layout], arena: Arena | None, progress: Progress | None) -> dict[str, FileEntry]:
         """One shard after the other, a chunk in memory at a time."""
-        told = Told(sum(layout.size_bytes for layout in layouts), progress)
+        told = ByteProgress(sum(layout.size_bytes for layout in layouts), progress)
         written = {}
         for layout in layouts:
             digests: list[str] = []
@@ -80,7 +80,7 @@ class InStore:
         """Keep this one, once every byte of it was read back, and the `keep - 1` newest others; manifests go first."""
         others = [n for n in _steps(self._root) if n != self._name and not self._root.below(n).exists(PIN)]
         doomed = others[keep - 1 :]
-        if doomed and (problems := verify_at(self.path)["problems"]):
+        if doomed and (problems := verify_location(self.path)["problems"]):
             return (f"nothing older was deleted: {problems[0]}",)
         notes = []
         for name in doomed:
@@ -92,15 +92,15 @@ class InStore:
         return tuple(notes)
 
 
-def objects(uri: str) -> Objects:
+def objects(uri: str) -> ObjectStore:
     """Raises UserError for a scheme that is not an object store's."""
     found = store(uri)
-    if isinstance(found, Folder):
+    if isinstance(found, FolderStore):
         raise UserError(f"{uri} is a folder of this machine", f"name it as {found.path}")
     return found
 
 
-def _chunks(layout: Layout, arena: Arena | None, digests: list[str], told: "Told") -> Iterator[bytes]:
+def _chunks(layout: Layout, arena: Arena | None, digests: list[str], told: "ByteProgress") -> Iterator[bytes]:
     scratch = aligned(CHUNK_BYTES) if arena is None else None
     for index in range(layout.chunks):
         size_bytes = min(CHUNK_BYTES, layout.size_bytes - index * CHUNK_BYTES)
@@ -112,14 +112,14 @@ def _chunks(layout: Layout, arena: Arena | None, digests: list[str], told: "Told
         told.more(size_bytes)
 
 
-def discard(to: Objects) -> None:
+def discard(to: ObjectStore) -> None:
     """Whatever was put before a save failed. It is no checkpoint in any case."""
     for name in to.names():
         with suppress(OSError, CheckpointError):
             to.remove(name)
 
 
-def fetched(uri: str, step: "int | str" = "latest") -> Path:
+def download(uri: str, step: "int | str" = "latest") -> Path:
     """A copy of the checkpoint on this machine, made or gone on with, below POLYFLEET_HOME/cache. What nobody asked for
     again within a day goes."""
     cache = home() / "cache" / "checkpoints"
@@ -137,13 +137,13 @@ def fetched(uri: str, step: "int | str" = "latest") -> Path:
 
 
 def _forget(cache: Path) -> None:
-    for folder in below(cache):
+    for folder in checkpoints_below(cache):
         with suppress(OSError):  # another process may forget it at the same time
             if time.time() - folder.stat().st_mtime > FETCHED_AGE_S:
                 remove_checkpoint(Files(), folder)
 
 
-def _steps(root: Objects) -> list[str]:
+def _steps(root: ObjectStore) -> list[str]:
     """Committed checkpoints, newest first."""
     found = [name for name in root.names() if FOLDER.fullmatch(name) and root.below(name).exists(NAME)]
     return sorted(found, key=lambda name: (int(name.split("-")[1]), name), reverse=True)

@@ -16,13 +16,13 @@ from types import TracebackType
 from typing import Self
 
 from cluster.errors import Conflict
-from cluster.untrusted_files import Unreadable, opened, read_bytes
+from cluster.untrusted_files import UnreadableFile, open_untrusted, read_bytes
 from workers.checkpoint.disk.buffers import aligned
-from workers.checkpoint.disk.damage_marks import note_verified
+from workers.checkpoint.disk.damage_marks import record_verification
 from workers.checkpoint.disk.files import Files, Writing, rounded_up, write_file
 from workers.checkpoint.disk.pins import is_pinned, pin
 from workers.checkpoint.disk.reader import Chunk, read_at
-from workers.checkpoint.disk.retention import INCOMING, first_fault
+from workers.checkpoint.disk.retention import INCOMING, first_damage
 from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_digest
 from workers.checkpoint.format.manifest import LARGEST_BYTES, NAME, SMALL_BYTES, DamagedCheckpoint
 from workers.checkpoint.format.manifest_checks import open_regular, parse_manifest, read_json, read_manifest
@@ -34,7 +34,7 @@ from workers.errors import CheckpointError
 Progress = Callable[[int], None]
 
 
-class Incoming:
+class CheckpointReceiver:
     """For use in a `with`: one process writes an incoming checkpoint at a time. Raises Conflict for a second one."""
 
     def __init__(
@@ -85,10 +85,10 @@ class Incoming:
         if not os.path.lexists(self.final / NAME):
             return False
         if not self._is_the_same():
-            fault = first_fault(self.final) or "it is another checkpoint of that name"
+            fault = first_damage(self.final) or "it is another checkpoint of that name"
             raise DamagedCheckpoint(f"{self.final} is there already: {fault}", "delete it, or name another folder")
         fault = self._fault_there()
-        note_verified(self.final, [fault] if fault else [])
+        record_verification(self.final, [fault] if fault else [])
         return not fault
 
     def _is_the_same(self) -> bool:
@@ -97,20 +97,20 @@ class Incoming:
             if os.lstat(self.final / NAME).st_size <= SMALL_BYTES:
                 return bool(read_json(self.final)["digest"] == self.manifest.digest)
             return read_bytes(self.final / NAME, LARGEST_BYTES) == self.text
-        except (CheckpointError, Unreadable, FileNotFoundError):
+        except (CheckpointError, UnreadableFile, FileNotFoundError):
             return False
 
     def _fault_there(self) -> str:
         if os.lstat(self.final / NAME).st_size <= SMALL_BYTES:
-            return first_fault(self.final)
+            return first_damage(self.final)
         try:
             for file, index in self.manifest.chunks():
                 data = memoryview(bytearray(self.manifest.size_of((file, index))))
-                with opened(self.final / file) as descriptor:
+                with open_untrusted(self.final / file) as descriptor:
                     read_at(self.final / file, descriptor, index * CHUNK_BYTES, data)
                 if chunk_digest(data) != self.manifest.digest_of((file, index)):
                     return f"{self.final / file}: chunk {index + 1} is not what was saved"
-        except (DamagedCheckpoint, Unreadable, FileNotFoundError) as e:
+        except (DamagedCheckpoint, UnreadableFile, FileNotFoundError) as e:
             return str(e)
         return ""
 

@@ -24,7 +24,7 @@ IN_MEMORY: tuple[str, ...] = ()
 BLOCK_BYTES = 16 << 20
 
 
-class Store(Protocol):
+class CheckpointStore(Protocol):
     """One folder of checkpoints, or one checkpoint in it: names are relative to `where`, with `/`."""
 
     where: str
@@ -40,10 +40,10 @@ class Store(Protocol):
     def read(self, name: str, offset: int, out: memoryview) -> None:
         """Fill `out` from `offset` on. Raises DamagedCheckpoint."""
 
-    def below(self, name: str) -> "Store": ...
+    def below(self, name: str) -> "CheckpointStore": ...
 
 
-class Folder:
+class FolderStore:
     """A folder of this machine. `follow`: links in it, too; else one to a checkpoint elsewhere is not listed."""
 
     def __init__(self, path: Path, follow: bool = False):
@@ -70,11 +70,11 @@ class Folder:
         finally:
             os.close(descriptor)
 
-    def below(self, name: str) -> "Folder":
-        return Folder(self.path / name, self._follow)
+    def below(self, name: str) -> "FolderStore":
+        return FolderStore(self.path / name, self._follow)
 
 
-class Objects:
+class ObjectStore:
     """A prefix in an object store. Objects are written once, whole, under names that are never used again."""
 
     def __init__(self, files: Any, path: str, where: str):
@@ -158,24 +158,24 @@ class Objects:
     def remove(self, name: str) -> None:
         self._files.rm_file(f"{self._path}/{name}")
 
-    def below(self, name: str) -> "Objects":
-        return Objects(self._files, f"{self._path}/{name}", f"{self.where}/{name}")
+    def below(self, name: str) -> "ObjectStore":
+        return ObjectStore(self._files, f"{self._path}/{name}", f"{self.where}/{name}")
 
     def _failed(self, what: str, e: OSError) -> CheckpointError:
         return CheckpointError(f"{self.where} cannot be {what}: {e}", "check the network and your access, then go on")
 
 
-def store(place: str | Path, follow_links: bool = False) -> "Folder | Objects":
+def store(place: str | Path, follow_links: bool = False) -> "FolderStore | ObjectStore":
     """The store a path or URI names. Raises UserError for a scheme that is not on the list, or whose library is absent.
 
     Credentials come from the environment, as each library has it; they are never part of a URI of ours.
     """
     text = str(place)
     if isinstance(place, Path) or not checkpoint_location.is_uri(text):
-        return Folder(Path(text).expanduser(), follow_links)
-    found = checkpoint_location.uri(text, "place", IN_MEMORY)
+        return FolderStore(Path(text).expanduser(), follow_links)
+    found = checkpoint_location.parse_uri(text, "place", IN_MEMORY)
     path = f"/{found.path}" if found.scheme in IN_MEMORY else found.path
-    return Objects(_filesystem(found.scheme), path, str(found))
+    return ObjectStore(_filesystem(found.scheme), path, str(found))
 
 
 def _filesystem(scheme: str) -> Any:
@@ -191,7 +191,7 @@ def _filesystem(scheme: str) -> Any:
         raise CheckpointError(f"{scheme}:// cannot be reached: {e}", "check the network and your access") from e
 
 
-def chosen(place: "Folder | Objects") -> tuple["Folder | Objects", str]:
+def newest_checkpoint(place: "FolderStore | ObjectStore") -> tuple["FolderStore | ObjectStore", str]:
     """The checkpoint at a place, and its name; of a folder of checkpoints the newest that was committed."""
     if place.exists(NAME):
         return place, PurePosixPath(place.where).name
@@ -202,7 +202,7 @@ def chosen(place: "Folder | Objects") -> tuple["Folder | Objects", str]:
     return place.below(newest), newest
 
 
-def manifest_text(place: "Folder | Objects") -> bytes:
+def manifest_text(place: "FolderStore | ObjectStore") -> bytes:
     """MANIFEST.json as it lies there."""
     size_bytes = place.size_bytes(NAME)
     if size_bytes > LARGEST_BYTES:

@@ -17,7 +17,7 @@ from workers.kernels.parts.classes import shape_class
 from workers.kernels.parts.fastest import backend_of
 from workers.kernels.parts.probes import Arguments, Probe, operations, probes
 from workers.kernels.tuner import BASE, REFERENCE, Measured, Situation, remember, software_of
-from workers.optimizers.timing import race
+from workers.optimizers.timing import compare_timings
 
 ROUNDS = 9
 Told = Callable[[Measured], None]
@@ -141,7 +141,7 @@ class _Lab:
             theirs, ours = make(self.kernels, self.probe, arguments)
             if check and not _is_right(ours(), self.probe, arguments):
                 return Measured(situation, self.kernels.name, self.software, 0.0, 0.0, 0.0, right=False)
-            ratio = race(theirs, ours, self.timer, self.rounds).ratio
+            ratio = compare_timings(theirs, ours, self.timer, self.rounds).ratio
         except PolyfleetError:
             return Measured(situation, self.kernels.name, self.software, 0.0, 0.0, 0.0, right=False)
         median, low, high = (round(value, 4) for value in ratio)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from workers.kernels.parts.cpu_library import Compiled, compiled
-from workers.libraries.library import Proof
+from workers.libraries.library import EffectCheck
 
 PACKED = re.compile(r"\b(?:v?(?:add|sub|mul|div|fn?m(?:add|sub)\d*)ps\s|f(?:add|sub|mul|div|mla|mls)\s+v\d+\.[24]s)")
 """Arithmetic on several float32 at once: SSE, AVX and AVX-512 of x86, NEON of ARM."""
@@ -20,15 +20,15 @@ TRIES = 200
 """Calls until a second thread has computed: on a machine whose cores are all busy one wakes late."""
 
 
-def simd(wanted: bool) -> Proof:
+def simd(wanted: bool) -> EffectCheck:
     """By the instructions of the library that is loaded, else by how much faster it is than one without vectors."""
     library = compiled(wanted)
     found = _disassembled(library.path)
     seen, evidence = _counted(library, found) if found else _timed(library)
-    return Proof("cpu kernels: use_simd", wanted, seen == wanted, evidence)
+    return EffectCheck("cpu kernels: use_simd", wanted, seen == wanted, evidence)
 
 
-def parallel(wanted: bool, library: Compiled, threads: int) -> Proof:
+def parallel(wanted: bool, library: Compiled, threads: int) -> EffectCheck:
     """By the threads that took part in a call, which the library counts itself."""
     x = torch.ones(VALUES)
     out = torch.empty_like(x)
@@ -39,7 +39,7 @@ def parallel(wanted: bool, library: Compiled, threads: int) -> Proof:
         if took_part > 1:
             break
     evidence = f"{took_part} of {threads} threads computed a call"
-    return Proof("cpu kernels: use_parallel", wanted, (took_part > 1) == wanted, evidence)
+    return EffectCheck("cpu kernels: use_parallel", wanted, (took_part > 1) == wanted, evidence)
 
 
 def _disassembled(path: Path) -> str:

@@ -180,7 +180,7 @@ def backend_of(device: torch.device) -> Any:
     from workers import backends
     from workers.selection import factory
 
-    for found in factory.devices_here():
+    for found in factory.detected_devices():
         if found.device_type.partition(":")[0] == device.type:
             return backends.create(found.backend, device.index or 0)
     return backends.create("cpu")

@@ -8,7 +8,7 @@ def present(machine: Machine) -> bool:
 
 
 def find(machine: Machine):
-    card = catalogue.found("toy", name="Toy T1 Mini", memory_bytes=8 << 30)
+    card = catalogue.match_device("toy", name="Toy T1 Mini", memory_bytes=8 << 30)
     return [
         Device("toy", card.kind, index, "Toy T1 Mini", total_memory_bytes=8 << 30, architecture=card.architecture)
         for index in range(int(machine.environ["TOY_DEVICES"]))
