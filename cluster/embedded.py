@@ -193,7 +193,10 @@ def fleet_lock(what: bytes = b"", progress: Progress | None = None) -> Iterator[
         while not file_lock.acquire(lock):
             others = os.pread(lock.fileno(), len(REPAIR), 0) != REPAIR
             if what == REPAIR or time.monotonic() - began_s > WAIT_S:
-                raise Conflict("another `polyfleet up` or `down` is at work here", "wait for it to end")
+                raise Conflict(
+                    "another `polyfleet up` or `down` is running for this home",
+                    "wait until it ends, then run the command again",
+                )
             if progress and others:
                 progress("waiting for another `polyfleet up` or `down` to end")
                 progress = None

@@ -34,7 +34,7 @@ def check_listener(address: str) -> None:
         others = ", ".join(str(uid) for uid in sorted(found - {os.geteuid()}))
         raise FleetError(
             f"port {port} is held by another user (uid {others}), not by us; nothing was sent there",
-            "`polyfleet down`, then the same again: another port is chosen",
+            "run `polyfleet down`, then `polyfleet up`: it chooses another port",
         )
 
 

@@ -83,7 +83,7 @@ def restart(record: FleetRecord, progress: Progress) -> FleetRecord:
         except FleetError as e:
             if record.host:
                 raise  # the other hosts wait for this one, and nobody here can give them another
-            progress(f"the head cannot go on from its storage, a new one is started: {e.message}")
+            progress(f"Ray's head could not restart from its storage; starting a new head: {e.message}")
     return _new_cluster(record, progress)
 
 

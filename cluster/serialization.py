@@ -64,6 +64,6 @@ def from_plain(kind: type[T], data: Any) -> T:
         first = e.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise UserError(
-            f"{kind.__name__}.{where}: {first['msg']}", "are both ends of the same Polyfleet version?"
+            f"{kind.__name__}.{where}: {first['msg']}", "install the same Polyfleet version on the server and its nodes"
         ) from None
     return checked

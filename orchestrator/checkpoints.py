@@ -179,7 +179,8 @@ class CheckpointService:
             at = len(pieces) * CHUNK_BYTES
             if at > LARGEST_MANIFEST_BYTES:
                 raise UserError(
-                    f"{found.pool}:{path} has more than {LARGEST_MANIFEST_BYTES} bytes", "is it a checkpoint?"
+                    f"{found.pool}:{path} has more than {LARGEST_MANIFEST_BYTES} bytes",
+                    "check that the path is a checkpoint",
                 )
             pieces.append(self._agents.call(reader, "read_file", path, at, CHUNK_BYTES, found.pool))
         return b"".join(pieces)

@@ -181,7 +181,8 @@ class _Get:
         if self._tree.hashes(part)[1] != expected:
             self._tree.remove(part)
             raise FleetError(
-                f"{self._root / local} does not read back as it arrived", "get it again; is the disk sound?"
+                f"{self._root / local} does not read back as it arrived",
+                "get it again; if that fails too, check the disk",
             )
         try:
             self._tree.move(part, self._tree, local, over=self._force)

@@ -277,7 +277,7 @@ def job_schema() -> dict[str, Any]:
     """JSON Schema of a job's file."""
     schema = JobSpec.model_json_schema()
     del schema["required"]  # name and task are guessed
-    for model in ("Resources", "CandidateSpec"):
+    for model in ("ResourceSpec", "CandidateSpec"):
         properties = schema["$defs"][model]["properties"]
         properties["gpus"] = properties["accelerators"]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Polyfleet job"}

@@ -134,7 +134,7 @@ def _leave(progress: Progress) -> None:
     deadline = time.monotonic() + LEAVE_S
     while (now := embedded.record()) and now.state == "leaving":
         if time.monotonic() > deadline:
-            progress(f"{record.address} does not answer: agents of ours may be left there")
+            progress(f"{record.address} did not answer; Polyfleet agents may still run there")
             return
         time.sleep(0.05)
 

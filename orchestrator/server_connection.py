@@ -40,7 +40,7 @@ def check_version(server: ServerRecord) -> None:
     if server.version != VERSION:
         raise UserError(
             f"the server is of version {server.version}, this is {VERSION}",
-            "`polyfleet server stop`, then the same again: jobs and fleet go on meanwhile",
+            "run `polyfleet server stop`, then this command again; jobs keep running",
         )
 
 

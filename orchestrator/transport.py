@@ -249,7 +249,7 @@ def error_from(status: int, content: bytes) -> PolyfleetError:
     if status == 401:
         return UserError(
             "the server does not know the token of this home",
-            "`polyfleet server stop`, then the same again: the next one reads it anew; jobs and fleet go on meanwhile",
+            "run `polyfleet server stop`, then this command again: the next server reads it; jobs keep running",
         )
     try:
         return _error(json.loads(content)["error"], fallback)

@@ -53,7 +53,10 @@ class CheckpointTools:
         """
         running = self._running.get(number)
         if running is None:
-            raise NotFound("no such tool runs on this node", "it was ended, or its agent restarted: run it again")
+            raise NotFound(
+                "this operation does not run on this node",
+                "it was stopped or the agent restarted: run the command again",
+            )
         told = running.news(seen, timeout_s)
         if running.done:
             with self._lock:

@@ -18,7 +18,7 @@ class ControllerSuperseded(Conflict):
     def __init__(self, generation: int, seen: int):
         super().__init__(
             f"a newer controller (generation {seen}) has taken over this node; this one has generation {generation}",
-            "end the older server: two must not serve one fleet",
+            "stop the older server: `polyfleet server stop`",
         )
         self.args = (generation, seen)
         self.generation, self.seen = generation, seen

@@ -30,12 +30,18 @@ def _words(text: str) -> list[str]:
 
 @app.command("list")
 def list_(
-    patterns: Annotated[list[str] | None, typer.Argument(metavar="[CASE]...", help="Only these.")] = None,
-    kernels: Annotated[str, typer.Option(help="Implementations of operations, a,b; the first is the reference.")] = "",
-    scale: Annotated[Scale, typer.Option(help="Shapes: quick ones suit a CPU.", show_choices=True)] = Scale.quick,
+    patterns: Annotated[
+        list[str] | None, typer.Argument(metavar="[CASE]...", help="Case names, suites or patterns (default: all)")
+    ] = None,
+    kernels: Annotated[
+        str, typer.Option(help="Comma-separated kernel implementations; the first is the reference")
+    ] = "",
+    scale: Annotated[
+        Scale, typer.Option(help="Input sizes: `quick` fits a CPU, `full` an accelerator", show_choices=True)
+    ] = Scale.quick,
     output: Output = Format.TABLE,
 ) -> None:
-    """Every case, with its operations and bytes."""
+    """List the cases with their operations and bytes."""
     from orchestrator.show.benchmark import cases
     from workers.benchmark import catalogue
 
@@ -53,45 +59,58 @@ def run(
             " a model of yours: file.py:function, module:function; transformers:bert or transformers:config.json.",
         ),
     ] = None,
-    working_dir: Annotated[str, typer.Option(help="Folder to send along with an ENTRY.")] = "",
-    sample_input: Annotated[str, typer.Option(help="What makes its input: module:function.")] = "",
-    batch_size: Annotated[int, typer.Option(help="Batch size passed to sample_input (default 1).", min=0)] = 0,
-    train: Annotated[bool, typer.Option("--train/--no-train", help="Measure its training step, too.")] = True,
-    workload: Annotated[str, typer.Option(help="Name of its results (default: the entry).")] = "",
+    working_dir: Annotated[str, typer.Option(help="Folder to upload; required when ENTRY is in a file")] = "",
+    sample_input: Annotated[str, typer.Option(help="Function that returns one input batch, as module:function")] = "",
+    batch_size: Annotated[int, typer.Option(help="Batch size passed to sample_input (default: 1)", min=0)] = 0,
+    train: Annotated[
+        bool, typer.Option("--train/--no-train", help="Also measure the training step of the model")
+    ] = True,
+    workload: Annotated[str, typer.Option(help="Workload name in the results (default: ENTRY)")] = "",
     pools: Annotated[
         str,
         typer.Option(
-            help="Only these pools, a,b; the first is what others are compared with.",
+            help="Comma-separated pools to measure; the first is the reference",
             autocompletion=completion_values.pools,
         ),
     ] = "",
-    kinds: Annotated[str, typer.Option(help="Only these kinds, a,b.", autocompletion=completion_values.kinds)] = "",
-    precision: Annotated[str, typer.Option(help="fp32, bf16, fp16; several: a,b.")] = "fp32",
-    level: Annotated[str, typer.Option(help="O0, O1, O2, O3; several: a,b.")] = "O1",
-    regime: Annotated[str, typer.Option(help="hot, or hot,cold: operations with caches cold, too.")] = "hot",
-    kernels: Annotated[str, typer.Option(help="Implementations of operations, a,b; the first is the reference.")] = "",
-    scale: Annotated[Scale, typer.Option(help="Shapes: quick ones suit a CPU.", show_choices=True)] = Scale.quick,
-    rounds: Annotated[int, typer.Option(help="Minimum rounds (0: chosen from the number of comparisons).", min=0)] = 0,
-    max_rounds: Annotated[int, typer.Option(help="Maximum rounds of a case.", min=1)] = 60,
-    case_seconds: Annotated[float, typer.Option(help="Stop a case, and its warm-up, after this many seconds.")] = 30.0,
-    max_minutes: Annotated[float, typer.Option(help="Begin no case after this many minutes.")] = 60.0,
-    seed: Annotated[int, typer.Option(help="Random seed of weights, inputs and the order of turns.", min=0)] = 0,
-    all_devices: Annotated[bool, typer.Option("--all-devices", help="Measure every device, not one per kind.")] = False,
-    priority: Annotated[int, typer.Option(help="Queue priority of the benchmark's jobs.")] = 0,
-    key: Annotated[str, typer.Option("--key", help="Idempotency key: a run with the same key is begun once.")] = "",
-    detach: Annotated[bool, typer.Option("--detach", help="Print the run's id, and do not wait for it.")] = False,
+    kinds: Annotated[
+        str, typer.Option(help="Comma-separated device kinds to measure", autocompletion=completion_values.kinds)
+    ] = "",
+    precision: Annotated[str, typer.Option(help="Comma-separated precisions: fp32, bf16, fp16")] = "fp32",
+    level: Annotated[str, typer.Option(help="Comma-separated optimization levels: O0, O1, O2, O3")] = "O1",
+    regime: Annotated[str, typer.Option(help="Cache states to measure: `hot`, or `hot,cold` for operations")] = "hot",
+    kernels: Annotated[
+        str, typer.Option(help="Comma-separated kernel implementations; the first is the reference")
+    ] = "",
+    scale: Annotated[
+        Scale, typer.Option(help="Input sizes: `quick` fits a CPU, `full` an accelerator", show_choices=True)
+    ] = Scale.quick,
+    rounds: Annotated[
+        int, typer.Option(help="Minimum rounds per case (0: chosen from the number of comparisons)", min=0)
+    ] = 0,
+    max_rounds: Annotated[int, typer.Option(help="Maximum rounds per case", min=1)] = 60,
+    case_seconds: Annotated[float, typer.Option(help="Maximum seconds per case, warm-up included")] = 30.0,
+    max_minutes: Annotated[float, typer.Option(help="Maximum minutes of the run; later cases are skipped")] = 60.0,
+    seed: Annotated[int, typer.Option(help="Random seed for weights, inputs and measuring order", min=0)] = 0,
+    all_devices: Annotated[
+        bool, typer.Option("--all-devices", help="Measure every device instead of one per kind")
+    ] = False,
+    priority: Annotated[int, typer.Option(help="Queue priority of the run's jobs")] = 0,
+    key: Annotated[str, typer.Option("--key", help="Idempotency key: a run with the same key starts once")] = "",
+    detach: Annotated[bool, typer.Option("--detach", help="Print the run id and return without waiting")] = False,
     here: Annotated[
         str,
         typer.Option(
-            help="Measure back ends of this machine, a,b, without a fleet.", autocompletion=completion_values.backends
+            help="Comma-separated back ends of this machine to measure without a fleet",
+            autocompletion=completion_values.backends,
         ),
     ] = "",
-    save: Annotated[Path | None, typer.Option(help="Write the lines to this file, too.")] = None,
+    save: Annotated[Path | None, typer.Option(help="File to which the result lines are also written")] = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """Measure cases, or a model of yours, on one device of every kind: interleaved, checked, with intervals.
+    """Measure cases, or your own model, on one device of every kind, in interleaved rounds with confidence intervals.
 
-    Exit code 1 when a result is failed, lost or wrong.
+    Exit code 1 if a result failed, was lost or is wrong.
     """
     request = _request(
         patterns or ["all"], sample_input=sample_input, batch_size=batch_size, train=train, workload=workload,
@@ -175,7 +194,7 @@ def _tell(lines: list[dict[str, Any]], output: Format) -> None:
 
 @app.command("runs")
 def runs(output: Output = Format.TABLE) -> None:
-    """All runs of this fleet's server."""
+    """List the benchmark runs of this server."""
     from orchestrator.client import connect
     from orchestrator.show.benchmark import runs as shown
 
@@ -185,7 +204,7 @@ def runs(output: Output = Format.TABLE) -> None:
 
 @app.command()
 def show(run: Run, output: Output = Format.TABLE) -> None:
-    """Where a run stands, and the jobs that hold its nodes."""
+    """Show the state of a run and the jobs that reserve its nodes."""
     from orchestrator.client import connect
     from orchestrator.show.benchmark import view
 
@@ -195,7 +214,7 @@ def show(run: Run, output: Output = Format.TABLE) -> None:
 
 @app.command()
 def cancel(run: Run, output: Output = Format.TABLE) -> None:
-    """End a run; what was measured stays."""
+    """Stop a run. Results measured so far are kept."""
     from orchestrator.client import connect
     from orchestrator.show.benchmark import view
 

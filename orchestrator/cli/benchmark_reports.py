@@ -10,7 +10,7 @@ import typer
 from cluster.errors import UserError
 from orchestrator.cli.output import Format, Output, emit, print_message, write
 
-Run = Annotated[str, typer.Argument(metavar="RUN|FILE", help="A run's id, `latest`, or a file of lines.")]
+Run = Annotated[str, typer.Argument(metavar="RUN|FILE", help="Run id, `latest`, or a file of result lines")]
 TRUST_SHARED = "Let a host that was not quiet prove that something became slower."
 Lines = list[dict[str, Any]]
 
@@ -30,14 +30,16 @@ class ReportFormat(StrEnum):
 def report(
     run: Run = "latest",
     form: Annotated[ReportFormat, typer.Option("--format", "-f", show_choices=True)] = ReportFormat.table,
-    vs: Annotated[str, typer.Option(metavar="RUN|FILE", help="A run before, to compare with.")] = "",
+    vs: Annotated[str, typer.Option(metavar="RUN|FILE", help="Earlier run to compare with")] = "",
     beside: Annotated[
         list[str] | None,
-        typer.Option("--with", metavar="RUN|FILE", help="Columns of this run, too, such as of a machine outside."),
+        typer.Option("--with", metavar="RUN|FILE", help="Another run to include, e.g. of a machine outside the fleet"),
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it to this file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write (default: standard output)")
+    ] = None,
 ) -> None:
-    """What a run measured: a table, one HTML file, Markdown, JSON, CSV, every sample, or another tool's format."""
+    """Print or write the results of a run: table, HTML, Markdown, JSON, CSV, all samples, or another tool's format."""
     from orchestrator.benchmark.results import merge_runs
 
     lines = merge_runs(_lines(name) for name in (run, *(beside or [])))
@@ -100,7 +102,7 @@ def compare(
     trust_shared: Annotated[bool, typer.Option("--trust-shared", help=TRUST_SHARED)] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Two runs, result by result: what became faster, slower, wrong, and what else changed."""
+    """Compare two runs: which results became faster, slower or wrong, and what else changed."""
     from orchestrator.benchmark import history
     from orchestrator.show.benchmark import compared
 
@@ -108,7 +110,7 @@ def compare(
 
 
 def baseline(run: Run, output: Output = Format.TABLE) -> None:
-    """Hold later runs against this one."""
+    """Make a run the baseline of later runs."""
     from orchestrator.client import connect
     from orchestrator.show.benchmark import view
 
@@ -120,12 +122,12 @@ def gate(
     run: Run = "latest",
     against: Annotated[
         str,
-        typer.Option(metavar="RUN|FILE", help="By default, for each kind, the newest baseline of the same software."),
+        typer.Option(metavar="RUN|FILE", help="Baseline run (default: newest of each kind with the same software)"),
     ] = "",
     trust_shared: Annotated[bool, typer.Option("--trust-shared", help=TRUST_SHARED)] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """For CI: exit code 0 same or faster, 1 slower, 2 wrong result, 3 inconclusive."""
+    """Compare a run with its baseline, for CI: exit code 0 same or faster, 1 slower, 2 wrong result, 3 inconclusive."""
     from orchestrator.benchmark import history
     from orchestrator.show.benchmark import compared
 
@@ -145,10 +147,10 @@ def _baseline(lines: Lines) -> Lines:
 
 
 def history(
-    case: Annotated[str, typer.Argument(help="A case, or a workload.")],
+    case: Annotated[str, typer.Argument(help="Case or workload name")],
     output: Output = Format.TABLE,
 ) -> None:
-    """A case over all runs, and where it settled on another level."""
+    """Show one case over all runs, and the run from which its time changed."""
     from orchestrator.benchmark import history as over_time
     from orchestrator.client import connect
     from orchestrator.show.benchmark import series

@@ -19,7 +19,7 @@ LISTED = "[JOB|POOL|POOL:PATH|PATH]"
 Place = Annotated[
     str,
     typer.Argument(
-        help="A checkpoint, or a folder of them: then its newest.",
+        help="Checkpoint, or a folder of checkpoints: the newest is used",
         metavar=PLACE,
         autocompletion=completion_values.jobs_and_places,
     ),
@@ -27,12 +27,12 @@ Place = Annotated[
 Root = Annotated[
     str,
     typer.Argument(
-        help="The folder that holds the step-… folders.",
+        help="Folder that holds the step-… folders",
         metavar="POOL:PATH|JOB|PATH",
         autocompletion=completion_values.jobs_and_places,
     ),
 ]
-Key = Annotated[str, typer.Option("--key", help="Idempotency key: work in the fleet with the same key is done once.")]
+Key = Annotated[str, typer.Option("--key", help="Idempotency key: an operation with the same key runs once")]
 REFUSED, DIFFERENT = 1, 1
 CONVERT = "copy it, then `polyfleet checkpoint convert` it where it is"
 
@@ -49,17 +49,17 @@ def list_(
     prefix: Annotated[
         str,
         typer.Argument(
-            help="Only of this job or pool, below this path, or in a folder here.",
+            help="Job, pool, POOL:PATH or local folder to list (default: all)",
             metavar=LISTED,
             autocompletion=completion_values.jobs_and_places,
         ),
     ] = "",
     pool: Annotated[
-        str, typer.Option(help="Only checkpoints of this pool.", autocompletion=completion_values.pool)
+        str, typer.Option(help="Pool whose checkpoints are listed", autocompletion=completion_values.pool)
     ] = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Checkpoints of one pool, of all, or of a folder of this machine (a path with a slash or dot first)."""
+    """List the checkpoints of one pool, of all pools, or of a local folder (a path that begins with a slash or dot)."""
     from orchestrator.client import connect
     from orchestrator.show.checkpoints import checkpoints
 
@@ -90,7 +90,7 @@ def _listed(client: "Client", pool: str, path: str) -> list[dict[str, Any]]:
 
 @app.command()
 def show(ref: Place, output: Output = Format.TABLE) -> None:
-    """What a checkpoint holds: producer, step, tensors, bytes."""
+    """Show what a checkpoint contains: producer, step, tensors, bytes."""
     from orchestrator.client import connect
     from orchestrator.show.checkpoints import describe_table
 
@@ -105,7 +105,7 @@ def show(ref: Place, output: Output = Format.TABLE) -> None:
 
 @app.command()
 def verify(ref: Place, output: Output = Format.TABLE) -> None:
-    """Read every byte and compare it with the manifest's hashes. Exit code 2 when one differs."""
+    """Read every byte and compare it with the manifest's hashes. Exit code 2 if one differs."""
     from orchestrator.show.checkpoints import verified
 
     answer = _run("verify", {"place": ref}, f"verifying {ref}")
@@ -120,7 +120,9 @@ def diff(
     b: Annotated[str, typer.Argument(metavar="B", autocompletion=completion_values.jobs_and_places)],
     output: Output = Format.TABLE,
 ) -> None:
-    """What differs, tensor by tensor: how many values, by how much, in units in the last place. Exit code 1 if any."""
+    """Compare two checkpoints tensor by tensor: how many values differ, and by how many units in the last place. Exit
+    code 1 if any differs.
+    """
     from orchestrator.show.checkpoints import differences
 
     answer = _run("diff", {"a": a, "b": b}, "comparing")
@@ -133,12 +135,14 @@ def diff(
 def plan(
     ref: Place,
     to: Annotated[
-        str, typer.Option("--to", help="Kind to move to, e.g. tpu:v5e.", autocompletion=completion_values.kind)
+        str, typer.Option("--to", help="Device kind to move to, e.g. tpu:v5e", autocompletion=completion_values.kind)
     ],
-    count: Annotated[int, typer.Option(help="Number of devices of that kind.", min=1)] = 1,
+    count: Annotated[int, typer.Option(help="Number of devices of that kind", min=1)] = 1,
     output: Output = Format.TABLE,
 ) -> None:
-    """What devices of another kind would keep, convert or refuse, and whether it fits. Exit code 1 where it cannot."""
+    """Print what a move to another device kind would keep, convert or refuse, and whether it fits. Exit code 1 if it
+    cannot be moved.
+    """
     from orchestrator.client import connect
     from orchestrator.show.checkpoints import planned
 
@@ -159,21 +163,25 @@ def convert(
     target: Annotated[
         str,
         typer.Argument(
-            help="The folder to write into.", metavar="POOL:FOLDER|FOLDER", autocompletion=completion_values.places
+            help="Folder to write into", metavar="POOL:FOLDER|FOLDER", autocompletion=completion_values.places
         ),
     ],
     to_kind: Annotated[
         str,
         typer.Option(
-            help="Convert to the dtypes of this device kind, e.g. tpu:v5e.", autocompletion=completion_values.kind
+            help="Device kind whose dtypes the result has, e.g. tpu:v5e", autocompletion=completion_values.kind
         ),
     ] = "",
-    dtype: Annotated[list[str] | None, typer.Option(help="FROM=TO, or NAME*=TO for tensors; may be repeated.")] = None,
-    on_lossy: Annotated[str, typer.Option(help="Where values would change: error or allow.")] = "error",
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="Dtype conversion, FROM=TO or NAME*=TO for tensors; repeatable")
+    ] = None,
+    on_lossy: Annotated[
+        str, typer.Option(help="Action if a conversion would change values: `error` or `allow`")
+    ] = "error",
     key: Key = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Write a copy in other dtypes, and report what that changed."""
+    """Write a copy in other dtypes, and report which values changed."""
     from orchestrator.show.checkpoints import conversion
 
     if not to_kind and not dtype:
@@ -197,17 +205,19 @@ def copy(
     target: Annotated[
         str,
         typer.Argument(
-            help="The folder to copy into.", metavar="POOL:FOLDER|FOLDER|URI", autocompletion=completion_values.places
+            help="Folder to copy into", metavar="POOL:FOLDER|FOLDER|URI", autocompletion=completion_values.places
         ),
     ],
     to_kind: Annotated[
         str,
         typer.Option(
-            help="Convert it for this device kind on the way, e.g. tpu:v5e.", autocompletion=completion_values.kind
+            help="Device kind for which the copy is converted, e.g. tpu:v5e", autocompletion=completion_values.kind
         ),
     ] = "",
-    convert_at: Annotated[str, typer.Option(help="Pool that converts it: source or target.")] = "source",
-    on_lossy: Annotated[str, typer.Option(help="Where a conversion would change values: error or allow.")] = "error",
+    convert_at: Annotated[str, typer.Option(help="Pool whose node converts: `source` or `target`")] = "source",
+    on_lossy: Annotated[
+        str, typer.Option(help="Action if a conversion would change values: `error` or `allow`")
+    ] = "error",
     key: Key = "",
     output: Output = Format.TABLE,
 ) -> None:
@@ -241,12 +251,12 @@ def copy(
 @app.command()
 def prune(
     root: Root,
-    keep: Annotated[int, typer.Option(help="Number of newest sound checkpoints to keep.", min=1)],
-    dry_run: Annotated[bool, typer.Option(help="Print what would be deleted, and delete nothing.")] = False,
+    keep: Annotated[int, typer.Option(help="Number of newest undamaged checkpoints to keep", min=1)],
+    dry_run: Annotated[bool, typer.Option(help="Print what would be deleted, without deleting it")] = False,
     key: Key = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Delete older checkpoints. The newest that verifies counts first; pinned and damaged newer ones stay."""
+    """Delete older checkpoints. Pinned checkpoints, and damaged ones newer than the newest undamaged, are kept."""
     from orchestrator.show.checkpoints import pruned
 
     emit(_run("prune", {"root": root}, key=key, keep=keep, dry_run=dry_run), output, pruned)
@@ -255,11 +265,11 @@ def prune(
 @app.command()
 def pin(
     ref: Place,
-    remove: Annotated[bool, typer.Option(help="Remove the pin.")] = False,
+    remove: Annotated[bool, typer.Option(help="Remove the pin instead of setting it")] = False,
     key: Key = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Keep a checkpoint for good: neither `keep` nor `prune` deletes it."""
+    """Protect a checkpoint: neither `keep` nor `prune` deletes it."""
     from orchestrator.show.table import facts
 
     emit(_run("pin", {"path": ref}, key=key, remove=remove), output, facts)
@@ -270,7 +280,7 @@ def import_(
     source: Annotated[
         str,
         typer.Argument(
-            help="A file or folder of another format.",
+            help="File or folder of another format",
             metavar="POOL:PATH|PATH",
             autocompletion=completion_values.places,
         ),
@@ -278,14 +288,18 @@ def import_(
     target: Annotated[
         str,
         typer.Argument(
-            help="Folder of checkpoints to import into (default: beside the safetensors).",
+            help="Folder of checkpoints to import into (default: beside the source)",
             autocompletion=completion_values.places,
         ),
     ] = "",
-    format: Annotated[str, typer.Option(help="safetensors, torch, dcp, accelerate, trainer (default: detected).")] = "",  # noqa: A002
-    step: Annotated[int | None, typer.Option(help="Its step (default: read from the source).", min=0)] = None,
+    format: Annotated[  # noqa: A002
+        str, typer.Option(help="Source format: safetensors, torch, dcp, accelerate, trainer (default: detected)")
+    ] = "",
+    step: Annotated[
+        int | None, typer.Option(help="Training step of the checkpoint (default: read from the source)", min=0)
+    ] = None,
     drop: Annotated[
-        bool, typer.Option(help="Leave out objects that are not plain values, and broken optimizer states.")
+        bool, typer.Option(help="Skip objects that cannot be imported, and invalid optimizer states")
     ] = False,
     key: Key = "",
     output: Output = Format.TABLE,
@@ -314,11 +328,13 @@ def export(
     target: Annotated[
         str,
         typer.Argument(
-            help="New file or folder to write.", metavar="POOL:PATH|PATH", autocompletion=completion_values.places
+            help="New file or folder to write", metavar="POOL:PATH|PATH", autocompletion=completion_values.places
         ),
     ],
-    format: Annotated[str, typer.Option(help="safetensors, torch, dcp, accelerate or trainer.")] = "safetensors",  # noqa: A002
-    entry: Annotated[str, typer.Option(help="Module to export, where there are several.")] = "",
+    format: Annotated[  # noqa: A002
+        str, typer.Option(help="Target format: safetensors, torch, dcp, accelerate or trainer")
+    ] = "safetensors",
+    entry: Annotated[str, typer.Option(help="Module to export if the checkpoint has several")] = "",
     key: Key = "",
     output: Output = Format.TABLE,
 ) -> None:

@@ -93,7 +93,7 @@ class Shell(StrEnum):
 SCRIPTS = {Shell.BASH: BASH, Shell.ZSH: ZSH, Shell.FISH: FISH}
 
 
-def completion(shell: Annotated[Shell, typer.Argument(help="Your shell.")]) -> None:
+def completion(shell: Annotated[Shell, typer.Argument(help="Shell: bash, zsh or fish")]) -> None:
     """Print the completion script: `eval "$(polyfleet completion bash)"`.
 
     It completes verbs, options, kinds of the catalogue; with a fleet that is up also its pools, nodes, kinds and jobs.

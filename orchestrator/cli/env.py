@@ -12,17 +12,17 @@ app = typer.Typer(help="Python environments of pools.", no_args_is_help=True, ri
 Name = Annotated[
     str,
     typer.Argument(
-        help="A built-in environment, or a pool of the fleet file.",
+        help="Built-in environment, or a pool of the fleet file",
         metavar="POOL",
         autocompletion=completion_values.pool,
     ),
 ]
-FleetFile = Annotated[Path | None, typer.Option("--file", "-f", help="Fleet file whose pools are meant.")]
+FleetFile = Annotated[Path | None, typer.Option("--file", "-f", help="Fleet file that declares the pools")]
 
 
 @app.command("list")
 def list_(output: Output = Format.TABLE) -> None:
-    """Environments on this machine."""
+    """List the Python environments on this machine."""
     from cluster.environments import list_environments
     from orchestrator.show.fleet import environments
 
@@ -31,7 +31,7 @@ def list_(output: Output = Format.TABLE) -> None:
 
 @app.command()
 def create(name: Name, file: FleetFile = None) -> None:
-    """Make an environment, unless it is there, and print its interpreter. Takes minutes the first time."""
+    """Create an environment if it is missing, and print its interpreter. The first time takes minutes."""
     from cluster import environments
 
     write(str(environments.create(_wanted(name, file), print_message)))
@@ -46,8 +46,8 @@ def path(name: Name, file: FleetFile = None) -> None:
 
 
 @app.command()
-def remove(name: Annotated[str, typer.Argument(help="As `polyfleet env list` calls it.")]) -> None:
-    """Remove an environment. Refused while a process runs from it."""
+def remove(name: Annotated[str, typer.Argument(help="Environment name, as `polyfleet env list` prints it")]) -> None:
+    """Remove an environment, unless a process runs from it."""
     from cluster import environments
 
     for folder in environments.remove(name):

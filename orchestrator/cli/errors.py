@@ -16,12 +16,12 @@ BROKEN_PIPE = 141
 
 EXIT_CODES = {
     0: "done; a job that was waited for succeeded",
-    1: "the job failed, `doctor` has a finding to act on, or an error nobody foresaw",
+    1: "the job failed, `doctor` has a finding to act on, or an internal error",
     2: "something you can correct: the command line, a file, a name",
     3: "the server or the fleet cannot serve now",
     4: "the job that was waited for was cancelled",
     130: "interrupted with Ctrl-C; jobs go on",
-    141: "whoever read the output went away",
+    141: "output pipe closed",
 }
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)

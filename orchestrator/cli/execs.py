@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Data = dict[str, Any]
 Told = Iterator[tuple[str, Data]]
-Rank = Annotated[int, typer.Option("--rank", help="Rank beside which the command runs.", min=0)]
+Rank = Annotated[int, typer.Option("--rank", help="Rank beside which the command runs", min=0)]
 PIECE_BYTES = 64 << 10
 SIGNAL_CODE = 128
 RESIZED, DONE = b"r", b"d"

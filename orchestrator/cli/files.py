@@ -12,18 +12,18 @@ app = typer.Typer(help="Files of jobs: $POLYFLEET_OUTPUT_DIR.", no_args_is_help=
 Where = Annotated[
     str,
     typer.Argument(
-        help="A job, or a path in its folder.",
+        help="Job, or a path in its output folder",
         metavar="JOB[:PATH]",
         show_default=False,
         autocompletion=completion_values.jobs,
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite files that differ.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite files that differ")]
 
 
 @app.command("ls")
 def list_(where: Where, output: Output = Format.TABLE) -> None:
-    """Every file and folder below JOB[:PATH], with sizes and times (UTC)."""
+    """List the files and folders below JOB[:PATH], with sizes and times (UTC)."""
     from orchestrator.client import connect
     from orchestrator.file_transfer import listed
     from orchestrator.show.files import files
@@ -38,7 +38,7 @@ def get(
     dest: Annotated[
         str,
         typer.Argument(
-            help="A file or folder here. The content of a folder goes into it.", show_default="its own name"
+            help="Local file or folder to write; folder contents are written into it", show_default="its own name"
         ),
     ] = "",
     force: Force = False,
@@ -57,7 +57,7 @@ def get(
 
 @app.command()
 def put(
-    source: Annotated[str, typer.Argument(help="A file or a folder here.", metavar="SOURCE")],
+    source: Annotated[str, typer.Argument(help="Local file or folder to send", metavar="SOURCE")],
     where: Where,
     force: Force = False,
     output: Output = Format.TABLE,

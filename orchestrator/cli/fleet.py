@@ -8,22 +8,22 @@ import typer
 from orchestrator.cli.output import Format, Output, emit, print_message, progress_line
 
 Data = dict[str, Any]
-Local = Annotated[bool, typer.Option("--local", help="This machine alone: the default without server and fleet.")]
+Local = Annotated[bool, typer.Option("--local", help="Show this machine only (default when no fleet is up)")]
 ACT_ON = ("error", "warning")
 
 
 def up(
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="Fleet file; `polyfleet schema fleet` tells its form.")
+        Path | None, typer.Option("--file", "-f", help="Fleet file; `polyfleet schema fleet` prints its schema")
     ] = None,
-    demo: Annotated[bool, typer.Option("--demo", help="The demo's pools, those of them that can exist here.")] = False,
-    address: Annotated[str, typer.Option(help="Use the Ray cluster at HOST:PORT instead of an own one.")] = "",
+    demo: Annotated[bool, typer.Option("--demo", help="Start the demo's pools that this machine supports")] = False,
+    address: Annotated[str, typer.Option(help="Existing Ray cluster to use, HOST:PORT (default: start one)")] = "",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Look at the hosts of --file, say what would be done there, do nothing.")
+        bool, typer.Option("--dry-run", help="Check the hosts of --file and print the plan, without changes")
     ] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Bring a fleet up on this machine and the hosts its file names, or use one that runs.
+    """Start a fleet on this machine and on the hosts of its fleet file, or connect to a running Ray cluster.
 
     Makes the pools' environments (minutes the first time), starts a Ray node per pool and host, and the server. Without
     a file: a pool for each back end this machine has. Returns at once when that fleet is up; nodes that are missing are
@@ -47,7 +47,7 @@ def up(
 
 
 def down() -> None:
-    """Stop server and fleet. Running jobs are interrupted; checkpoints stay."""
+    """Stop the server and the fleet. Running jobs are interrupted; checkpoints are kept."""
     from orchestrator import lifecycle
 
     with progress_line("stopping server and fleet"):
@@ -56,7 +56,7 @@ def down() -> None:
 
 
 def status(output: Output = Format.TABLE) -> None:
-    """Server, fleet and jobs in short. Starts nothing."""
+    """Show a summary of server, fleet and jobs. Starts nothing."""
     from orchestrator.cli.server import state
     from orchestrator.show.fleet import status as shown
 
@@ -93,7 +93,7 @@ def _recorded_fleet() -> str:
 
 
 def inventory(local: Local = False, output: Output = Format.TABLE) -> None:
-    """Every node and device: kind, memory, state, which job it is allocated to."""
+    """List nodes and devices: kind, memory, state, and the job each is allocated to."""
     from orchestrator.show.fleet import devices
 
     if local or not _fleet_here():
@@ -109,11 +109,11 @@ def inventory(local: Local = False, output: Output = Format.TABLE) -> None:
 
 def backends(
     local: Local = False,
-    libraries: Annotated[bool, typer.Option("--libraries", help="Execution libraries torch has here.")] = False,
-    kernels: Annotated[bool, typer.Option("--kernels", help="Implementations of single operations.")] = False,
+    libraries: Annotated[bool, typer.Option("--libraries", help="Also list the execution libraries of torch")] = False,
+    kernels: Annotated[bool, typer.Option("--kernels", help="Also list kernel implementations")] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Every back end: its devices with their memory, or why it cannot be used; and the one to take."""
+    """List back ends with devices and memory, or the reason one is unavailable, and mark the recommended one."""
     from orchestrator import local_machine
     from orchestrator.show import fleet as show
     from orchestrator.show import kernels as show_kernels
@@ -136,7 +136,7 @@ def backends(
 
 
 def doctor(local: Local = False, output: Output = Format.TABLE) -> None:
-    """What is wrong with the fleet, and what to do. Exit code 1 when there is an error or a warning."""
+    """Check the fleet: print each problem and the next step. Exit code 1 if there is an error or a warning."""
     from orchestrator.cli.errors import FAILED
     from orchestrator.show.fleet import findings
 

@@ -18,16 +18,14 @@ UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 def jobs(
     state: Annotated[
         list[str] | None,
-        typer.Option(
-            "--state", help="Only jobs in this state; may be repeated.", autocompletion=completion_values.states
-        ),
+        typer.Option("--state", help="Job state to list; repeatable", autocompletion=completion_values.states),
     ] = None,
-    name: Annotated[str, typer.Option("--name", "-n", help="Only jobs of this name or pattern, e.g. 'sweep-*'.")] = "",
+    name: Annotated[str, typer.Option("--name", "-n", help="Job name or pattern, e.g. 'sweep-*'")] = "",
     since: Annotated[
-        str, typer.Option("--since", help="Submitted within this time (2h, 7d) or since a day (2026-11-20).")
+        str, typer.Option("--since", help="Earliest submission: an age (2h, 7d) or a day (2026-11-20)")
     ] = "",
-    limit: Annotated[int, typer.Option(help="Maximum number of jobs; the newest are listed.", min=1, max=10_000)] = 100,
-    every: Annotated[bool, typer.Option("--all", help="List every job, without a limit.")] = False,
+    limit: Annotated[int, typer.Option(help="Maximum number of jobs, newest first", min=1, max=10_000)] = 100,
+    every: Annotated[bool, typer.Option("--all", help="List all jobs, without a limit")] = False,
     output: Output = Format.TABLE,
 ) -> None:
     """List the newest jobs, the newest last."""
@@ -73,7 +71,7 @@ def _state(word: str) -> str:
 
 
 def show(ref: JobArgument, output: Output = Format.TABLE) -> None:
-    """Everything about one job: attempts, result, failure."""
+    """Show one job: attempts, result, failure."""
     from orchestrator.client import connect
     from orchestrator.show.jobs import job
 
@@ -82,7 +80,7 @@ def show(ref: JobArgument, output: Output = Format.TABLE) -> None:
 
 
 def cancel(ref: JobArgument, output: Output = Format.TABLE) -> None:
-    """End a job. One that has ended already stays as it is."""
+    """Cancel a job. A job that has ended is not changed."""
     from orchestrator.client import connect
     from orchestrator.show.table import TableStack
 
@@ -99,7 +97,7 @@ def migrate(
         str,
         typer.Option(
             "--to",
-            help="A pool, a kind such as tpu:v5e, or a back end.",
+            help="Target pool, device kind (tpu:v5e) or back end",
             metavar="KIND|POOL",
             autocompletion=completion_values.kind_or_pool,
         ),
@@ -125,11 +123,11 @@ def explain(
     ref: JobArgument,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--if", help="In a fleet with this change, e.g. '+4 amd:MI300X', 'pool tpu down', 'node a up'."),
+        typer.Option("--if", help="Assumed change of the fleet, e.g. '+4 amd:MI300X', 'pool tpu down', 'node a up'"),
     ] = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """Why a job runs where it does, or nowhere.
+    """Explain why a job runs where it does, or why it waits.
 
     For each candidate and node: fits, or the rule that refused it. With --if the answer is for the fleet with that
     change, and includes what would change for other jobs. Repeat --if for several changes.

@@ -6,23 +6,25 @@ import typer
 
 from orchestrator.cli.output import Format, Output, emit, print_message, progress_line
 
-app = typer.Typer(help="Implementations of single operations.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="Measure and compile kernels: implementations of single operations.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 Names = Annotated[
-    list[str] | None, typer.Argument(help="Operations, such as rmsnorm. All by default.", show_default=False)
+    list[str] | None, typer.Argument(help="Operations such as rmsnorm (default: all)", show_default=False)
 ]
-Kernels = Annotated[
-    str, typer.Option("--kernels", help="Which to measure, with commas. All that compute here by default.")
-]
-Dtypes = Annotated[str, typer.Option("--dtypes", help="Dtypes to measure in, with commas.")]
-Device = Annotated[str, typer.Option("--device", help="The device, as torch calls it.")]
-Compiled = Annotated[bool, typer.Option(help="Measure what is faster inside torch.compile too, which takes minutes.")]
+Kernels = Annotated[str, typer.Option("--kernels", help="Comma-separated implementations (default: all that run here)")]
+Dtypes = Annotated[str, typer.Option("--dtypes", help="Comma-separated dtypes")]
+Device = Annotated[str, typer.Option("--device", help="Device in torch's notation, e.g. cuda:0")]
+Compiled = Annotated[bool, typer.Option(help="Also measure faster implementations inside torch.compile (minutes)")]
 
 COMPILED_FOR = "sm_80,sm_90,sm_100,gfx942,gfx950"
 OfTriton = Annotated[
     list[str] | None,
-    typer.Argument(help="Kernels, such as rmsnorm_rows. All by default.", metavar="[KERNEL]...", show_default=False),
+    typer.Argument(help="Kernels such as rmsnorm_rows (default: all)", metavar="[KERNEL]...", show_default=False),
 ]
-Targets = Annotated[str, typer.Option("--target", help="What to compile for, with commas.")]
+Targets = Annotated[str, typer.Option("--target", help="Comma-separated targets to compile for")]
 
 
 @app.callback()
@@ -39,7 +41,7 @@ def tune(
     compiled: Compiled = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Measure which implementation is the fastest right one on this machine's device, and remember it for models and
+    """Measure which correct implementation is the fastest on this machine's device, and record it for models and
     "auto".
 
     Nothing is measured at any other time. Each is checked against float64 first, and timed in turns with what torch

@@ -18,19 +18,19 @@ Data = dict[str, Any]
 
 def logs(
     ref: JobArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the job has ended.")] = False,
-    rank: Annotated[int | None, typer.Option(help="Only lines of this rank.", min=0)] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log until the job ends")] = False,
+    rank: Annotated[int | None, typer.Option(help="Rank whose lines are printed (default: all)", min=0)] = None,
     epoch: Annotated[
-        int | None, typer.Option("--attempt", "--epoch", help="Only lines of this attempt.", min=0)
+        int | None, typer.Option("--attempt", "--epoch", help="Attempt whose lines are printed (default: all)", min=0)
     ] = None,
     tail: Annotated[
-        int | None, typer.Option("--tail", help="Print only the last N lines that exist now.", min=0)
+        int | None, typer.Option("--tail", help="Number of lines to print from the end of the log", min=0)
     ] = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """What a job printed. With `-o json` one object per line.
+    """Print the output of a job. With `-o json` one object per line.
 
-    Exit code 3 when a part of what was asked for is not shown, because the node that has it does not answer. With
+    Exit code 3 if a part of the requested log is not shown because its node does not answer. With
     `--follow` on a job that still runs this is a note on stderr: its new lines are shown.
     """
     from orchestrator.client import connect

@@ -74,7 +74,7 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     pass

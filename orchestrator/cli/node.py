@@ -11,7 +11,7 @@ app = typer.Typer(help="Take nodes out of use, and back.", no_args_is_help=True,
 Node = Annotated[
     str,
     typer.Argument(
-        help="Node name, as `polyfleet inventory` prints it.", metavar="NODE", autocompletion=completion_values.nodes
+        help="Node name, as `polyfleet inventory` prints it", metavar="NODE", autocompletion=completion_values.nodes
     ),
 ]
 Data = dict[str, Any]
@@ -21,12 +21,12 @@ Data = dict[str, Any]
 def drain(
     node: Node,
     now: Annotated[
-        bool, typer.Option("--now", help="Its attempts save and move; without it they may end there.")
+        bool, typer.Option("--now", help="Also move running attempts: each saves a checkpoint and stops")
     ] = False,
-    reason: Annotated[str, typer.Option(help="Shown with the node until it is resumed.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason shown with the node until it is resumed")] = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Place nothing on a node any more, as before maintenance."""
+    """Stop placing jobs on a node, for example before maintenance."""
     from orchestrator.client import connect
 
     with connect(progress=print_message) as client:
@@ -35,7 +35,7 @@ def drain(
 
 @app.command()
 def resume(node: Node, output: Output = Format.TABLE) -> None:
-    """Place jobs on a node again: one that was drained, or that failed too often."""
+    """Place jobs again on a node that was drained or that failed too often."""
     from orchestrator.client import connect
 
     with connect(progress=print_message) as client:
@@ -44,7 +44,7 @@ def resume(node: Node, output: Output = Format.TABLE) -> None:
 
 @app.command()
 def remove(node: Node, output: Output = Format.TABLE) -> None:
-    """Forget a node that is lost and will not come back."""
+    """Remove a lost node from the fleet."""
     from orchestrator.client import connect
 
     with connect(progress=print_message) as client:

@@ -31,11 +31,11 @@ class Format(StrEnum):
     YAML = "yaml"
 
 
-Output = Annotated[Format, typer.Option("--output", "-o", help="How to print the answer.", show_choices=True)]
+Output = Annotated[Format, typer.Option("--output", "-o", help="Output format", show_choices=True)]
 JobArgument = Annotated[
     str,
     typer.Argument(
-        help="Job id, a unique prefix of one, or a name (the newest job of that name).",
+        help="Job id, unique id prefix, or job name (the newest of that name)",
         metavar="JOB",
         autocompletion=completion_values.jobs,
     ),

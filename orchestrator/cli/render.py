@@ -16,15 +16,15 @@ class Engine(StrEnum):
 
 
 def render(
-    engine: Annotated[Engine, typer.Argument(help="A RayCluster, a file for `ray up`, or a batch script.")],
-    file: Annotated[Path, typer.Option("--file", "-f", help="Fleet file; `polyfleet schema fleet` tells its form.")],
+    engine: Annotated[Engine, typer.Argument(help="Target: a RayCluster, a file for `ray up`, or a Slurm script")],
+    file: Annotated[Path, typer.Option("--file", "-f", help="Fleet file; `polyfleet schema fleet` prints its schema")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write; without it, standard output.")
+        Path | None, typer.Option("--output", "-o", help="File to write (default: standard output)")
     ] = None,
 ) -> None:
-    """Write what starts the pools of a fleet file elsewhere: on Kubernetes, in a cloud, in a Slurm job.
+    """Write the file that starts the pools of a fleet file on Kubernetes, in a cloud or in a Slurm job.
 
-    Starts nothing and asks no cluster. What whoever uses the file should know is said on standard error.
+    Starts nothing and contacts no cluster. Notes on how to use the file are printed on standard error.
     """
     from importlib import import_module
 

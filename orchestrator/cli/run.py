@@ -50,12 +50,13 @@ def run(
         str | None,
         typer.Option(
             "--working-dir",
-            help="Folder to send along; by default the current one, if the command names something in it; '' sends"
-            " none.",
+            help="Folder to upload (default: the current one if the command names a file in it; '': none)",
         ),
     ] = None,
     checkpoint: Checkpoint = "",
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Print its id and leave it running.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Print the job id and return while the job runs")
+    ] = False,
     key: Key = "",
 ) -> None:
     """Run a command in the fleet as if it ran here: its output, then its exit code (0, 1 failed, 4 cancelled).

@@ -19,8 +19,8 @@ class SchemaFormat(StrEnum):
 
 
 def schema(
-    kind: Annotated[Kind, typer.Argument(help="Of a job file or of a fleet file.")],
-    output: Annotated[SchemaFormat, typer.Option("--output", "-o", help="How to print it.")] = SchemaFormat.JSON,
+    kind: Annotated[Kind, typer.Argument(help="Schema to print: `job` or `fleet`")],
+    output: Annotated[SchemaFormat, typer.Option("--output", "-o", help="Output format")] = SchemaFormat.JSON,
 ) -> None:
     """Print the JSON Schema of a job file or of a fleet file."""
     from orchestrator.schemas import get_schema

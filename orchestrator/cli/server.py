@@ -16,14 +16,12 @@ def start(
     port: Annotated[
         int | None,
         typer.Option(
-            help="Listen on this loopback port too; 0: any free one. By default only a Unix socket.", min=0, max=65535
+            help="TCP port on 127.0.0.1 beside the Unix socket (0: any free port; default: none)", min=0, max=65535
         ),
     ] = None,
     database_url: Annotated[
         str,
-        typer.Option(
-            help="Keep jobs in this database, from now on: postgresql://USER@HOST/DATABASE, without a password."
-        ),
+        typer.Option(help="Job database from now on: postgresql://USER@HOST/DATABASE, without a password"),
     ] = "",
     output: Output = Format.TABLE,
 ) -> None:
@@ -47,7 +45,7 @@ def start(
 
 @app.command()
 def stop() -> None:
-    """Stop the server. The fleet and running jobs go on; the next server takes them up again."""
+    """Stop the server. The fleet and running jobs keep running; the next server reconnects to them."""
     from cluster.paths import home
     from orchestrator.server import daemon
 
@@ -58,14 +56,14 @@ def stop() -> None:
 
 @app.command()
 def status(output: Output = Format.TABLE) -> None:
-    """Whether the server runs, where and since when. Does not start it."""
+    """Show whether the server runs, its address and its start time. Does not start it."""
     _show(output)
 
 
 @app.command()
 def backup(
     file: Annotated[
-        Path | None, typer.Argument(help="A new file. Without it one in the home's folder `backups`.")
+        Path | None, typer.Argument(help="New file to write (default: one in the folder `backups` of the home)")
     ] = None,
 ) -> None:
     """Write all jobs and their history to one file, while the server runs or not."""
@@ -84,12 +82,12 @@ def backup(
 
 @app.command()
 def restore(
-    file: Annotated[Path, typer.Argument(help="A file that `backup` or an upgrade wrote.")],
+    file: Annotated[Path, typer.Argument(help="Backup written by `server backup` or by an upgrade")],
     replace_other: Annotated[
-        bool, typer.Option("--replace-other", help="Also where the file is a backup of another job store.")
+        bool, typer.Option("--replace-other", help="Restore even if FILE is a backup of a different job store")
     ] = False,
 ) -> None:
-    """Put a backup in the place of the job store, which is kept under another name. The server has to be stopped."""
+    """Replace the job store by a backup and keep the old one under another name. Stop the server first."""
     from cluster.paths import home, private_dir
     from orchestrator.store.database_setting import database_url
     from orchestrator.store.restore import restore as put
@@ -102,10 +100,10 @@ def restore(
 
 @app.command()
 def verify(
-    file: Annotated[Path | None, typer.Argument(help="A backup. Without it the job store itself is read.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="Backup to check (default: the job store itself)")] = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """Read all of the job store, or of a backup, and tell what is damaged. Ends with exit code 1 if something is."""
+    """Read all of the job store, or of a backup, and list what is damaged. Exit code 1 if anything is."""
     from dataclasses import asdict
 
     from cluster.paths import home

@@ -36,48 +36,48 @@ class Asked:
 
 
 def simulate(
-    trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="CSV file of jobs: when each comes, and its work.")
-    ] = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="CSV file of jobs: arrival times and work")] = None,
     throughputs: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="CSV file of rates: job type, gang, each kind.")
+        Path | None, typer.Option(metavar="FILE", help="CSV file of rates: job type, gang size, rate per kind")
     ] = None,
     log: Annotated[
-        str, typer.Option(metavar="PATH", help="Instead: the jobs of a server, by its home, database or backup.")
+        str, typer.Option(metavar="PATH", help="Jobs of a server instead of a trace: its home, database or backup")
     ] = "",
     fleet: Annotated[
         str,
-        typer.Option(metavar="KIND=N,...", help="Devices of each kind, e.g. v100=36,k80=36; or a YAML file of nodes."),
+        typer.Option(metavar="KIND=N,...", help="Devices per kind, e.g. v100=36,k80=36, or a YAML file of nodes"),
     ] = "",
     policy: Annotated[str, typer.Option(help=POLICIES)] = "finish_time",
     restart_cost: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Without progress at each start, resume or move. 0, or as in the log."),
+        typer.Option(
+            metavar="SECONDS", help="Seconds without progress at each start, resume or move (default: 0, or as logged)"
+        ),
     ] = None,
     noise: Annotated[
-        float, typer.Option(metavar="SIGMA", help="Log-normal error of the remaining work that the planner sees.")
+        float, typer.Option(metavar="SIGMA", help="Log-normal error of the remaining work seen by the planner")
     ] = 0.0,
-    window: Annotated[str, typer.Option(metavar="A:B", help="Figures also for job ids from A to below B alone.")] = "",
-    since: Annotated[str, typer.Option(help="Of a log: submitted within this time (7d) or since a day.")] = "",
-    until: Annotated[str, typer.Option(help="Of a log: submitted before that (1d, 2026-11-20).")] = "",
+    window: Annotated[str, typer.Option(metavar="A:B", help="Also print figures for job ids from A to below B")] = "",
+    since: Annotated[str, typer.Option(help="Earliest submission in the log: an age (7d) or a day")] = "",
+    until: Annotated[str, typer.Option(help="Latest submission in the log: an age (1d) or a day (2026-11-20)")] = "",
     faults: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="YAML file of how often nodes fail, and for how long.")
+        Path | None, typer.Option(metavar="FILE", help="YAML file of node failures: rates and durations")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed of the noise.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the noise", min=0)] = 0,
     controller: Annotated[
         bool,
-        typer.Option("--controller", help="The whole controller plans, on nodes: slower."),
+        typer.Option("--controller", help="Replay with the full controller on nodes (slower)"),
     ] = False,
     per_node: Annotated[
         int | None,
-        typer.Option(metavar="N", help="With --controller: devices of a node, 8 unless said."),
+        typer.Option(metavar="N", help="Devices per node, with --controller (default: 8)"),
     ] = None,
     plots: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write utilisation.svg, jct.svg and queue.svg there.")
+        Path | None, typer.Option(metavar="FOLDER", help="Folder for utilisation.svg, jct.svg and queue.svg")
     ] = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """Replay a trace of jobs on a fleet that need not exist: completion times, makespan, restarts, utilisation."""
+    """Replay a trace of jobs on a simulated fleet: completion times, makespan, restarts, utilisation."""
     _check_number("--restart-cost", restart_cost or 0.0, MOST_RESTART_S)
     _check_number("--noise", noise, MOST_NOISE)
     asked = Asked(trace, throughputs, log, since, until, fleet, faults)

@@ -45,21 +45,19 @@ class WithCommand(TyperCommand):
 
 
 Words = Annotated[
-    list[str] | None, typer.Argument(help="Job files, or a command after `--`.", metavar="FILE... | -- COMMAND")
+    list[str] | None, typer.Argument(help="Job files, or a command after `--`", metavar="FILE... | -- COMMAND")
 ]
-Name = Annotated[str, typer.Option("--name", "-n", help="Job name.")]
-Env = Annotated[
-    list[str] | None, typer.Option("--env", help="Variable for the job, K=V; may be repeated.", metavar="K=V")
-]
+Name = Annotated[str, typer.Option("--name", "-n", help="Job name (default: from the file or the command)")]
+Env = Annotated[list[str] | None, typer.Option("--env", help="Environment variable, K=V; repeatable", metavar="K=V")]
 EnvFile = Annotated[
     list[Path] | None,
-    typer.Option("--env-file", help="File of such variables, as .env files are; --env wins over it.", metavar="FILE"),
+    typer.Option("--env-file", help="File of environment variables in .env format; --env overrides it", metavar="FILE"),
 ]
 Shown = Annotated[
     list[str] | None,
     typer.Option(
         "--data",
-        help="Data to read, shown at MOUNT in the job's folder: a path here, POOL:PATH, s3://…; may be repeated.",
+        help="Data mounted at MOUNT: a local path, POOL:PATH or s3://…; repeatable",
         metavar="URI:MOUNT",
     ),
 ]
@@ -67,7 +65,7 @@ Accelerators = Annotated[
     str,
     typer.Option(
         "--accelerators",
-        help="Devices, e.g. nvidia:H100:8; replaces those of the file.",
+        help="Devices, e.g. nvidia:H100:8; overrides the job file",
         autocompletion=completion_values.accelerators,
     ),
 ]
@@ -75,21 +73,28 @@ Checkpoint = Annotated[
     str,
     typer.Option(
         "--checkpoint",
-        help="Without a file: what the script saves in $POLYFLEET_OUTPUT_DIR and resumes from, e.g. ckpt.pt.",
+        help="File in $POLYFLEET_OUTPUT_DIR that the script saves and resumes from, e.g. ckpt.pt",
         metavar="PATH",
     ),
 ]
-TaskName = Annotated[Task | None, typer.Option("--task", help="Without a file: what to do.", show_choices=True)]
-Entry = Annotated[str, typer.Option("--entry", help="Without a file: file.py:function or module:function.")]
-WorkingDir = Annotated[str, typer.Option("--working-dir", help="Without a file: folder to send along.")]
+TaskName = Annotated[
+    Task | None, typer.Option("--task", help="Task type, when no job file is given", show_choices=True)
+]
+Entry = Annotated[
+    str, typer.Option("--entry", help="Function to run, file.py:function or module:function, when no job file is given")
+]
+WorkingDir = Annotated[str, typer.Option("--working-dir", help="Folder to upload, when no job file is given")]
 LaunchAs = Annotated[
     Launch | None,
-    typer.Option("--launch", help="Without a file: start the command once per node, or per device as torchrun does."),
+    typer.Option("--launch", help="Processes of the command: one per node, or per device as with torchrun"),
 ]
 Pool = Annotated[
-    str, typer.Option("--pool", help="Use only nodes of this pool.", autocompletion=completion_values.pool)
+    str,
+    typer.Option(
+        "--pool", help="Pool in which the job runs (default: any that fits)", autocompletion=completion_values.pool
+    ),
 ]
-Key = Annotated[str, typer.Option("--key", help="Idempotency key: a submission with the same key counts once.")]
+Key = Annotated[str, typer.Option("--key", help="Idempotency key: the same key submits the job once")]
 
 
 def submit(
@@ -106,11 +111,15 @@ def submit(
     launch: LaunchAs = None,
     data: Shown = None,
     checkpoint: Checkpoint = "",
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until it has ended; the exit code tells how.")] = False,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Print its log until it has ended; implies --wait.")
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for the job: exit 0 if it succeeded, 1 failed, 4 cancelled")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would happen, and submit nothing.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Follow the log until the job ends; implies --wait")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the placement that the job would get, without submitting it")
+    ] = False,
     key: Key = "",
     output: Output = Format.TABLE,
 ) -> None:

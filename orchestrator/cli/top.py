@@ -25,12 +25,16 @@ not interrupt it."""
 
 
 def top(
-    count: Annotated[int, typer.Option("--count", "-n", help="End after this many refreshes (0: never).", min=0)] = 0,
-    once: Annotated[bool, typer.Option("--once", help="Print one snapshot and end, as without a terminal.")] = False,
-    every: Annotated[float, typer.Option("--every", help="Seconds between refreshes.", min=0.5, max=3600.0)] = 2.0,
+    count: Annotated[
+        int, typer.Option("--count", "-n", help="Number of refreshes before it ends (0: no limit)", min=0)
+    ] = 0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one snapshot and exit (default without a terminal)")
+    ] = False,
+    every: Annotated[float, typer.Option("--every", help="Seconds between refreshes", min=0.5, max=3600.0)] = 2.0,
     output: Output = Format.TABLE,
 ) -> None:
-    """Devices, how busy they are, and the jobs on them with step and rate, live. `q` or Ctrl-C ends it.
+    """Show devices, their utilisation, and the jobs on them with step and rate, live. `q` or Ctrl-C exits.
 
     Of accelerators NVIDIA's and AMD's drivers tell how busy they are; nodes tell it every 10 s. A CPU's is the load of
     its node. With `-o json` or `yaml` it prints one snapshot.

@@ -11,26 +11,30 @@ DIFFERENT = 1
 
 
 def validate(
-    entry: Annotated[str, typer.Argument(help="What makes the model: file.py:function or transformers:TYPE.")],
+    entry: Annotated[
+        str, typer.Argument(help="Function that returns the model, file.py:function, or transformers:TYPE")
+    ],
     on: Annotated[
         str,
         typer.Option(
-            help="Pools or kinds, a,b; others are compared with the first.",
+            help="Comma-separated pools or kinds; the first is the reference",
             autocompletion=completion_values.kinds_and_pools,
         ),
     ],
-    working_dir: Annotated[str, typer.Option(help="Folder to send along; by default this one.")] = "",
-    sample_input: Annotated[str, typer.Option(help="What makes the input: module:function.")] = "",
-    batch_size: Annotated[int, typer.Option(help="Batch size passed to sample_input (default 1).", min=0)] = 0,
-    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "",
-    steps: Annotated[int, typer.Option(help="Training steps to follow.", min=0)] = 3,
-    seed: Annotated[int, typer.Option(help="Random seed of weights and inputs.", min=0)] = 0,
-    rtol: Annotated[float, typer.Option(help="Largest relative difference (0: what rounding explains).", min=0)] = 0.0,
+    working_dir: Annotated[str, typer.Option(help="Folder to upload (default: the current folder)")] = "",
+    sample_input: Annotated[str, typer.Option(help="Function that returns one input batch, as module:function")] = "",
+    batch_size: Annotated[int, typer.Option(help="Batch size passed to sample_input (default: 1)", min=0)] = 0,
+    precision: Annotated[str, typer.Option(help="Precision: fp32, bf16 or fp16")] = "",
+    steps: Annotated[int, typer.Option(help="Number of training steps to compare", min=0)] = 3,
+    seed: Annotated[int, typer.Option(help="Random seed for weights and inputs", min=0)] = 0,
+    rtol: Annotated[
+        float, typer.Option(help="Maximum relative difference (0: chosen from the rounding error)", min=0)
+    ] = 0.0,
     output: Output = Format.TABLE,
 ) -> None:
-    """Activations layer by layer, loss, gradients and training steps on several devices, from the same weights.
+    """Compare a model on several devices from the same weights: activations of each layer, loss, gradients, steps.
 
-    Exit code 1 when they differ beyond rounding; the first layer and step that do are named.
+    Exit code 1 if they differ by more than rounding; the first layer and step that differ are named.
     """
     from orchestrator.benchmark import numeric_validation
     from orchestrator.client import connect

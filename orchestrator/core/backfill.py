@@ -115,7 +115,7 @@ def sentence(claimed: Claim, room: Room, equals: Collection[str] = ()) -> str:
         where += f", {held_by(holders)}"
     if claimed.missing == needed:
         return f"waits for {needed} device{'s' if needed > 1 else ''} on {where}"
-    return f"waits for {claimed.missing} of {needed} devices on {where}; no later job takes the others"
+    return f"waits for {claimed.missing} of {needed} devices on {where}; the others are reserved for it"
 
 
 def held_by(jobs: list[str]) -> str:

@@ -73,4 +73,4 @@ def too_few_nodes(want: Candidate, found: dict[Island, list[Devices]]) -> str:
     island, fits = max(found.items(), key=lambda item: len(item[1]))
     have = f"pool {island.pool} has {len(fits)} ({island.kind})"
     each = "as many devices as the others" if want.exclusive else f"{want.min_count} devices"
-    return f"job needs {want.nodes} nodes of one island, each with {each}; {have}"
+    return f"the job needs {want.nodes} nodes of one pool and kind, each with {each}; {have}"

@@ -14,7 +14,7 @@ Reasons = dict[tuple[int, str], str]
 """(candidate number, devices id, or "" for all) -> the refusing sentence."""
 
 MAX_NAMED = 2
-NO_DEVICES = "no node of the fleet has told its devices yet"
+NO_DEVICES = "no node has reported its devices yet"
 
 
 def there(job: Job, place: Place, room: Room, nodes: tuple[str, ...] = ()) -> Option | None:

@@ -265,7 +265,7 @@ class Agents:
             if isinstance(error.cause, ControllerSuperseded):
                 self._told_of(handle.node, error.cause.seen)
             elif not isinstance(error.cause, Conflict):
-                why = f"its agent fails: {error.cause!r}; is it of the same Polyfleet version as the server?"
+                why = f"its agent fails: {error.cause!r}; check that it is of the server's Polyfleet version"
                 self._post(AgentFailed(handle.node, handle.ray_id, why))
         if isinstance(error, ray.exceptions.RayActorError):
             gone = isinstance(error, ray.exceptions.ActorDiedError)

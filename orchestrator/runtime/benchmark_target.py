@@ -129,7 +129,7 @@ class FleetColumn:
                 return True
             time.sleep(LOOK_S)
             waited_s, wait_s = time.monotonic() - asked_s, VERDICT_S + (busy_s if same else 0.0)
-        raise TargetLost(f"no word of its session for {waited_s:.0f} s: {said}")
+        raise TargetLost(f"its session has not answered for {waited_s:.0f} s: {said}")
 
     def _answers(self) -> bool:
         """The session that we know, within a moment."""

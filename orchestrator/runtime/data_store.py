@@ -86,7 +86,7 @@ class DataStore:
             tree.finish(path, int(end["bytes"]), float(end["modified_s"]), int(end["mode"]))
         if end and "whole" in end and digest_of(tree.hashes(path)[1]) != end["whole"]:
             tree.remove(path)
-            raise UserError(f"{path!r} does not read back as it was sent", "is it being sent twice at once?")
+            raise UserError(f"{path!r} does not read back as it was sent", "send it again, once at a time")
 
     def hashes(self, upload: str, path: str, first: int) -> dict[str, Any]:
         version, hashes = self._tree(upload).hashes(path, first, HASHES_AT_ONCE)

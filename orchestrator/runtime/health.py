@@ -117,10 +117,10 @@ def _controller(seen: Seen) -> Iterator[NoteOf]:
     own = seen.controller
     if own.policy_fault:
         said = f"{own.policy_fault}; jobs are served in the order of submission meanwhile"
-        yield "", Finding("error", "policy", said, "mend or replace it, or name another `policy` in the fleet file")
+        yield "", Finding("error", "policy", said, "fix or replace it, or name another `policy` in the fleet file")
     if own.turn_age_s > TURN_LATE_S:
-        said = f"last turn {age(own.turn_age_s)} ago: {own.doing}"
-        remedy = "see the server's log; `polyfleet server stop` ends it, and jobs go on with the next server"
+        said = f"the controller has not finished a cycle for {age(own.turn_age_s)}: {own.doing}"
+        remedy = "see the server's log; `polyfleet server stop` stops it: jobs keep running, the next server continues"
         yield "", Finding("error", "controller", said, remedy)
     if own.failing and own.failures > 1:
         said = f"the last {own.failures} turns failed: {own.failing}"

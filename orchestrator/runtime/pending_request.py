@@ -38,8 +38,8 @@ class Ask:
         """Until it is durable. Raises NotFound or Conflict as the controller refused it, FleetError, Busy."""
         if not self.done.wait(timeout_s):
             raise Busy(
-                f"the server has not got to it within {timeout_s:.0f} s: it is {doing()}",
-                "it may still be done; ask again, the same request has one effect",
+                f"the server did not process the request within {timeout_s:.0f} s: it is {doing()}",
+                "it may still be carried out; repeating the request is safe",
             )
         if self.error is not None:
             raise self.error

@@ -39,7 +39,7 @@ def _secret(field: str, reference: str) -> str:
 
 def _of_environment(field: str, name: str) -> str:
     if name not in os.environ:
-        remedy = "`polyfleet server stop`, set it, then the same again: the next server has it"
+        remedy = "run `polyfleet server stop`, set the variable, then run this command again: the next server reads it"
         raise SpecError(field, f"{name} is not set in the server's environment", remedy)
     return os.environ[name]
 

@@ -12,5 +12,5 @@ def findings(poison: Iterable[tuple[str, dict[str, dict[str, Any]]]]) -> Iterato
         for key, told in sorted(attempts.items()):
             job = key.rsplit(".", 2)[0]
             times = "once" if told["count"] == 1 else f"{told['count']} times"
-            message = f"attempt {key} wrote what cannot be used, {times}; the last: {told['reason']}"
+            message = f"attempt {key} wrote invalid output {times}; the last: {told['reason']}"
             yield node, Finding("warning", job, message, f"`polyfleet logs {job}`, or `polyfleet cancel {job}`")

@@ -98,7 +98,7 @@ def _await_recorded(home: Path, progress: Progress) -> ServerRecord | None:
             raise Conflict(
                 f"a server of {home} runs as process {strays[0].pid}, but "
                 f"{home / server_record.NAME} does not say where",
-                "`polyfleet server stop`, then the same again: jobs and fleet go on meanwhile",
+                "run `polyfleet server stop`, then this command again; jobs keep running",
             )
         time.sleep(0.1)
     return None

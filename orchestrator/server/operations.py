@@ -112,7 +112,7 @@ class LongOperation:
     def _refuse_abandoned(self) -> None:
         """Raising into the service is how work nobody waits for is stopped."""
         if self.abandoned.is_set():
-            raise FleetError("the client went away, the work was stopped", "ask again")
+            raise FleetError("the client disconnected, so the operation was stopped", "run the command again")
 
     def _tell(self, done: int, total: int) -> None:
         self._refuse_abandoned()

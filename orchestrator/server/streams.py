@@ -45,7 +45,9 @@ class StreamLimitExceeded(FleetError):
     retry_after_s = 10
 
     def __init__(self, most: int):
-        super().__init__(f"{most} streams are open, the most at a time", "end some of them, or ask again in 10 s")
+        super().__init__(
+            f"the server has its maximum of {most} streams open", "close a `polyfleet logs -f`, or retry in 10 s"
+        )
         self.args = (most,)
 
 

@@ -9,7 +9,7 @@ from cluster.errors import UserError
 NAME = "token"
 SHORTEST = 32
 """`GET /healthz` tells an HMAC under the token to everybody, who must not find it by trying."""
-ANEW = "`polyfleet server stop`, remove that file, then the same again: a new one is made"
+ANEW = "run `polyfleet server stop`, remove that file, then run this command again: it makes a new one"
 
 
 def read(home: Path) -> str:
@@ -21,7 +21,7 @@ def read(home: Path) -> str:
     except FileNotFoundError:
         raise UserError(
             f"the server runs, but its token {path} is gone",
-            "`polyfleet server stop`, then the same again: a new one is made",
+            "run `polyfleet server stop`, then this command again: it makes a new one",
         ) from None
     except (OSError, UnicodeDecodeError) as e:
         raise UserError(f"the token {path} cannot be read: {e}", ANEW) from None

@@ -57,7 +57,7 @@ def open_folder(path: Path) -> int:
     whose = f"owner uid {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}"
     raise FleetError(
         f"the folder {path.parent} of the server's socket is open to others ({whose})",
-        f"as its owner: `polyfleet server stop`, `chmod 700 {path.parent}`, then the same again",
+        f"as its owner, run `polyfleet server stop`, `chmod 700 {path.parent}`, then this command again",
     )
 
 

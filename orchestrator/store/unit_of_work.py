@@ -66,7 +66,9 @@ def wait_committed(units: Sequence[UnitOfWork], deadline_s: float) -> bool:
 def committed_result(unit: UnitOfWork) -> Any:
     """What came of it, or the error."""
     if not unit.done.done():
-        return CommitPending("the job store has not answered yet", "it may be stored; ask again with the same key")
+        return CommitPending(
+            "the job store has not confirmed the write", "it may be stored: repeat the request with the same key"
+        )
     return unit.done.exception() or unit.done.result()
 
 

@@ -105,8 +105,8 @@ class StoreWriter(threading.Thread):
         with self._wake:
             late = [unit for unit in self._work if id(unit) in mine]
             self._work = deque(unit for unit in self._work if id(unit) not in mine)
-        message = f"the job store is still at what it was asked to write before, after {WAIT_S:.0f} s"
-        _refuse(late, StoreBusy(message, "nothing of this is stored: ask again; `polyfleet doctor` tells more"))
+        message = f"the job store has not finished earlier writes after {WAIT_S:.0f} s"
+        _refuse(late, StoreBusy(message, "nothing was stored: retry, and see `polyfleet doctor`"))
 
     def submit_report(self, row: Row) -> None:
         """Returns at once; the oldest is dropped when too many wait."""

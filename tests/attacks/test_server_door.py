@@ -368,5 +368,5 @@ def test_one_stream_too_many_is_refused_with_when_to_come_back(home, monkeypatch
             held.enter_context(many.stream("GET", "/v1/changes/stream", params={"after": 1}))
         refused = many.get("/v1/changes/stream")
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "10")
-        assert refused.json()["error"]["message"] == "512 streams are open, the most at a time"
+        assert refused.json()["error"]["message"] == "the server has its maximum of 512 streams open"
         assert many.get("/v1/jobs").status_code == 200

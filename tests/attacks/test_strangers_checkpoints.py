@@ -427,7 +427,7 @@ HELD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 )
 def test_a_safetensors_header_is_taken_exactly(told, tmp_path):
     (tmp_path / "x.safetensors").write_bytes(header(told))
-    assert "says nothing sensible" in refused(tmp_path / "x.safetensors", tmp_path / "root")
+    assert "is not valid" in refused(tmp_path / "x.safetensors", tmp_path / "root")
 
 
 def test_index_files_that_are_pipes_folders_or_without_end_are_refused(tmp_path):

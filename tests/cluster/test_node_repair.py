@@ -106,7 +106,7 @@ def test_nothing_is_repaired_while_up_or_down_is_at_work(record: FleetRecord, mo
     monkeypatch.setattr(embedded, "WAIT_S", 0.2)
     with fleet_lock():
         assert NodeRepair(print).restart_lost() == RepairResult()
-        with pytest.raises(Conflict, match="another `polyfleet up` or `down` is at work here"):
+        with pytest.raises(Conflict, match="another `polyfleet up` or `down` is running for this home"):
             down(told.append)
     assert told == ["waiting for another `polyfleet up` or `down` to end"]
     assert NodeRepair(print).restart_lost().started == ("cpu-0",)

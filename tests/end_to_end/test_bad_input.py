@@ -218,7 +218,7 @@ def test_a_job_that_never_ran_says_so(whole_fleet: Orchestrator, polyfleet: Cli)
             "the server does not know the token of this home\n  `polyfleet server stop`",
         ),
         ("token", lambda text: "", 2, "/token holds no token\n  `polyfleet server stop`, remove that file"),
-        ("token", None, 2, "/token is gone\n  `polyfleet server stop`, then the same again"),
+        ("token", None, 2, "/token is gone\n  run `polyfleet server stop`, then this command again"),
         ("server.json", lambda text: text.replace('"version": "', '"version": "9'), 2, "the server is of version 9"),
     ],
     ids=["wrong token", "empty token", "no token", "another version"],

@@ -83,7 +83,7 @@ class AttemptManager(AttemptTable):
         except FenceUnreadable as e:
             raise FleetError(
                 f"node {self._node} cannot read whether attempt {attempt.epoch} of {attempt.job} still counts: {e}",
-                "the start is tried again; Ray's head must answer",
+                "nothing to do: the server retries the start; `polyfleet doctor` shows whether Ray's head answers",
             ) from None
         if attempt.epoch < fence:
             raise EpochPast(f"attempt {attempt.epoch} of {attempt.job} was superseded by attempt {fence}", fence)
@@ -108,7 +108,10 @@ class AttemptManager(AttemptTable):
         until = time.monotonic() + END_OLDER_S
         while older := [a for a in older if a.live]:
             if time.monotonic() >= until:
-                raise FleetError(f"attempt {older[0].id} still ends on node {self._node}", "the start is tried again")
+                raise FleetError(
+                    f"attempt {older[0].id} is still stopping on node {self._node}",
+                    "nothing to do: the server retries the start",
+                )
             time.sleep(LOOK_EVERY_S)
             for other in older:
                 other.settle()

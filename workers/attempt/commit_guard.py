@@ -30,7 +30,10 @@ def check_not_replaced(environ: Mapping[str, str] = os.environ) -> None:
     """
     while MARK in environ and (why := replaced_reason(Path(environ[MARK]))):
         if lease.expired(_folder(Path(environ[MARK])).lease):
-            raise AttemptReplaced(f"this attempt may not save: {why}", "stop this attempt; the job goes on elsewhere")
+            raise AttemptReplaced(
+                f"this attempt was replaced and cannot save: {why}",
+                "nothing to do: the job continues in a newer attempt",
+            )
         time.sleep(LOOK_EVERY_S)
 
 

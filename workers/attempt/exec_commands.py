@@ -197,7 +197,9 @@ def _parsed(said: bytes) -> dict[str, Any]:
             "terminal": bool(found["terminal"]),
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise _RefusedError("the agent's words cannot be read: is it of another version than the attempt?") from None
+        raise _RefusedError(
+            "the agent's message cannot be read: agent and attempt may be of different versions"
+        ) from None
 
 
 def _shell(environ: dict[str, str]) -> str:

@@ -86,8 +86,10 @@ def _checked(result: Any) -> Any:
         why = e.why if isinstance(e, UnreadableFile) else f"cannot be written as JSON: {e}"
         raise UserError(f"the task's result {why}", "return numbers, strings, lists and dicts") from None
     if len(text) > MOST_RESULT_BYTES:
-        told = f"the task's result has {len(text) / 2**20:.1f} MiB as JSON, {MOST_RESULT_BYTES >> 20} are the most"
-        raise UserError(told, "write what is large into a file or a checkpoint, and return where it is")
+        told = (
+            f"the task's result has {len(text) / 2**20:.1f} MiB as JSON; the maximum is {MOST_RESULT_BYTES >> 20} MiB"
+        )
+        raise UserError(told, "write large values to a file or checkpoint and return its path")
     return result
 
 

@@ -20,7 +20,7 @@ class NVIDIABackend(CudaModuleBackend):
         if torch.version.cuda is None:
             return f"torch {torch.__version__} is built without CUDA"
         if not torch.cuda.is_available():
-            return f"torch {torch.__version__} (CUDA {torch.version.cuda}) sees no device; is the driver new enough?"
+            return f"torch {torch.__version__} (CUDA {torch.version.cuda}) finds no device: update the driver"
         return ""
 
     @property

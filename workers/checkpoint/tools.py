@@ -133,11 +133,12 @@ def _ended(verb: str, code: int, complaints: deque[bytes]) -> PolyfleetError:
     if verb in BOUNDED and (reached := sandbox.limit_message(code)):
         return workers.errors.CheckpointError(
             f"`{verb}` was ended: {reached}",
-            "is the file what it claims to be? A sound one may have been busy: try again",
+            "check that the file really is in its format, then try again: an undamaged one may have been busy",
         )
     last = complaints[-1].decode(errors="replace").strip() if complaints else f"exit code {code}"
     return FleetError(
-        f"the process for `{verb}` ended without an answer: {last:.1000}", "try again; see memory and disk"
+        f"the process for `{verb}` exited without a result: {last:.1000}",
+        "check free memory and disk space, then run it again",
     )
 
 
@@ -196,7 +197,7 @@ def apply_sandbox(verb: str, arguments: dict[str, Any]) -> bool:
 def exceeds_limits(verb: str) -> dict[str, Any]:
     """The error that a process tells whose limit of memory was reached."""
     message = f"`{verb}` needs more memory than files of this size do"
-    error = workers.errors.CheckpointError(message, "is the file what it claims to be?")
+    error = workers.errors.CheckpointError(message, "check that the file really is in the format you named")
     return {"kind": "CheckpointError", "arguments": list(error.args), "message": str(error)}
 
 

@@ -21,7 +21,8 @@ def check_effect(library: Library, on: bool) -> EffectCheck:
     library.require()
     if library.seen is None or (library.switch is None and not library.launcher and on not in library.fresh):
         raise UserError(
-            f"nothing shows {library.display_name} {_word(on)}", f"provable here: {', '.join(checkable_libraries())}"
+            f"nothing shows {library.display_name} {_word(on)}",
+            f"libraries with a check here: {', '.join(checkable_libraries())}",
         )
     if library.switch is not None:
         with library.enable() if on else library.disable():

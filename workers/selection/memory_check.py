@@ -77,5 +77,5 @@ def _told(device: DeviceInfo, free: int | None, needed: int) -> str:
     if device.unavailable_reason:
         return f"{called}: {device.unavailable_reason}"
     if free is None:
-        return f"{called}: its free memory is not told"
+        return f"{called}: free memory unknown"
     return f"{called}: {free / 2**30:.2f} GiB free, {(needed - free) / 2**30:.2f} missing"

@@ -158,4 +158,4 @@ def test_what_waits_in_a_fleet_without_any_node_says_so(c, w):
     c.tell(m.Parted(over=True))
     c.tell(m.Joined())
     c.tick(3.0)
-    assert c.control.plan.why_not["j"] == {(0, ""): "no node of the fleet has told its devices yet"}
+    assert c.control.plan.why_not["j"] == {(0, ""): "no node has reported its devices yet"}

@@ -242,7 +242,7 @@ def test_a_gang_that_has_waited_long_goes_before_short_jobs(w, fleet):
     assert waited.start == ()
     assert (
         waited.why_not["gang"][0, ""]
-        == "waits for 1 of 2 devices on a/cpu, held by busy; no later job takes the others"
+        == "waits for 1 of 2 devices on a/cpu, held by busy; the others are reserved for it"
     )
 
 

@@ -118,7 +118,7 @@ def test_a_node_that_may_be_started_is_an_offer_until_the_pool_has_all_of_its_no
         ({"kinds": ("tpu:v5e",)}, "is nvidia:H100-80GB, job accepts tpu:v5e"),
         ({"memory_bytes": 100 * 2**30}, "80 GiB per device, job needs 100"),
         ({"count": 8}, "has 4 devices in all, job needs 8"),
-        ({"count": 4, "nodes": 2}, "job needs 2 nodes of one island, each with 4 devices; pool h100 has 1"),
+        ({"count": 4, "nodes": 2}, "the job needs 2 nodes of one pool and kind, each with 4 devices; pool h100 has 1"),
         ({"max_price": 1.0}, "costs 2 per device and hour, job pays at most 1"),
     ],
 )

@@ -211,7 +211,9 @@ def test_a_gang_never_spans_islands(w, other):
     job = w.job("gang", w.want("nvidia:H100", "amd:MI300X", count=8, nodes=2))
     decided = plan(w.snapshot(fleet, [job]))
     assert decided.start == ()
-    assert "job needs 2 nodes of one island, each with 8 devices; pool h100" in decided.why_not["gang"][0, ""]
+    assert (
+        "the job needs 2 nodes of one pool and kind, each with 8 devices; pool h100" in decided.why_not["gang"][0, ""]
+    )
 
 
 def test_a_gang_over_a_range_gets_the_same_number_on_each_node(w):
@@ -240,7 +242,7 @@ def test_a_blocked_gang_keeps_what_it_needs_from_all_later_jobs(w):
         why_not={
             "gang": {
                 (0, b.id): "2 of 4 devices are free, job needs 4",
-                (0, ""): f"waits for 2 of 8 devices on {a.id}, {b.id}; no later job takes the others",
+                (0, ""): f"waits for 2 of 8 devices on {a.id}, {b.id}; the others are reserved for it",
             },
             "small": {
                 (0, a.id): "0 of 4 devices are free, job needs 1; 4 more kept for gang, which goes first",
@@ -280,13 +282,13 @@ def test_a_job_claims_the_place_with_the_fewest_missing_devices(w):
     a, b = w.devices("a", 4, free=(0,)), w.devices("b", 4, free=(0, 1, 2))
     decided = plan(w.snapshot([a, b], [w.job("j", count=4, number=1), w.job("small", number=2)]))
     assert decided.start == (Start("small", 0, ((a.id, (0,)),), "nvidia:H100-80GB in pool h100, the tightest fit"),)
-    assert decided.why_not["j"][0, ""] == f"waits for 1 of 4 devices on {b.id}; no later job takes the others"
+    assert decided.why_not["j"][0, ""] == f"waits for 1 of 4 devices on {b.id}; the others are reserved for it"
 
 
 def test_of_several_islands_the_one_with_the_fewest_missing_is_claimed(w):
     a, b = w.devices("a", 4, free=(0,)), w.devices("b", 4, free=(0, 1, 2), pool="other")
     decided = plan(w.snapshot([a, b], [w.job("j", count=4)]))
-    assert decided.why_not["j"][0, ""] == f"waits for 1 of 4 devices on {b.id}; no later job takes the others"
+    assert decided.why_not["j"][0, ""] == f"waits for 1 of 4 devices on {b.id}; the others are reserved for it"
 
 
 def test_of_several_places_the_one_with_the_cheapest_victims_is_emptied(w):
@@ -401,7 +403,7 @@ def test_an_exclusive_job_takes_a_whole_node_and_no_node_of_which_another_job_ho
     assert plan(w.snapshot([busy], [whole])).why_not == {
         "whole": {
             (0, busy.id): "7 of 8 devices are free, job needs all of them (exclusive)",
-            (0, ""): f"waits for 1 of 8 devices on {busy.id}; no later job takes the others",
+            (0, ""): f"waits for 1 of 8 devices on {busy.id}; the others are reserved for it",
         }
     }
 
@@ -428,7 +430,7 @@ def test_an_exclusive_gang_takes_nodes_with_equally_many_devices(w):
     gang = w.job("gang", w.want("nvidia:H100", nodes=2, exclusive=True))
     unequal = [w.devices("a", 8), w.devices("b", 4)]
     assert plan(w.snapshot(unequal, [gang])).why_not["gang"] == {
-        (0, ""): "job needs 2 nodes of one island, each with as many devices as the others; "
+        (0, ""): "the job needs 2 nodes of one pool and kind, each with as many devices as the others; "
         "pool h100 has 1 (nvidia:H100-80GB)"
     }
     [start] = plan(w.snapshot([*unequal, w.devices("c", 4)], [gang])).start

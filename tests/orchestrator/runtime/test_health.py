@@ -39,7 +39,9 @@ def test_a_server_whose_fleet_has_another_is_told_nothing_but_that():
 
 def test_a_controller_that_stands_still_is_told_with_its_age_and_what_it_does():
     stuck = replace(WELL, controller=ControllerSeen(42.0, "placing jobs"))
-    assert said(stuck) == [("", "error", "controller", "last turn 42 s ago: placing jobs")]
+    assert said(stuck) == [
+        ("", "error", "controller", "the controller has not finished a cycle for 42 s: placing jobs")
+    ]
 
 
 def test_turns_that_fail_again_and_again_are_told():

@@ -73,7 +73,7 @@ class Passes:
             *(ctypes.byref(change) if count else None, ctypes.byref(at)),
         )
         if failed == 1:
-            raise DamagedCheckpoint(f"{path} ends at byte {at.value} while it is read: somebody shortens it")
+            raise DamagedCheckpoint(f"{path} ends at byte {at.value} while it was being read: the file was truncated")
         if failed:
             why = os.strerror(-failed) if -failed in errno.errorcode else f"error {-failed}"
             raise DamagedCheckpoint(f"{path} cannot be read at byte {at.value}: {why}")

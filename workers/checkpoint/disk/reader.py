@@ -228,5 +228,7 @@ def read_at(path: Path, descriptor: int, start: int, out: memoryview) -> None:
         except OSError as e:
             raise DamagedCheckpoint(f"{path} cannot be read at byte {start + done}: {e.strerror or e}") from e
         if count == 0:
-            raise DamagedCheckpoint(f"{path} ends at byte {start + done} while it is read: somebody shortens it")
+            raise DamagedCheckpoint(
+                f"{path} ends at byte {start + done} while it was being read: the file was truncated"
+            )
         done += count

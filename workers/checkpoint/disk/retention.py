@@ -66,7 +66,7 @@ def check_attempt_is_newest(root: Path, producer: Producer) -> None:
             raise CheckpointError(
                 f"attempt {producer.epoch} of job {producer.job} may not save:"
                 f" attempt {other['epoch']} has saved {folder.name}",
-                "stop this attempt; the job goes on elsewhere",
+                "nothing to do: the job continues in a newer attempt",
             )
 
 

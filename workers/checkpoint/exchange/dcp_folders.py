@@ -31,7 +31,7 @@ def read_dcp(source: Path, plain: PickleDecoder) -> Any:
     try:
         pickled = read_bytes(real(where), pickle_symbols.LARGEST_BYTES)
     except UnreadableFile as e:
-        raise CheckpointError(e.message, "is the folder complete?") from None
+        raise CheckpointError(e.message, "check that the folder is complete, then run it again") from None
     metadata = pickle_symbols.read(pickled, str(where))
     try:
         places: dict[str, dict[tuple[int, ...], _Place]] = {}
@@ -41,7 +41,9 @@ def read_dcp(source: Path, plain: PickleDecoder) -> Any:
         described = {_text(fqn): meta for fqn, meta in metadata.state["state_dict_metadata"].items()}
         paths = metadata.state.get("planner_data") or {}
     except (AttributeError, KeyError, TypeError, ValueError, IndexError) as e:
-        raise CheckpointError(f"{where} is no metadata of DCP: {e!r:.200}", "is it complete?") from None
+        raise CheckpointError(
+            f"{where} is not metadata of DCP: {e!r:.200}", "check that the folder is complete, then run it again"
+        ) from None
     _check_apart(where, [place for parts in places.values() for place in parts.values()])
     nested: dict[Any, Any] = {}
     for fqn, meta in described.items():
@@ -108,7 +110,9 @@ def _joined(fqn: str, meta: PickledCall, parts: dict[tuple[int, ...], Any]) -> A
         return only
     cut = {offset: part for offset, part in parts.items() if isinstance(part, Reference)}
     if not cut or len(cut) != len(parts):
-        raise CheckpointError(f"{fqn:.200} has parts that are no tensors", "is the folder complete?")
+        raise CheckpointError(
+            f"{fqn:.200} has parts that are not tensors", "check that the folder is complete, then run it again"
+        )
     return Parts(size, cut)
 
 

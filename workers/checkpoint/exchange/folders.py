@@ -204,7 +204,9 @@ def _read_values(path: Path) -> Any:
     os.close(open_regular(path))  # which says what is wrong with it, if anything is
     data = read_bytes(real(path), LARGEST_JSON_BYTES)
     if depth(data) >= DEEPEST:
-        raise CheckpointError(f"{path} is nested deeper than {DEEPEST}", "is it what it claims to be?")
+        raise CheckpointError(
+            f"{path} is nested deeper than {DEEPEST}", "check that the file really is in the format you named"
+        )
     return json.loads(data)
 
 

@@ -76,10 +76,11 @@ def read(source: Path, format: str, drop: bool) -> ImportedState:  # noqa: A002
         said = (
             "needs much more memory than files of its size do" if isinstance(e, MemoryError) else "is nested too deep"
         )
-        raise CheckpointError(f"{source} {said}", "is it what it claims to be?") from None
+        raise CheckpointError(f"{source} {said}", "check that the file really is in the format you named") from None
     except Exception as e:  # a stranger's file may be wrong in any way
         raise CheckpointError(
-            f"{source} cannot be understood: {type(e).__name__}: {e!s:.200}", "is the file complete?"
+            f"{source} cannot be understood: {type(e).__name__}: {e!s:.200}",
+            "check that the file is complete, then run it again",
         ) from e
 
 
@@ -88,7 +89,8 @@ def _sound(source: Path, found: ImportedState, plain: PickleDecoder, drop: bool)
     if plain.refused and not drop:
         where, what = next(iter(plain.refused.items()))
         raise CheckpointError(
-            f"{source} holds {len(plain.refused)} objects that are no plain values; {where} is a {what}",
+            f"{source} holds {len(plain.refused)} Python objects that cannot be imported;"
+            f" the first is {where}, a {what}",
             "pass --drop to leave them out; tensors and numbers are kept",
         )
     found.notes += [f"dropped {where}: a {what}" for where, what in plain.refused.items()]
@@ -104,7 +106,7 @@ def _sound(source: Path, found: ImportedState, plain: PickleDecoder, drop: bool)
     found.note_shared()
     _judge_unfit(source, found, drop)
     if not found.entries:
-        raise CheckpointError(f"{source} holds no tensors and no values", "is it the right file?")
+        raise CheckpointError(f"{source} contains no tensors and no values", "check that it is the right file")
     return found
 
 

@@ -300,7 +300,8 @@ def _check_inside(name: str, found: Reference) -> None:
         raise CheckpointError(f"{name} has the dtype {found.dtype}", "save it as one that checkpoints hold")
     if count_of(found) and (last_of(found) + 1) * DTYPES[found.dtype].bytes > found.storage.bytes:
         raise CheckpointError(
-            f"{name} claims elements beyond its storage of {found.storage.bytes} bytes", "is it whole?"
+            f"{name} declares elements beyond its storage of {found.storage.bytes} bytes",
+            "check that the file is complete",
         )
 
 

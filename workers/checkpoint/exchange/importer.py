@@ -233,7 +233,7 @@ def _written(files: Files, aside: Path, found: ImportedState, step: int, progres
     if needed_bytes > free_bytes:
         raise CheckpointError(
             f"the tensors need {needed_bytes:,} bytes, the disk of {aside.parent} has {free_bytes:,} free",
-            "free disk space; a small file that claims much may also be hostile",
+            "free disk space; if the source file is small, it may be malicious: do not import it",
         )
     layouts = lay_out(pieces, SHARD_BYTES)
     largest = max([layout.size_bytes for layout in layouts], default=0)

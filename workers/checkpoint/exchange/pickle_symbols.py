@@ -100,4 +100,7 @@ def read(data: bytes, where: str, persistent: Callable[[Any], Any] | None = None
     except CheckpointError:
         raise
     except Exception as e:  # a pickle may be wrong in any way
-        raise CheckpointError(f"{where} is not a pickle that can be read as data: {e}", "is the file complete?") from e
+        raise CheckpointError(
+            f"{where} is not a pickle that can be read as data: {e}",
+            "check that the file is complete, then run it again",
+        ) from e

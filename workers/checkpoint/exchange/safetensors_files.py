@@ -60,7 +60,7 @@ def parse_header(text: bytes, where: str) -> dict[str, TensorInFile]:
         return {name: _held(told, 8 + len(text)) for name, told in header.items() if name != "__metadata__"}
     except (ValueError, RecursionError) as e:
         raise CheckpointError(
-            f"{where} has a header that says nothing sensible: {e!s:.200}", "is it safetensors?"
+            f"{where} has a header that is not valid: {e!s:.200}", "check that it is a safetensors file"
         ) from None
 
 

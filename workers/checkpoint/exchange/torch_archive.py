@@ -107,7 +107,8 @@ class Archive:
             info = self._entries.get(f"{self._prefix}data/{key}") if isinstance(key, str | int) else None
             if kind != "storage" or dtype is None or info is None or type(count) is not int or type(device) is not str:
                 raise CheckpointError(
-                    f"{self.path} refers to a storage {key_text(key)[:80]} that it does not have", "is it whole?"
+                    f"{self.path} refers to a storage {key_text(key)[:80]} that it does not have",
+                    "check that the file is complete, then run it again",
                 )
             if dtypes.setdefault(str(key), dtype) != dtype:
                 raise CheckpointError(
@@ -155,7 +156,10 @@ class _Window:
     def __init__(self, file: IO[bytes], start: int, size_bytes: int):
         self._file, self._start, self.size_bytes, self._at = file, start, size_bytes, 0
         if start < 0 or size_bytes < 0:
-            raise CheckpointError(f"an archive of {size_bytes} bytes from {start} on", "is the file complete?")
+            raise CheckpointError(
+                f"an archive of {size_bytes} bytes from {start} on",
+                "check that the file is complete, then run it again",
+            )
 
     def seek(self, offset: int, whence: int = 0) -> int:
         self._at = max({0: 0, 1: self._at, 2: self.size_bytes}[whence] + offset, 0)

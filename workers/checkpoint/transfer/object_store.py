@@ -51,7 +51,7 @@ class ObjectStoreDestination:
                 raise CheckpointError(
                     f"attempt {producer.epoch} of job {producer.job} may not save:"
                     f" attempt {other.epoch} has saved {name}",
-                    "stop this attempt; the job goes on elsewhere",
+                    "nothing to do: the job continues in a newer attempt",
                 )
 
     def held(self) -> AbstractContextManager[None]:

@@ -197,7 +197,7 @@ class CheckpointReceiver:
             if not self._is_here(chunk):
                 raise CheckpointError(
                     f"{self.folder / chunk[0]}: {self.manifest.name_of(chunk)} does not read back as it was written",
-                    "is the disk sound?",
+                    "check the disk",
                 )
             self._on_disk.add(chunk)
 
