@@ -21,7 +21,7 @@ from orchestrator.inventory import backend_rows
 from orchestrator.resource_syntax import accelerators
 from workers.checkpoint.target_dtypes import unsupported_dtypes
 
-assert list(catalogue.own_vendors())[-1] == "toy"
+assert list(catalogue.builtin_vendors())[-1] == "toy"
 assert parse_fleet({"pools": {"play": {"backend": "plaything"}}}).pools["play"].backend == "toy"
 assert accelerators("toy:2")[0].kinds == ("toy",)
 assert accelerators("toy:T1")[0].kinds == ("toy:T1",)

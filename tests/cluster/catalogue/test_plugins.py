@@ -16,14 +16,14 @@ from orchestrator.job_spec import parse_job
 
 row = catalogue.vendor("PLAYTHING")
 assert (row.backend, row.ray_resource, row.environment) == ("toy", "toys", ""), row
-assert list(catalogue.vendors())[:7] == list(catalogue.own_vendors())
-assert catalogue.spelled("T1-Mini") == ("toy:T1-8GB",)
-assert catalogue.spelled("t1") == ("toy:T1",)
+assert list(catalogue.vendors())[:7] == list(catalogue.builtin_vendors())
+assert catalogue.resolve_name("T1-Mini") == ("toy:T1-8GB",)
+assert catalogue.resolve_name("t1") == ("toy:T1",)
 assert catalogue.architecture("toy", "t1").native >= {"bfloat16", "float64", "float32", "int8"}
-assert catalogue.known_kind("plaything:t1-16gb") == "toy:T1-16GB"
+assert catalogue.require_known_kind("plaything:t1-16gb") == "toy:T1-16GB"
 assert catalogue.tier("toy:T1-8GB") == "other-gpu"
 assert catalogue.sources()["toy-docs"].url == "https://toys.example/docs"
-assert catalogue.spelled("H100") == ("nvidia:H100",)
+assert catalogue.resolve_name("H100") == ("nvidia:H100",)
 wanted = accelerators(["toy", "plaything:T1-Maxi:2", "T1"])
 assert [w.kinds for w in wanted] == [("toy",), ("toy:T1-16GB",), ("toy:T1",)]
 assert parse_fleet({"pools": {"play": {"backend": "plaything"}}}).pools["play"].backend == "toy"
@@ -119,7 +119,7 @@ from cluster import catalogue
 from orchestrator.resource_syntax import accelerators
 accelerators(["nvidia:H100:8", "A100-80GB", "v5e:4", "cuda", "trn1"])
 assert catalogue.backend_name("rocm") == "amd"
-assert catalogue.outside.entries.cache_info().misses == 0
+assert catalogue.plugins.entries.cache_info().misses == 0
 """
     done = run(code, tmp_path)
     assert done.returncode == 0, done.stderr

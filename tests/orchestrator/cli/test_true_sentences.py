@@ -272,8 +272,9 @@ def test_a_device_that_another_user_of_the_ray_cluster_holds_is_told_to_be_in_us
     wait_for(lambda: live.service.job(job)["attempts"] and live.service.job(job)["state"] == "RECOVERING")
     why = "of node cpu-0 as free: another program of this Ray cluster uses them, or Ray missed"
     for words in (["jobs"], ["show", job], ["explain", job]):
-        said = here(*words).stdout
-        assert why in said and "after 1 failed start" in said and "waits for" not in said, words
+        # the next plan adds when it is tried again
+        said = wait_for(lambda words=words: "after 1 failed start" in (text := here(*words).stdout) and text, words)
+        assert why in said and "waits for" not in said, words
     devices = {line.split()[1]: line for line in here("inventory").stdout.splitlines()[1:]}
     assert "ready; another program of this Ray cluster used devices of this node" in devices["cpu-0"]
     assert devices["xla-0"].endswith("ready")

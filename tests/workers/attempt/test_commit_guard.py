@@ -89,7 +89,7 @@ def steps(node):
 
 def test_a_rank_whose_lease_has_passed_before_its_commit_neither_commits_nor_deletes(node):
     said = thawed(node, *frozen(node, "before the save"))
-    assert said.startswith("this attempt may not save: its lease ended ")
+    assert said.startswith("this attempt was replaced and cannot save: its lease ended ")
     assert steps(node) == ["step-00000001"]
     assert node.outcome()["state"] == "lost"
 

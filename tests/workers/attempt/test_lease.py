@@ -60,7 +60,7 @@ def test_a_damaged_lease_lasts_as_long_as_it_was_given_for_and_is_told_from_one_
 
 def test_a_lease_of_the_machines_last_run_has_passed(tmp_path, monkeypatch):
     lease.write(tmp_path / "lease", 600)
-    monkeypatch.setattr(lease.processes, "boot", lambda: "another")
+    monkeypatch.setattr(lease.process_tree, "boot", lambda: "another")
     assert lease.Lease(tmp_path / "lease").passed()
 
 
