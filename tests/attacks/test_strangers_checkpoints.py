@@ -295,7 +295,7 @@ PICKLES = {
         "holds many more values than its size allows for"),
     "a size that is text": (op(b"X\x01\x00\x00\x00x(X\x07\x00\x00\x00storageNNNNtQ"), "refers to a storage"),
     "methods that were replaced": (
-        op(b"ccollections\nOrderedDict\n)R}X\x05\x00\x00\x00itemsK\x01sb"), "holds no tensors|expected|cannot be"),
+        op(b"ccollections\nOrderedDict\n)R}X\x05\x00\x00\x00itemsK\x01sb"), "contains no tensors|expected|cannot be"),
 }  # fmt: skip
 
 

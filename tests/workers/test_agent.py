@@ -235,7 +235,7 @@ def test_a_tool_runs_in_a_child_on_places_of_the_pool_and_nowhere_else(agent, sa
     number = agent.start_tool("convert", {"source": place, "root": there, "to_kind": "tpu:v5e"})
     told = result(agent, number)
     assert told["path"].startswith("cpu:narrow/step-00000003-")
-    with pytest.raises(NotFound, match="no such tool"):
+    with pytest.raises(NotFound, match="this operation does not run"):
         agent.tool_news(number, 0, 0.1)
     assert result(agent, agent.start_tool("verify", {"place": place}))["ok"]
     for wrong, said in [
@@ -247,7 +247,7 @@ def test_a_tool_runs_in_a_child_on_places_of_the_pool_and_nowhere_else(agent, sa
         with pytest.raises(UserError, match=said):
             agent.start_tool("verify", {"place": wrong})
     number = agent.start_tool("diff", {"a": place, "b": place, "strange": 1})
-    with pytest.raises(FleetError, match="`diff` ended without an answer"):
+    with pytest.raises(FleetError, match="`diff` exited without a result"):
         result(agent, number)
 
 

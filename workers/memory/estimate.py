@@ -87,7 +87,7 @@ def estimate_memory(
         found: MemoryEstimate = formulas.estimate(shape, batch or 1, seq, dtype, training, optimizer)
         return found
     runs = import_module("workers.memory.traced_run")
-    request = runs.Request(batch, seq, dtype, training, optimizer if training else None, loss, execution == "xla")
+    request = runs.TraceRequest(batch, seq, dtype, training, optimizer if training else None, loss, execution == "xla")
     traced: MemoryEstimate = runs.estimate(model_or_config, sample_input, request)
     return traced
 

@@ -35,7 +35,7 @@ def test_too_much_for_every_node_says_what_each_has(w):
 def test_a_gang_larger_than_any_island_can_never_run(w):
     fleet = [w.devices("a", 4), w.devices("b", 4), w.devices("c", 4, pool="other")]
     assert never(w.job("j", w.want(count=4, nodes=3)), fleet) == (
-        "job needs 3 nodes of one island, each with 4 devices; pool h100 has 2 (nvidia:H100-80GB)"
+        "the job needs 3 nodes of one pool and kind, each with 4 devices; pool h100 has 2 (nvidia:H100-80GB)"
     )
 
 

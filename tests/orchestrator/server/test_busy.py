@@ -90,6 +90,6 @@ def test_while_a_write_of_the_job_store_does_not_end_requests_are_refused_with_w
         cancelled = asked(live, f"/v1/jobs/{running}/cancel", {})
     for answer in (refused, busy):
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
-        assert "is still at what it was asked to write before" in answer.json()["error"]["message"]
+        assert "has not finished earlier writes" in answer.json()["error"]["message"]
     assert again.status_code == 201 and len(live.specs) == 2
     assert cancelled.json()["state"] == "CANCELLED"

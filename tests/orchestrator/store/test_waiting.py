@@ -55,7 +55,7 @@ def accepted(job):
 def test_what_waits_behind_a_write_that_does_not_end_is_refused_and_never_stored(store, disk, threads):
     blocked = threads.submit(store._writer.submit, UnitOfWork(action=disk))
     assert disk.reached.wait(HANG_S)
-    with pytest.raises(StoreBusy, match=r"is still at what it was asked to write before, after 0 s; nothing of this"):
+    with pytest.raises(StoreBusy, match=r"has not finished earlier writes after 0 s; nothing was stored"):
         store.append([Event("j", "started", 1, 1.0, {})])
     assert store.state().error.startswith("a write has not ended for ")
     disk.answers.set()

@@ -154,7 +154,9 @@ def test_only_what_is_unfinished_is_withdrawn(tmp_path):
 def test_a_save_that_was_refused_is_no_failure_of_the_users_code():
     try:
         try:
-            raise AttemptReplaced("this attempt may not save: its lease ended 1.0 s ago", "stop this attempt")
+            raise AttemptReplaced(
+                "this attempt was replaced and cannot save: its lease ended 1.0 s ago", "stop this attempt"
+            )
         except AttemptReplaced as e:
             raise RuntimeError("saving failed") from e
     except RuntimeError as e:

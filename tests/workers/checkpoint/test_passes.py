@@ -161,7 +161,8 @@ def test_a_pass_over_a_file_reads_hashes_and_copies(offset, size, cached, compil
 def test_a_file_that_ends_too_early_is_named_with_the_byte(wanted, compiled, tmp_path):
     path = tmp_path / "file"
     path.write_bytes(bytes(5_000))
-    with path.open("rb") as file, pytest.raises(DamagedCheckpoint, match="file ends at byte 5000 while it is read"):
+    message = "file ends at byte 5000 while it was being read"
+    with path.open("rb") as file, pytest.raises(DamagedCheckpoint, match=message):
         compiled.over(path, file.fileno(), 100, wanted, compiled.digest())
 
 

@@ -89,8 +89,7 @@ def _sound(source: Path, found: ImportedState, plain: PickleDecoder, drop: bool)
     if plain.refused and not drop:
         where, what = next(iter(plain.refused.items()))
         raise CheckpointError(
-            f"{source} holds {len(plain.refused)} Python objects that cannot be imported;"
-            f" the first is {where}, a {what}",
+            f"{source} holds {len(plain.refused)} Python objects that cannot be imported; {where} is a {what}",
             "pass --drop to leave them out; tensors and numbers are kept",
         )
     found.notes += [f"dropped {where}: a {what}" for where, what in plain.refused.items()]
