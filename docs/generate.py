@@ -18,6 +18,7 @@ from pydantic_core import PydanticUndefined
 
 import workers.config
 from orchestrator.cli.errors import EXIT_CODES
+from orchestrator.cli.examples import EXAMPLES
 from orchestrator.cli.main import NAME, app
 from orchestrator.core.states import EVENTS, MEANING, MOVES, State
 from orchestrator.schemas import get_schema
@@ -59,6 +60,8 @@ def verb(command: Any, name: str) -> Iterator[str]:
     options = [row for p in command.params if (row := parameter(p))]
     if options and name != NAME:
         yield from table(("", "", "default"), options)
+    if examples := EXAMPLES.get(name.partition(" ")[2]):
+        yield from ("```console", *(f"$ {example}" for example in examples), "```", "")
     for key in inner:
         yield from verb(inner[key], f"{name} {key}")
 

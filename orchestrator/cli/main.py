@@ -32,12 +32,14 @@ from orchestrator.cli import (
     validate,
 )
 from orchestrator.cli.errors import EXIT_CODES, report
+from orchestrator.cli.help_pages import InGroups, show_examples
 
 NAME = "polyfleet"
 _CODES = "  ".join(f"{code} {meaning.partition(';')[0]}." for code, meaning in EXIT_CODES.items())
 
 app = typer.Typer(
     name=NAME,
+    cls=InGroups,
     help="One orchestrator for mixed accelerator fleets: submit, compare and move training across vendors.",
     epilog=f"Exit codes: {_CODES}",
     no_args_is_help=True,
@@ -63,6 +65,7 @@ app.add_typer(hosts.app, name="hosts")
 app.add_typer(env.app, name="env")
 app.add_typer(kernels.app, name="kernels")
 app.add_typer(server.app, name="server")
+show_examples(app)
 
 
 def _print_version(asked: bool) -> None:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from uuid import uuid4
 
 import typer
-from typer.core import TyperCommand
 
 from cluster.errors import UserError
 from orchestrator.cli import completion_values
 from orchestrator.cli.errors import CANCELLED, FAILED, OK
+from orchestrator.cli.help_pages import WithExamples
 from orchestrator.cli.logs import print_lines
 from orchestrator.cli.output import Format, Output, emit, print_message, progress_line
 
@@ -35,7 +35,7 @@ class Launch(StrEnum):
     RANKS = "ranks"
 
 
-class WithCommand(TyperCommand):
+class WithCommand(WithExamples):
     """Keeps what stands after `--` apart, in `ctx.meta`: the parser itself would take it for more words."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -1,0 +1,43 @@
+"""`--help`: every command stands in one group and has two examples, which its parser takes."""
+
+import shlex
+
+import pytest
+import typer.main
+
+from orchestrator.cli.examples import EXAMPLES
+from orchestrator.cli.help_pages import GROUPS
+from orchestrator.cli.main import app
+
+ROOT = typer.main.get_command(app)
+
+
+def commands(command, words=()):
+    """(words, command) of each that does something."""
+    if not hasattr(command, "commands"):
+        yield words, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands(inner, (*words, name))
+
+
+def test_every_command_stands_below_one_heading():
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(ROOT.commands)
+
+
+def test_every_command_has_two_examples_and_no_other_has_any():
+    assert {" ".join(words) for words, _ in commands(ROOT)} == EXAMPLES.keys()
+    assert all(len(examples) == 2 for examples in EXAMPLES.values())
+
+
+@pytest.mark.parametrize(("words", "command"), [pytest.param(*one, id=" ".join(one[0])) for one in commands(ROOT)])
+def test_the_examples_of_a_command_are_taken_by_its_parser(words, command):
+    for example in EXAMPLES[" ".join(words)]:
+        typed = shlex.split(example.partition(" && ")[0].partition(" > ")[0])
+        assert typed[: len(words) + 1] == ["polyfleet", *words]
+        command.make_context(example, typed[len(words) + 1 :])
+
+
+def test_help_prints_groups_and_examples(polyfleet):
+    assert all(f"\n{heading}:\n" in polyfleet("--help").stdout for heading in GROUPS)
+    shown = polyfleet("checkpoint", "copy", "--help").stdout
+    assert shown.endswith("Examples:\n" + "".join(f"  {line}\n" for line in EXAMPLES["checkpoint copy"]))
