@@ -1,7 +1,7 @@
 """For users of torch.distributed.checkpoint: its planners and state dicts, this format on disk.
 
-    dcp.save(state, storage_writer=Writer(root, step))
-    dcp.load(state, storage_reader=Reader(root))
+    dcp.save(state, storage_writer=PolyfleetStorageWriter(root, step))
+    dcp.load(state, storage_reader=PolyfleetStorageReader(root))
 
 FSDP2 and DTensor states are cut as their mesh is; any other mesh loads them. Values that are no tensors go into the
 manifest as JSON, so nothing is pickled into a checkpoint or out of one.
