@@ -1,4 +1,4 @@
-"""What exists: vocabulary, accelerator facts, pools, environments, and the cluster that holds them.
+"""Vocabulary, accelerator facts, pools, environments, and the Ray cluster that runs them.
 
-Imports neither sister package.
+Imports neither `workers` nor `orchestrator`.
 """

@@ -1,5 +1,7 @@
-"""Submitted archives are read in a process of its own, with limits and without network: neither the server nor an agent
-opens one itself. `python -m cluster.archive_unpack ARCHIVE [FOLDER]` is that process; it answers with one line of JSON.
+"""Read submitted archives in a child process with limits and without network.
+
+Neither the server nor an agent opens an archive itself. `python -m cluster.archive_unpack ARCHIVE [FOLDER]` is the
+child; it replies with one line of JSON.
 """
 
 import hashlib
@@ -27,7 +29,7 @@ LARGEST_ANSWER_BYTES = 128 << 20
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Of an archive: the names of all entries, with a slash behind folders and links to folders, and `content_sha`."""
+    """Content of an archive. In `names`, folders and links to folders end with a slash."""
 
     names: list[str]
     content_sha: str
@@ -37,8 +39,9 @@ Read = Callable[[Path, "Path | None"], Contents]
 
 
 def read(archive: Path, folder: "Path | None" = None) -> Contents:
-    """Check an archive and unpack each entry into `folder`, which must be empty, or to nowhere. Runs in this process.
-    Raises UserError.
+    """Check an archive in this process, and unpack it into `folder`, unless that is None.
+
+    `folder` must be empty. Raises UserError.
     """
     entries = archive_checks.check(archive)
     content_bytes = sum(info.file_size for info in entries)
@@ -48,43 +51,47 @@ def read(archive: Path, folder: "Path | None" = None) -> Contents:
 
     def take(info: zipfile.ZipInfo, content: IO[bytes]) -> None:
         if archive_checks.is_link(info):
-            held = links[info.filename] = archive_checks.link_text(content)
+            fact = links[info.filename] = archive_checks.link_text(content)
         else:
-            held = _write(info, content, folder) if folder else _copy(content, None)
-        facts.append((info.filename, rights(info), held))
+            fact = _write(info, content, folder) if folder else _copy(content, None)
+        facts.append((info.filename, rights(info), fact))
 
     archive_checks.iterate_files(archive, take)
     if folder:
-        _make_links(links, folder)  # last: nothing is written through one
+        _make_links(links, folder)  # last, so that nothing is written through a link
     names = [info.filename for info in entries]
     tree = Tree(names, links)
-    named = [f"{name}/" if name in links and tree.leads_to_folder(name) else name for name in names]
-    return Contents(named, content_sha(facts))
+    marked_names = [f"{name}/" if name in links and tree.leads_to_folder(name) else name for name in names]
+    return Contents(marked_names, content_sha(facts))
 
 
 def read_in_child(archive: Path, folder: "Path | None" = None) -> Contents:
-    """`read` in a process of its own, which ends with this thread. Raises UserError; FleetError where it could not be
-    done here: the disk is full, or the process was killed.
+    """Run `read` in a child process, which ends with this thread.
+
+    Raises UserError, or FleetError if this machine is the cause: the disk is full, or the child was killed.
     """
-    words = [str(archive), *([str(folder)] if folder else [])]
-    done = subprocess.run(
-        [sys.executable, "-S", "-s", "-P", "-m", "cluster.archive_unpack", *words],
+    arguments = [str(archive), *([str(folder)] if folder else [])]
+    child = subprocess.run(
+        [sys.executable, "-S", "-s", "-P", "-m", "cluster.archive_unpack", *arguments],
         env={"PATH": os.environ.get("PATH", os.defpath), "PYTHONPATH": str(CODE), "LC_ALL": "C.UTF-8"},
         stdin=subprocess.DEVNULL, capture_output=True, check=False,
     )  # fmt: skip
     try:
-        told: dict[str, Any] = json.loads(done.stdout)
+        reply: dict[str, Any] = json.loads(child.stdout)
     except ValueError:
-        reached = sandbox.limit_message(done.returncode)
-        if reached:
-            raise archive_checks.BrokenArchive(reached) from None
-        said = (done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise FleetError(f"the submitted archive could not be read here: {said}", "submit the job again") from None
-    if "refused" in told:
-        raise UserError(*told["refused"])
-    if "failed" in told:
-        raise FleetError(f"the submitted archive could not be unpacked: {told['failed']}", "free space there")
-    return Contents(**told["contents"])
+        limit = sandbox.limit_message(child.returncode)
+        if limit:
+            raise archive_checks.BrokenArchive(limit) from None
+        reason = (child.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {child.returncode}"])[-1]
+        raise FleetError(f"the submitted archive could not be read: {reason}", "submit the job again") from None
+    if "refused" in reply:
+        raise UserError(*reply["refused"])
+    if "failed" in reply:
+        raise FleetError(
+            f"the submitted archive could not be unpacked: {reply['failed']}",
+            "free disk space there, then submit again",
+        )
+    return Contents(**reply["contents"])
 
 
 def _write(info: zipfile.ZipInfo, content: IO[bytes], folder: Path) -> str:
@@ -97,7 +104,7 @@ def _write(info: zipfile.ZipInfo, content: IO[bytes], folder: Path) -> str:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "wb") as to:
         digest = _copy(content, to)
-        os.fchmod(descriptor, rights(info))  # whatever the umask here is
+        os.fchmod(descriptor, rights(info))  # independent of this process's umask
     if (at_s := modified_s(info)) is not None:
         with suppress(OSError):  # a file system may not support such a time
             os.utime(path, (at_s, at_s), follow_symlinks=False)
@@ -105,8 +112,9 @@ def _write(info: zipfile.ZipInfo, content: IO[bytes], folder: Path) -> str:
 
 
 def _make_links(links: dict[str, str], folder: Path) -> None:
-    """Each is made in a folder that was reached without following a link. Raises UserError where one leads out of
-    `folder` on this disk, whatever the names in the archive say.
+    """Create the links, each in a folder that is reached without following a link.
+
+    Raises UserError if a link points outside `folder` on this disk, whatever the names in the archive imply.
     """
     for name, text in links.items():
         *above, last = name.split("/")
@@ -119,7 +127,7 @@ def _make_links(links: dict[str, str], folder: Path) -> None:
     for name in links:
         if not (folder / name).resolve(strict=True).is_relative_to(inside):
             raise UserError(
-                f"the submitted archive holds {name[:200]!r}, a link out of its folder", archive_checks.AGAIN
+                f"the submitted archive contains {name[:200]!r}, a link out of its folder", archive_checks.AGAIN
             )
 
 
@@ -137,20 +145,20 @@ def main() -> int:
     archive, folder = Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None
     sandbox.isolate()
     sandbox.apply_limits()
-    # Half, since an entry of the directory is read into less than twenty times its size.
+    # Half, because the memory for an entry of the directory is less than twenty times the entry's size.
     sandbox.raise_limits(metadata_bytes=min(archive.stat().st_size, archive_checks.LARGEST_DIRECTORY_BYTES) // 2)
-    told: dict[str, Any]
+    reply: dict[str, Any]
     try:
-        told = {"contents": asdict(read(archive, folder))}
+        reply = {"contents": asdict(read(archive, folder))}
     except UserError as e:
-        told = {"refused": [e.message, e.remedy]}
+        reply = {"refused": [e.message, e.remedy]}
     except MemoryError:
-        told = {
+        reply = {
             "refused": ["the submitted archive needs more memory than archives of its size do", archive_checks.AGAIN]
         }
     except OSError as e:
-        told = {"failed": e.strerror or str(e)}
-    sys.stdout.write(json.dumps(told))
+        reply = {"failed": e.strerror or str(e)}
+    sys.stdout.write(json.dumps(reply))
     return 0
 
 

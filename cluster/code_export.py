@@ -1,4 +1,7 @@
-"""Our own packages as a folder that any pool's Python can have on its path: no environment needs Polyfleet itself."""
+"""Export our own packages to a folder that every pool's Python has on its path.
+
+No environment needs Polyfleet itself installed.
+"""
 
 import hashlib
 import io
@@ -18,25 +21,27 @@ CACHED = "__pycache__"
 
 
 def export() -> Path:
-    """A folder in the cache with exactly the code that runs here, named by its content; quick when it is there already.
+    """Return a folder in the cache with exactly the code that runs here, named by its hash.
 
-    It appears whole or not at all and never changes: editing the source does not touch a running fleet. One to which
-    anything was added that could be imported, or that another user could change, is replaced.
+    Fast if it exists already.
+
+    The folder is created atomically and never changes: editing the source does not affect a running fleet. It is
+    replaced if anything importable was added to it, or if another user could change it.
     """
     files = _files(SOURCE)
     target = paths.cache_dir("code") / _digest(files)
     if _is_whole(target, files):
         return target
     with tempfile.TemporaryDirectory(prefix=".part-", dir=target.parent, ignore_cleanup_errors=True) as part:
-        whole = Path(part) / "code"
+        staging = Path(part) / "code"
         for name, content in files.items():
-            paths.private_dir((whole / name).parent)
-            with paths.open_private(whole / name) as f:
+            paths.private_dir((staging / name).parent)
+            with paths.open_private(staging / name) as f:
                 f.write(content)
         with suppress(FileNotFoundError):
             target.rename(Path(part) / "replaced")
         try:
-            whole.rename(target)
+            staging.rename(target)
         except OSError:
             if not _is_whole(target, files):  # else another process was first, with the same content
                 raise
@@ -44,7 +49,7 @@ def export() -> Path:
 
 
 def archive() -> bytes:
-    """The same code as a tar file, compressed: of the same code the same bytes."""
+    """Return the same code as a compressed tar file. The same code gives the same bytes."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:xz", preset=1) as tar:
         for name, content in _files(SOURCE).items():
@@ -55,24 +60,27 @@ def archive() -> bytes:
 
 
 def _is_whole(target: Path, files: dict[str, bytes]) -> bool:
-    """It holds these files and nothing else but what Python compiled from them, and nobody else can write there."""
-    found = {}
+    """Return whether `target` has exactly these files and only this user can write to it.
+
+    Code that Python compiled from them is ignored.
+    """
+    present = {}
     try:
         for path, status in _entries(target):
             if status.st_uid != os.geteuid() or status.st_mode & 0o022:
                 return False
             if stat.S_ISREG(status.st_mode):
                 if path.parent.name != CACHED:
-                    found[str(path.relative_to(target))] = path.read_bytes()
+                    present[str(path.relative_to(target))] = path.read_bytes()
             elif not stat.S_ISDIR(status.st_mode):
                 return False
-    except OSError:  # none is there, or somebody replaces it now
+    except OSError:  # there is none, or another process is replacing it
         return False
-    return found == files
+    return present == files
 
 
 def _entries(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """The folder and everything below it; links are not followed."""
+    """Yield the folder and everything below it, without following links."""
     yield folder, folder.lstat()
     for above, folders, names in os.walk(folder, onerror=_raise):
         for name in (*folders, *names):
@@ -84,10 +92,10 @@ def _raise(error: OSError) -> None:
 
 
 def _files(root: Path) -> dict[str, bytes]:
-    """Every file of the packages, data files too; not what Python or an editor leaves beside them."""
-    found = (file for package in PACKAGES for file in (root / package).rglob("*"))
-    kept = (f for f in found if f.is_file() and CACHED not in f.parts and not f.name.startswith("."))
-    return {str(f.relative_to(root)): f.read_bytes() for f in sorted(kept)}
+    """Read every file of the packages, data files included, but no caches and hidden files."""
+    paths = (file for package in PACKAGES for file in (root / package).rglob("*"))
+    files = (f for f in paths if f.is_file() and CACHED not in f.parts and not f.name.startswith("."))
+    return {str(f.relative_to(root)): f.read_bytes() for f in sorted(files)}
 
 
 def _digest(files: dict[str, bytes]) -> str:

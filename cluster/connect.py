@@ -1,5 +1,6 @@
-"""Joining a running Ray cluster as its one driver. The environment must be right before `import ray`: Ray reads it
-once.
+"""Join a running Ray cluster as its one driver.
+
+The environment must be set before `import ray`: Ray reads it once.
 """
 
 import os
@@ -19,35 +20,39 @@ from cluster.ray_local import LocalNode
 from cluster.ray_node import SETTINGS, tls_environment, token_environment
 
 NO_CLUSTER_OF_ITS_OWN = {"RAY_ENABLE_AUTO_CONNECT": "0"}
-"""Else Ray starts a cluster on this machine, open to everybody here, for a call that finds none, as one that comes just
-after a cluster was left, and ends this process when that cluster ends. Ray reads it when it is imported.
+"""Stops Ray from starting a cluster on this machine for a call that finds none, such as one just after a cluster was
+left. That cluster would be open to every local user, and Ray ends this process when that cluster ends. Ray reads the
+variable at import.
 """
 
 OF_A_DRIVER = NO_CLUSTER_OF_ITS_OWN | {"RAY_gcs_rpc_server_reconnect_timeout_s": "2000000000"}
-"""The time is without end: Ray ends a process that waited so long for a head that is gone, even if it has joined
-another since.
+"""The time-out is unlimited: Ray ends a process that has waited that long for a lost head, even if it has joined a new
+one since.
 
-RAY_RAYLET_PID: Ray also ends a process whose message to its raylet fails while "the raylet" is dead, and takes the
-parent for it where none is named (raylet_ipc_client.cc, ShutdownIfLocalRayletDisconnected). A server's parent is gone
-from the start, and parting from a dead head sends such a message. So a process names itself, which lives.
+RAY_RAYLET_PID: Ray also ends a process whose message to its raylet fails while "the raylet" is dead; without this
+variable it takes the parent process for the raylet (raylet_ipc_client.cc, ShutdownIfLocalRayletDisconnected). A
+server's parent has always ended, and disconnecting from a dead head sends such a message. So a process names itself,
+which is running.
 """
 
 
 def prepare(record: FleetRecord) -> None:
-    """Set this process's Ray variables for `record`, and drop all others: they would belong to another cluster."""
+    """Set this process's Ray variables for `record`; remove all others, which belong to another cluster."""
     for name in [n for n in os.environ if n.startswith("RAY_")]:
         del os.environ[name]
     os.environ.update({k: v for k, v in SETTINGS.items() if k != "RAY_START_HOOK"})
     os.environ.update(token_environment(Path(record.token_path)) | tls_environment(record.tls_dir))
     os.environ.update(OF_A_DRIVER, RAY_RAYLET_PID=str(os.getpid()))
     if (raylet := sys.modules.get("ray._raylet")) is not None:
-        raylet.AuthenticationTokenLoader.instance().reset_cache()  # it keeps the token of the fleet before
+        raylet.AuthenticationTokenLoader.instance().reset_cache()  # it caches the token of the previous fleet
 
 
 def connect(record: FleetRecord) -> ProcessId | None:
-    """Join. `prepare` must have run, before anything imported ray. Returns the raylet we work through, where it may end
-    without us: then the cluster has to be joined again. Raises FleetError when the head does not answer, and when
-    another user listens where the head of an embedded fleet should.
+    """Join the cluster of `record`. `prepare` must have run before anything imported ray.
+
+    Returns the raylet that connects us, if it may end before this process: the cluster must then be joined again.
+    Raises FleetError if the head does not answer, or if another user listens at the address of an embedded fleet's
+    head.
     """
     if record.embedded:
         ports.check_listener(record.address)
@@ -55,35 +60,38 @@ def connect(record: FleetRecord) -> ProcessId | None:
 
     from cluster.ray_start_hook import stay_on_loopback
 
-    named = record.embedded or record.loopback
-    if named:
+    is_loopback = record.embedded or record.loopback
+    if is_loopback:
         stay_on_loopback()
-    ours = namespace(fleet_identity(home()))
+    ray_namespace = namespace(fleet_identity(home()))
     try:
-        node = None if named else server_node.ensure(record)
+        node = None if is_loopback else server_node.ensure(record)
         with _through(node):
-            where: dict[str, Any] = {"_node_ip_address": node.address if node else record.node_address}
-            ray.init(record.address, namespace=ours, log_to_driver=False, configure_logging=False, **where)
+            addresses: dict[str, Any] = {"_node_ip_address": node.address if node else record.node_address}
+            ray.init(record.address, namespace=ray_namespace, log_to_driver=False, configure_logging=False, **addresses)
     except (ConnectionError, RuntimeError, ray.exceptions.RayError) as e:
         reason = str(e).strip().splitlines()[0]
         raise FleetError(
-            f"no Ray cluster answers at {record.address}: {reason}", "`polyfleet down`, then `polyfleet up`"
+            f"no Ray cluster answers at {record.address}: {reason}", "run `polyfleet down`, then `polyfleet up`"
         ) from e
     return node.process if node else None
 
 
 @contextmanager
 def _through(node: LocalNode | None) -> Iterator[None]:
-    """Have `ray.init` use that node. Of several at one address Ray would take any, also one it must not open."""
+    """Make `ray.init` use that node.
+
+    Ray picks any of several at one address, even one this user may not open.
+    """
     from ray._private import services
 
-    chosen = services.get_node_to_connect_for_driver
+    original = services.get_node_to_connect_for_driver
     if node is not None:
         services.get_node_to_connect_for_driver = lambda *_, **__: node.info
     try:
         yield
     finally:
-        services.get_node_to_connect_for_driver = chosen
+        services.get_node_to_connect_for_driver = original
 
 
 def disconnect() -> None:

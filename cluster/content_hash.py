@@ -1,4 +1,4 @@
-"""What is in a file or folder, as one SHA-256, and whether anybody has changed it since. For data that jobs read."""
+"""Hash the content of a file or folder, and detect later changes. For data that jobs read."""
 
 import hashlib
 import os
@@ -18,8 +18,10 @@ MOST_FILES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """`sha256`: of a file what sha256sum prints; of a folder that of all its files' lines, `HASH  PATH` as sha256sum
-    prints them, in the order of the paths' bytes. Empty folders do not count.
+    """Hash and size of a file or folder.
+
+    `sha256` of a file is what sha256sum prints. For a folder it is the hash of the lines `HASH  PATH` that sha256sum
+    prints for its files, in the order of the paths' bytes. Empty folders do not count.
     """
 
     sha256: str
@@ -29,8 +31,11 @@ class Content:
 
 
 def content_of(path: Path, follow: bool = False) -> Content:
-    """Of a file or folder, every byte of it read. Raises UserError for links, pipes, and names that cannot travel.
-    `follow`: links to files count as the files, for what a user names on a machine of their own.
+    """Read and hash a file or folder.
+
+    Raises UserError for links, pipes, and names that cannot be transferred.
+
+    `follow`: links to files count as the files, for paths that a user names on their own machine.
     """
     if path.is_file() and not path.is_symlink():
         return Content(_hash(path), path.stat().st_size, 1)
@@ -39,12 +44,15 @@ def content_of(path: Path, follow: bool = False) -> Content:
         file = (path / name).resolve() if follow else path / name
         lines.append((os.fsencode(name), f"{_hash(file)}  {name}\n".encode()))
         total += size_bytes
-    whole = hashlib.sha256(b"".join(line for _, line in sorted(lines)))
-    return Content(whole.hexdigest(), total, len(lines))
+    digest = hashlib.sha256(b"".join(line for _, line in sorted(lines)))
+    return Content(digest.hexdigest(), total, len(lines))
 
 
 def files_of(folder: Path, follow: bool = False) -> Iterator[tuple[str, int]]:
-    """Path in it, and bytes, of each file below a folder. Raises UserError as `content_of`, and where there is none."""
+    """Yield the relative path and the bytes of each file below `folder`.
+
+    Raises UserError like `content_of`, and if there is no file.
+    """
     count = 0
     for entry in Tree(folder, follow=follow).all_entries():
         refusal = entry_refusal(entry["type"], entry["refused"])
@@ -55,17 +63,17 @@ def files_of(folder: Path, follow: bool = False) -> Iterator[tuple[str, int]]:
         if entry["type"] == "file":
             count += 1
             if count > MOST_FILES:
-                raise UserError(f"{folder} has more than {MOST_FILES:,} files", "pack them into fewer")
+                raise UserError(f"{folder} has more than {MOST_FILES:,} files", "pack them into fewer files")
             yield entry["path"], entry["bytes"]
     if not count:
-        raise UserError(f"{folder} holds no file", "name a file, or a folder with files in it")
+        raise UserError(f"{folder} contains no file", "name a file, or a folder with files in it")
 
 
 def entry_refusal(kind: str, refused: str) -> str:
-    """Why an entry of a tree (cluster/folder_access.py) cannot be data; "" where it can."""
+    """Return why an entry of a tree (cluster/folder_access.py) cannot be data; "" if it can."""
     if kind == "link":
-        return "is a link, and data holds no links"
-    return f"cannot be data: {refused or 'it is no file and no folder'}" if refused or kind == "other" else ""
+        return "is a link, and data must not contain links"
+    return f"cannot be data: {refused or 'it is neither a file nor a folder'}" if refused or kind == "other" else ""
 
 
 def _hash(path: Path) -> str:
@@ -77,38 +85,43 @@ def _hash(path: Path) -> str:
 
 
 def close(path: Path) -> None:
-    """Nobody may write, all is on disk. Whether a file may be run stays."""
+    """Make `path` read-only, except that executables stay executable, and sync all of it to disk."""
     if not path.is_dir():
         path.chmod(0o555 if path.stat().st_mode & stat.S_IXUSR else 0o444)
         write_durably(path)
         return
     for folder, _, names in os.walk(path, topdown=False):
         for name in names:
-            if stat.S_ISREG((file := Path(folder, name)).lstat().st_mode):  # others are refused where all is read
+            if stat.S_ISREG(
+                (file := Path(folder, name)).lstat().st_mode
+            ):  # other types are refused when the folder is hashed
                 close(file)
         Path(folder).chmod(0o555)
         write_durably(Path(folder))
 
 
 def stamp_of(path: Path) -> str:
-    """Changes with any write into the content: the kernel sets the time of an inode's last change itself."""
-    told = hashlib.sha256()
+    """Return a stamp that changes with any write to the content.
+
+    It includes the change time of each inode, which only the kernel can set.
+    """
+    digest = hashlib.sha256()
     waiting = [path]
     while waiting:
-        here = waiting.pop()
+        current = waiting.pop()
         with suppress(OSError):
-            found = here.lstat()
-            told.update(os.fsencode(here.relative_to(path)))
-            told.update(f" {found.st_mode} {found.st_size} {found.st_ino}".encode())
-            if stat.S_ISDIR(found.st_mode):
-                waiting += sorted(Path(entry.path) for entry in os.scandir(here))
+            status = current.lstat()
+            digest.update(os.fsencode(current.relative_to(path)))
+            digest.update(f" {status.st_mode} {status.st_size} {status.st_ino}".encode())
+            if stat.S_ISDIR(status.st_mode):
+                waiting += sorted(Path(entry.path) for entry in os.scandir(current))
             else:
-                told.update(f" {found.st_mtime_ns} {found.st_ctime_ns}".encode())
-    return told.hexdigest()
+                digest.update(f" {status.st_mtime_ns} {status.st_ctime_ns}".encode())
+    return digest.hexdigest()
 
 
 def delete(path: Path) -> None:
-    """Folders in it may be closed to their owner, too."""
+    """Delete `path`, even if folders in it are closed to their owner."""
     for folder, names, _ in os.walk(path):
         for name in names:
             if not (below := Path(folder, name)).is_symlink():

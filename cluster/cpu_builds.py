@@ -1,8 +1,8 @@
-"""Where a package's build for the CPU can be had: by pip's own settings, or at PyTorch's index for it.
+"""Find the CPU build of a package: with pip's own settings, or at PyTorch's index of CPU builds.
 
-On Linux the torch of the default index brings CUDA's libraries along: eight times the download. Only the page that
-lists the versions is read, with short limits; where no answer comes, there is no such build. POLYFLEET_TORCH_INDEX
-names another index than PyTorch's, and is empty to have none asked.
+On Linux the torch of the default index comes with CUDA's libraries: eight times the download. Only the page that lists
+the versions is read, with short limits; without a response there is no such build. POLYFLEET_TORCH_INDEX names another
+index than PyTorch's; set it to nothing to query none.
 """
 
 import os
@@ -19,27 +19,30 @@ ANSWER_S, LIMIT_S = 3, 10
 
 
 def resolve_cpu_build(recipe: Recipe) -> Recipe:
-    """The recipe with its CPU build where one can be had, else the recipe itself. Takes seconds at most."""
+    """Return the recipe with its CPU build if pip can find one, else the recipe itself.
+
+    Takes seconds at most.
+    """
     variant = recipe.for_cpu
     if variant is None or not has_pip():
         return recipe
-    wanted = next(line for line in variant.packages if line.endswith("+cpu"))
-    if _lists(wanted):
+    requirement = next(line for line in variant.packages if line.endswith("+cpu"))
+    if _lists(requirement):
         return variant
     index = os.environ.get(TORCH_INDEX, PYTORCH)
-    return replace(variant, elsewhere=((wanted, index),)) if index and _lists(wanted, index) else recipe
+    return replace(variant, elsewhere=((requirement, index),)) if index and _lists(requirement, index) else recipe
 
 
 def _lists(requirement: str, index: str = "") -> bool:
-    """Whether pip finds this very version for this Python and platform."""
+    """Return whether pip finds exactly this version for this Python and platform."""
     package, _, version = requirement.partition("==")
-    named = {"PIP_INDEX_URL": index} if index else {}
-    quick = ("--retries=0", f"--timeout={ANSWER_S}", "--disable-pip-version-check", "--no-input")
-    command = [sys.executable, "-m", "pip", "index", "versions", package, *quick]
+    index_settings = {"PIP_INDEX_URL": index} if index else {}
+    limits = ("--retries=0", f"--timeout={ANSWER_S}", "--disable-pip-version-check", "--no-input")
+    command = [sys.executable, "-m", "pip", "index", "versions", package, *limits]
     try:
-        done = subprocess.run(
+        pip = subprocess.run(
             command,
-            env={k: v for k, v in os.environ.items() if k not in NOT_INHERITED} | named,
+            env={k: v for k, v in os.environ.items() if k not in NOT_INHERITED} | index_settings,
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
@@ -47,4 +50,4 @@ def _lists(requirement: str, index: str = "") -> bool:
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return version in re.findall(r"[^\s,]+", done.stdout.partition("Available versions:")[2])
+    return version in re.findall(r"[^\s,]+", pip.stdout.partition("Available versions:")[2])

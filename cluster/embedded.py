@@ -1,7 +1,8 @@
-"""An embedded fleet: a Ray head and one raylet per pool node on this machine, each from its pool's environment.
+"""Embedded fleet: a Ray head and one raylet per pool node on this machine.
 
-It outlives whoever started it and is stopped by the process ids in fleet.json. Ray listens on loopback only, unless
-the fleet has hosts: then on the address that the fleet file names, encrypted.
+Each raylet runs from its pool's environment. The fleet outlives the process that started it, and is stopped by the
+process ids in fleet.json. Ray listens on loopback only, unless the fleet has hosts: then on the address that the fleet
+file names, encrypted.
 """
 
 import os
@@ -35,23 +36,21 @@ from cluster.version import VERSION
 Progress = Callable[[str], None]
 REPAIR = b"repair"
 WAIT_S = 60.0
-"""`up` and `down` wait so long for each other, and for a repair by the server, which `down` ends first."""
+"""Time that `up` and `down` wait for each other, and for a repair by the server, which `down` stops first."""
 
 
 def up(
     spec: FleetSpec,
     progress: Progress,
     left_out: Sequence[tuple[str, str]] = (),
-    found: Mapping[str, int] = MappingProxyType({}),
+    accelerators: Mapping[str, int] = MappingProxyType({}),
 ) -> FleetRecord:
-    """Bring `spec` up and return its record. All nodes or none; when it is up already, only what it has lost is
-    started, and no attempt ends.
+    """Start the fleet `spec`, all nodes or none, and return its record.
 
-    `left_out` is kept in the record: pools that cannot exist here, with the reason. `found` counts this machine's
-    accelerators by backend.
+    If it is up already, only its lost nodes are started, and no attempt ends. `left_out` has the pools that cannot
+    exist here, with the reason, for the record. `accelerators` counts this machine's by backend.
 
-    Raises Conflict when another fleet is up here, FleetError when a node does not start (its log's end is in the
-    message).
+    Raises Conflict if another fleet is up here, FleetError if a node does not start, with the end of its log.
     """
     with fleet_lock(progress=progress):
         current = _current(progress)
@@ -59,29 +58,29 @@ def up(
             _clean_up(current, progress)
             current = None
         refuse_other(current, spec)
-        here = spec.here()
+        local_spec = spec.here()
         _refuse_address(spec)
-        _make_storages(here)
-        interpreters = _Interpreters(here, progress)
+        _make_storages(local_spec)
+        interpreters = _Interpreters(local_spec, progress)
         if current is None or current.headless:
             interpreters.make_all()
         if current is not None:
             policy = spec.policy.model_dump(mode="json")
-            again = replace(current, found=dict(found), pools=plain_pools(spec), policy_spec=policy)
-            return start_with_head(again, here, interpreters, progress)
+            updated = replace(current, found=dict(accelerators), pools=plain_pools(spec), policy_spec=policy)
+            return start_with_head(updated, local_spec, interpreters, progress)
         try:
-            new = _new_record(spec, left_out, found)
+            new_record = _new_record(spec, left_out, accelerators)
             progress("starting the head")
-            return start_missing_nodes(ray_head.start(new), here, interpreters, progress)
+            return start_missing_nodes(ray_head.start(new_record), local_spec, interpreters, progress)
         except BaseException:
-            if (begun := fleet_record.read()) is not None:
-                preserve_logs(begun)
-                stop_all(begun)
+            if (started := fleet_record.read()) is not None:
+                preserve_logs(started)
+                stop_all(started)
             raise
 
 
 class _Interpreters(dict[str, Path]):
-    """By pool. One is made, or looked at, when it is first asked for: where all nodes run, none is."""
+    """Interpreters by pool, made or checked on first access: while all nodes run, none is."""
 
     def __init__(self, spec: FleetSpec, progress: Progress):
         super().__init__()
@@ -97,7 +96,7 @@ class _Interpreters(dict[str, Path]):
 
 
 def down(progress: Progress) -> list[str]:
-    """Stop every process of the recorded fleet and remove its temporary files. Returns the nodes stopped."""
+    """Stop every process of the recorded fleet and remove its temporary files. Returns the stopped nodes."""
     with fleet_lock(progress=progress):
         try:
             record = fleet_record.read()
@@ -107,7 +106,7 @@ def down(progress: Progress) -> list[str]:
         if record is None:
             return []
         stopped = [p.node for p in record.living()]
-        progress(_stopping(stopped) if record.ours else f"leaving {record.address}: not ours to stop")
+        progress(_stopping(stopped) if record.ours else f"leaving {record.address}, which keeps running")
         stop_all(record)
         return stopped
 
@@ -119,11 +118,12 @@ def _stopping(nodes: list[str]) -> str:
 
 
 def join_cluster(address: str, progress: Progress, spec: FleetSpec | None = None) -> FleetRecord:
-    """Use a Ray cluster that somebody else runs, with its token: RAY_AUTH_TOKEN_PATH, or ~/.ray/auth_token. `spec` says
-    what its pools cost and which of them grow; without, what was said before holds.
+    """Use a Ray cluster that others run, with its token: RAY_AUTH_TOKEN_PATH, or ~/.ray/auth_token.
 
-    Raises FleetError when there is none: without a token anybody who reaches Ray's port runs code as its user. Raises
-    SpecError where it has another Ray or Python.
+    `spec` has the prices of its pools, and which of them grow; without it, the recorded ones stay.
+
+    Raises FleetError if there is no token: without one, everybody who can reach Ray's port can run code as its user.
+    Raises SpecError if the cluster has another Ray or Python.
     """
     with fleet_lock(progress=progress):
         if (current := _current(progress)) is not None and current.address != address:
@@ -133,7 +133,7 @@ def join_cluster(address: str, progress: Progress, spec: FleetSpec | None = None
         token = tokens.foreign_token()
         cluster_versions.refuse_other(address, cluster_versions.read(address, token), cluster_versions.ours())
         record = FleetRecord("attached", "up", address, VERSION, time.time(), str(token), loopback=loopback)
-        if current is not None:  # a node of ours there is not forgotten
+        if current is not None:  # keep our own node of that cluster
             record = replace(record, processes=current.processes, joined_dir=current.joined_dir)
             record = replace(record, name=current.name, pools=current.pools, policy_spec=current.policy_spec)
         if spec is not None:
@@ -145,10 +145,13 @@ def join_cluster(address: str, progress: Progress, spec: FleetSpec | None = None
 
 
 def _answers(address: str) -> None:
-    """Raises SpecError for what is no address, FleetError where nothing listens."""
+    """Check that something listens at an address.
+
+    Raises SpecError for an invalid address, FleetError if not.
+    """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise SpecError("address", f"{address!r} is no address", "write HOST:PORT, as `ray start --head` prints it")
+        raise SpecError("address", f"{address!r} is not an address", "write HOST:PORT, as `ray start --head` prints it")
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except (OSError, OverflowError) as e:
@@ -157,17 +160,20 @@ def _answers(address: str) -> None:
 
 
 def set_fleet_state(state: str) -> None:
-    """Write down what is to become of the fleet: the server reads it in its next turn. Raises Conflict."""
+    """Record the state that the fleet is to have: the server reads it in its next cycle. Raises Conflict."""
     with fleet_lock():
         if (current := fleet_record.read()) is not None:
             fleet_record.write(replace(current, state=state))
 
 
 def keep_hosts(joining: Mapping[str, HostRecord]) -> FleetRecord:
-    """Write these hosts down, in place of what is known of them. Raises FleetError when the fleet was taken down."""
+    """Record these hosts, in place of their earlier records.
+
+    Raises FleetError if the fleet was taken down.
+    """
     with fleet_lock():
         if (current := fleet_record.read()) is None:
-            raise FleetError("the fleet was taken down meanwhile", "`polyfleet up` again")
+            raise FleetError("the fleet was taken down before its hosts joined", "run `polyfleet up` again")
         others = [host for host in current.hosts if host.name not in joining]
         current = replace(current, hosts=(*others, *joining.values()))
         fleet_record.write(current)
@@ -181,61 +187,69 @@ def forget_hosts(names: Collection[str]) -> None:
 
 
 def record() -> FleetRecord | None:
-    """What is recorded for this home; ask its `living()` before you trust it."""
+    """Return the record of this home. Its processes may have ended: see its `living()`."""
     return fleet_record.read()
 
 
 @contextmanager
-def fleet_lock(what: bytes = b"", progress: Progress | None = None) -> Iterator[None]:
-    """Hold this home's fleet. Raises Conflict where somebody else does for WAIT_S; a repair does not wait."""
-    began_s = time.monotonic()
+def fleet_lock(purpose: bytes = b"", progress: Progress | None = None) -> Iterator[None]:
+    """Lock this home's fleet.
+
+    Raises Conflict if another process holds the lock for WAIT_S; a repair does not wait.
+    """
+    started_s = time.monotonic()
     with open_private(home() / "fleet.lock") as lock:
         while not file_lock.acquire(lock):
-            others = os.pread(lock.fileno(), len(REPAIR), 0) != REPAIR
-            if what == REPAIR or time.monotonic() - began_s > WAIT_S:
+            is_other_command = os.pread(lock.fileno(), len(REPAIR), 0) != REPAIR
+            if purpose == REPAIR or time.monotonic() - started_s > WAIT_S:
                 raise Conflict(
                     "another `polyfleet up` or `down` is running for this home",
                     "wait until it ends, then run the command again",
                 )
-            if progress and others:
+            if progress and is_other_command:
                 progress("waiting for another `polyfleet up` or `down` to end")
                 progress = None
             time.sleep(0.05)
         os.ftruncate(lock.fileno(), 0)
-        os.pwrite(lock.fileno(), what, 0)
+        os.pwrite(lock.fileno(), purpose, 0)
         yield
 
 
 def _current(progress: Progress) -> FleetRecord | None:
-    """The fleet that is up, maybe without its head; or None after the left-overs of one that did not end well are
-    gone.
+    """Return the fleet that is up, possibly without its head, else None.
+
+    What is left of a fleet that did not stop completely is cleaned up first.
     """
-    found = fleet_record.read()
-    if found is None or found.state == "up" or found.before:
-        return found
-    _clean_up(found, progress)
+    fleet = fleet_record.read()
+    if fleet is None or fleet.state == "up" or fleet.before:
+        return fleet
+    _clean_up(fleet, progress)
     return None
 
 
 def _clean_up(record: FleetRecord, progress: Progress) -> None:
-    progress("cleaning up after a fleet that did not end well")
+    progress("cleaning up after a fleet that did not stop completely")
     stop_all(record)
 
 
 def refuse_other(current: FleetRecord | None, spec: FleetSpec) -> None:
-    """Raises Conflict when another fleet than `spec` is up here."""
+    """Raise Conflict if another fleet than `spec` is up here."""
     if current is not None and _differs(current, spec):
         raise Conflict(f"fleet {current.name!r} is up at {current.address}", "run `polyfleet down` first")
 
 
 def _differs(record: FleetRecord, spec: FleetSpec) -> bool:
-    """In more than its hosts, which may come and go while the fleet is up."""
+    """Return whether they differ in more than their hosts, which may join and leave while the fleet is up."""
     hosts = ("hosts", "min_hosts", "ssh")
-    kept = [
+    compared = [
         {name: {key: value for key, value in pool.items() if key not in hosts} for name, pool in pools.items()}
         for pools in (record.pools, plain_pools(spec))
     ]
-    return kept[0] != kept[1] or record.projects != plain_projects(spec) or HeadSpec(**record.head_spec) != spec.head
+    return (
+        compared[0] != compared[1]
+        or record.projects != plain_projects(spec)
+        or HeadSpec(**record.head_spec) != spec.head
+    )
 
 
 def plain_projects(spec: FleetSpec) -> dict[str, dict[str, object]]:
@@ -247,7 +261,7 @@ def plain_pools(spec: FleetSpec) -> dict[str, dict[str, object]]:
 
 
 def _refuse_address(spec: FleetSpec) -> None:
-    """Raises SpecError where the head cannot listen there."""
+    """Raise SpecError if the head cannot listen at its address."""
     if not spec.head.address:
         return
     family = socket.AF_INET6 if ":" in spec.head.address else socket.AF_INET
@@ -255,24 +269,24 @@ def _refuse_address(spec: FleetSpec) -> None:
         with socket.socket(family) as s:
             s.bind((spec.head.address, 0))
     except OSError:
-        said = f"{spec.head.address} is not an address of this machine"
-        raise SpecError("head.address", said, "`ip address` lists them; name one that the hosts reach") from None
+        message = f"{spec.head.address} is not an address of this machine"
+        raise SpecError("head.address", message, "name one that the hosts can reach; `ip address` lists them") from None
 
 
 def _make_storages(spec: FleetSpec) -> None:
-    """Raises SpecError before anything starts."""
+    """Create the pools' checkpoint folders before anything starts. Raises SpecError."""
     for name, pool in spec.pools.items():
         try:
             make_storage(name, pool)
         except UserError as e:
             raise SpecError(f"pools.{name}.storage", e.message, e.remedy) from None
         except OSError as e:
-            remedy = "name a folder this machine can make, or leave it out"
+            remedy = "name a folder that this machine can create, or leave the field out"
             raise SpecError(f"pools.{name}.storage", f"{e.filename}: {e.strerror}", remedy) from None
 
 
-def _new_record(spec: FleetSpec, left_out: Sequence[tuple[str, str]], found: Mapping[str, int]) -> FleetRecord:
-    """With a token of its own: whoever learnt that of an earlier fleet has nothing."""
+def _new_record(spec: FleetSpec, left_out: Sequence[tuple[str, str]], accelerators: Mapping[str, int]) -> FleetRecord:
+    """Write the record of a new fleet, with a new token: that of an earlier fleet may have leaked."""
     remove_tokens()
     token = new_token()
     new = FleetRecord(
@@ -284,7 +298,7 @@ def _new_record(spec: FleetSpec, left_out: Sequence[tuple[str, str]], found: Map
         token_path=str(token),
         pools=plain_pools(spec),
         left_out=tuple((pool, why) for pool, why in left_out),
-        found=dict(found),
+        found=dict(accelerators),
         umask=umask(),
         loopback=not spec.head.address,
         node_address=spec.head.address or "127.0.0.1",
@@ -302,7 +316,7 @@ def _new_record(spec: FleetSpec, left_out: Sequence[tuple[str, str]], found: Map
 
 
 def _certificates(spec: FleetSpec) -> str:
-    """The folder of this machine's, made with an authority of the fleet's own; "" for a fleet on loopback."""
+    """Create the fleet's authority and this machine's certificates; returns their folder, "" for loopback."""
     if not spec.head.address:
         return ""
     tls.make_authority(home() / "tls-authority")
@@ -311,23 +325,25 @@ def _certificates(spec: FleetSpec) -> str:
 
 
 def declared_nodes(spec: FleetSpec, host: str = "") -> dict[str, tuple[str, str]]:
-    """Pool and number of each node of this machine, by the node's name; of a machine called `host`, pool and host."""
+    """Return (pool, number) of each node of this machine by node name; with `host`, (pool, host)."""
     if host:
         return {f"{name}-{host}": (name, host) for name in spec.pools}
-    here = ((name, str(number)) for name, pool in spec.pools.items() if not pool.hosts for number in range(pool.nodes))
-    return {f"{name}-{number}": (name, number) for name, number in here}
+    local_nodes = (
+        (name, str(number)) for name, pool in spec.pools.items() if not pool.hosts for number in range(pool.nodes)
+    )
+    return {f"{name}-{number}": (name, number) for name, number in local_nodes}
 
 
 def spec_of(record: FleetRecord) -> FleetSpec:
-    """What it was brought up from."""
+    """Return the spec from which the fleet was started."""
     if record.host:
         return pools_here(record.name, record.pools)
-    told = {"pools": record.pools, "head": record.head_spec, "ssh": record.ssh_spec, "projects": record.projects}
-    return parse_fleet({"name": record.name, **told})
+    fields = {"pools": record.pools, "head": record.head_spec, "ssh": record.ssh_spec, "projects": record.projects}
+    return parse_fleet({"name": record.name, **fields})
 
 
 def pools_here(name: str, pools: Mapping[str, Any]) -> FleetSpec:
-    """Of a host; one with nothing but the head has none."""
+    """Return the spec of a host's part of a fleet. A host with only the head has no pools."""
     if not pools:
         return FleetSpec.model_construct(name=name, pools={}, head=HeadSpec(), ssh=SSHSpec())
     return parse_fleet({"name": name, "pools": pools})
@@ -336,30 +352,35 @@ def pools_here(name: str, pools: Mapping[str, Any]) -> FleetSpec:
 def start_with_head(
     record: FleetRecord, spec: FleetSpec, interpreters: Mapping[str, Path], progress: Progress
 ) -> FleetRecord:
-    """A fleet that was up, with a head again if it has none, and with every node that has ended. Raises FleetError for
-    the first that does not start; then the others serve.
+    """Restart the head of a fleet that is up, if it has ended, and every node that has ended.
+
+    Raises FleetError for the first node that does not start; the others keep running.
     """
     record = ray_head.restart(record, progress) if record.headless else record
     try:
         return start_missing_nodes(record, spec, interpreters, progress)
     except BaseException:
-        if (begun := fleet_record.read()) is not None:
-            begun = replace(begun, state="up")
-            fleet_record.write(begun)
-            ray_head.kill_previous_nodes(begun)
+        if (restarted := fleet_record.read()) is not None:
+            restarted = replace(restarted, state="up")
+            fleet_record.write(restarted)
+            ray_head.kill_previous_nodes(restarted)
         raise
 
 
 def start_missing_nodes(
     record: FleetRecord, spec: FleetSpec, interpreters: Mapping[str, Path], progress: Progress
 ) -> FleetRecord:
-    """Start the declared nodes that do not live, all at once, and wait for them."""
-    living = {p.node for p in record.living()}
-    missing = {node: place for node, place in declared_nodes(spec, record.host).items() if node not in living}
+    """Start the declared nodes that are not running, all at once, and wait for them."""
+    running = {p.node for p in record.living()}
+    missing = {
+        node: pool_and_number
+        for node, pool_and_number in declared_nodes(spec, record.host).items()
+        if node not in running
+    }
     if missing:
         progress(f"starting {', '.join(missing)}")
-    for place in missing.values():
-        record = start_worker(record, spec, place, interpreters[place[0]])
+    for pool_and_number in missing.values():
+        record = start_worker(record, spec, pool_and_number, interpreters[pool_and_number[0]])
     for process in record.processes:
         if process.node in missing:
             wait_until_started(process)

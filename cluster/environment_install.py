@@ -1,4 +1,7 @@
-"""One environment put on disk: `python -m venv`, pip, and the proof that its modules import. Output goes to a log."""
+"""Install one environment: `python -m venv`, pip, and a check that its modules import.
+
+All output goes to a log.
+"""
 
 import os
 import signal
@@ -15,7 +18,7 @@ from cluster.recipes import TORCH_INDEX, Recipe
 
 TAIL_LINES = 8
 COMMAND = "\n$ "
-# These would send packages elsewhere, or let the caller's own packages be seen in the new environment.
+# These would install packages elsewhere, or make the caller's own packages visible in the new environment.
 NOT_INHERITED = {
     "PYTHONPATH",
     "PYTHONHOME",
@@ -30,7 +33,10 @@ PIP_OPTIONS = ("--no-input", "--progress-bar=off", "--disable-pip-version-check"
 
 @dataclass(frozen=True, slots=True)
 class InstallFolder:
-    """Where one environment is made. `lock` is a descriptor that each process started here keeps open until it ends."""
+    """Folder in which one environment is made.
+
+    Each process started here keeps the descriptor `lock` open until it ends.
+    """
 
     folder: Path
     temporary: Path
@@ -43,29 +49,35 @@ def interpreter_of(folder: Path) -> Path:
 
 
 def has_pip() -> bool:
-    """Whether this interpreter has pip. Setuptools' own finder, asked too, warns once torch has been imported."""
+    """Return whether this interpreter has pip.
+
+    `util.find_spec` would also call setuptools' finder, which warns once torch has been imported.
+    """
     return PathFinder.find_spec("pip") is not None
 
 
 def install(recipe: Recipe, at: InstallFolder, progress: Progress) -> None:
-    """Make the environment. Raises UserError with the end of the log; the caller removes what is left of the folder."""
+    """Make the environment.
+
+    On failure raises UserError with the end of the log; the caller removes the folder.
+    """
     at.log.write_text("")
     at.temporary.mkdir()
     python = str(interpreter_of(at.folder))
-    # The running interpreter's pip can install into another environment: that one then needs no copy of it.
+    # The running interpreter's pip can install into another environment, which then needs no pip of its own.
     own_pip = has_pip()
     venv = [sys.executable, "-m", "venv", *(["--without-pip"] if own_pip else []), str(at.folder)]
     if _run(venv, at, lambda line: None):
         raise _failed(recipe, at, "could not be created", "on Debian and Ubuntu: apt install python3-venv; ")
     if recipe.packages:
-        wanted = at.folder / "requirements.txt"
-        wanted.write_text(recipe.requirements)
+        requirements_file = at.folder / "requirements.txt"
+        requirements_file.write_text(recipe.requirements)
         pip = [sys.executable, "-m", "pip", "--python", python] if own_pip else [python, "-m", "pip"]
-        narrate = PipProgress(len(recipe.packages), progress)
-        # Not on the command line: the log keeps that, and an index may be named with a password.
-        first = [(["--no-deps", one], {"PIP_INDEX_URL": index}) for one, index in recipe.elsewhere]
-        for what, settings in (*first, (["-r", str(wanted)], {})):
-            if _run([*pip, "install", *PIP_OPTIONS, *what], at, narrate, settings):
+        on_line = PipProgress(len(recipe.packages), progress)
+        # Not on the command line, which the log records: the index's URL may contain a password.
+        first = [(["--no-deps", requirement], {"PIP_INDEX_URL": index}) for requirement, index in recipe.elsewhere]
+        for options, settings in (*first, (["-r", str(requirements_file)], {})):
+            if _run([*pip, "install", *PIP_OPTIONS, *options], at, on_line, settings):
                 raise _failed(recipe, at, "failed to install")
     if recipe.modules:
         progress(f"checking that {', '.join(recipe.modules)} can be imported")
@@ -74,9 +86,12 @@ def install(recipe: Recipe, at: InstallFolder, progress: Progress) -> None:
 
 
 def _run(
-    command: Sequence[str], at: InstallFolder, hear: Callable[[str], None], settings: Mapping[str, str] | None = None
+    command: Sequence[str], at: InstallFolder, on_line: Callable[[str], None], settings: Mapping[str, str] | None = None
 ) -> int:
-    """The exit code; `settings` are variables to set. When this is interrupted, nothing of it runs on."""
+    """Run a command and return its exit code. `settings` are variables to set.
+
+    If this is interrupted, the command and its children are killed.
+    """
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -84,7 +99,7 @@ def _run(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        # Wheels are put beside the environment, not in the system's temporary folder: that disk was checked.
+        # Wheels are built beside the environment, whose disk was checked, not in the system's temporary folder.
         env={k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
         | {"TMPDIR": str(at.temporary), **(settings or {})},
         pass_fds=(at.lock,),
@@ -92,7 +107,7 @@ def _run(
     )
     try:
         for line in _logged(process, command, at.log):
-            hear(line)
+            on_line(line)
         return process.wait()
     finally:
         if process.poll() is None:  # not yet reaped, so the group's number is still its own
@@ -111,10 +126,10 @@ def _logged(process: "subprocess.Popen[str]", command: Sequence[str], path: Path
             yield line
 
 
-def _failed(recipe: Recipe, at: InstallFolder, what: str, remedy: str = "") -> UserError:
+def _failed(recipe: Recipe, at: InstallFolder, failure: str, remedy: str = "") -> UserError:
     output = at.log.read_text(errors="replace").rpartition(COMMAND)[2]
     lines = [line.rstrip()[:300] for line in output.splitlines()[1:] if line.strip()]
     tail = "".join(f"\n  {line}" for line in lines[-TAIL_LINES:])
     if recipe.elsewhere:
-        remedy += f"with {TORCH_INDEX} set to nothing, the usual build is taken; "
-    return UserError(f"environment {recipe.name!r} {what}:{tail}", f"{remedy}the whole log: {at.log}")
+        remedy += f"set {TORCH_INDEX} to nothing to use the usual build; "
+    return UserError(f"environment {recipe.name!r} {failure}:{tail}", f"{remedy}the whole log: {at.log}")

@@ -1,14 +1,14 @@
-"""Python environments of pools: made once per lock, Python and platform, kept in the user's cache folder.
+"""Python environments of pools, made once per lock, Python and platform in the user's cache folder.
 
-A virtual environment cannot be moved (its scripts and pyvenv.cfg hold absolute paths), so it is built where it stays.
-It counts only once `.complete` is written, last; while it is built, a lock file beside it is held by the builder and by
-every process the builder starts. A folder without the mark whose lock is free was left by a crash, and is removed.
+A virtual environment cannot be moved (its scripts and pyvenv.cfg contain absolute paths), so it is built at its final
+path. It is valid only once `.complete` is written, last. During the build, the builder and every process that it starts
+hold a lock file beside it. A folder without `.complete` whose lock is free was left by a crash, and is removed.
 
     <cache>/environments/<name>-<hash>/            the environment, requirements.txt, .complete
-    <cache>/environments/<name>-<hash>.lock|.log   who builds it now; what pip printed
-    <cache>/environments/<name>-<hash>.tmp/        downloads while it is built
+    <cache>/environments/<name>-<hash>.lock|.log   lock held during the build; pip's output
+    <cache>/environments/<name>-<hash>.tmp/        downloads during the build
 
-A recipe with another build of a package for the CPU has two hashes; the first that is there is used.
+A recipe that has a variant with a CPU build has two hashes; the first that exists is used.
 """
 
 import json
@@ -34,12 +34,15 @@ if TYPE_CHECKING:
 Progress = Callable[[str], None]
 MARK = ".complete"
 CURRENT = "current"
-ELSEWHERE = "free some disk there, or set POLYFLEET_CACHE to a folder on another"
+ELSEWHERE = "free disk space there, or set POLYFLEET_CACHE to a folder on another disk"
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """One folder of the cache. `state` is ready, building or broken; `current`: made from a built-in lock of today."""
+    """One environment in the cache. `state` is ready, building or broken.
+
+    `current`: it was made from the current version of a built-in lock.
+    """
 
     name: str
     key: str
@@ -50,24 +53,27 @@ class Environment:
     created_s: float = 0.0
 
 
-def create(wanted: "str | Recipe | EnvironmentSpec", progress: Progress = lambda line: None) -> Path:
-    """The interpreter of an environment, made first if need be (minutes). Two callers at once make it once.
+def create(environment: "str | Recipe | EnvironmentSpec", progress: Progress = lambda line: None) -> Path:
+    """Return the interpreter of an environment; make the environment first if needed, which takes minutes.
 
-    Raises NotFound for an unknown name, UserError when an interpreter is not there or packages do not install (nothing
-    is left behind but the log), FleetError when this machine cannot hold it: disk, system, Python version.
+    Concurrent callers make it once. Raises NotFound for an unknown name; UserError if an interpreter does not exist or
+    packages fail to install (only the log is left); FleetError if this machine cannot have it: disk space, system,
+    Python version.
     """
-    recipe = recipe_of(wanted)
+    recipe = recipe_of(environment)
     if isinstance(recipe, Path):
         return recipe
-    if (made := _made(recipe)) is not None:
-        return interpreter_of(made)
+    if (existing := _made(recipe)) is not None:
+        return interpreter_of(existing)
     if reason := recipe.unsupported():
         raise FleetError(f"environment {recipe.name!r} cannot exist here: {reason}", "leave its pool out of the fleet")
     recipe = cpu_builds.resolve_cpu_build(recipe)
     folder = _folder(recipe)
     try:
         paths.cache_dir(folder.parent.name)
-        with exclusive(_lock_file(folder), lambda: progress("another process makes this environment: waiting")) as lock:
+        with exclusive(
+            _lock_file(folder), lambda: progress("waiting for another process that makes this environment")
+        ) as lock:
             if not _complete(folder):
                 _sweep(folder.parent)
                 _build(recipe, folder, lock, progress)
@@ -76,79 +82,80 @@ def create(wanted: "str | Recipe | EnvironmentSpec", progress: Progress = lambda
     return interpreter_of(folder)
 
 
-def path(wanted: "str | Recipe | EnvironmentSpec") -> Path:
-    """The interpreter of an environment that exists. Raises NotFound where it was not made yet."""
-    recipe = recipe_of(wanted)
+def path(environment: "str | Recipe | EnvironmentSpec") -> Path:
+    """Return the interpreter of an existing environment. Raises NotFound if it was not made yet."""
+    recipe = recipe_of(environment)
     if isinstance(recipe, Path):
         return recipe
-    if (made := _made(recipe)) is None:
+    if (folder := _made(recipe)) is None:
         raise NotFound(f"environment {recipe.name!r} is not made yet", f"run `polyfleet env create {recipe.name}`")
-    return interpreter_of(made)
+    return interpreter_of(folder)
 
 
-def unsupported_reason(wanted: "str | Recipe | EnvironmentSpec") -> str:
-    """Why it cannot be had on this machine, "" when it is there or can be made."""
+def unsupported_reason(environment: "str | Recipe | EnvironmentSpec") -> str:
+    """Return why this machine cannot have the environment; "" if it exists or can be made."""
     try:
-        recipe = recipe_of(wanted)
+        recipe = recipe_of(environment)
     except UserError as e:
         return e.message
     if isinstance(recipe, Path) or _made(recipe):
         return ""
     if not (recipe.unsupported() or _disk_refusal(recipe)):
         return ""
-    # Another index may have packages that need less disk; it is asked only where that decides.
+    # Another index may have packages that need less disk space; it is queried only if that decides.
     return recipe.unsupported() or _disk_refusal(cpu_builds.resolve_cpu_build(recipe))
 
 
 def list_environments() -> list[Environment]:
-    """What is in the cache, by name."""
+    """Return the environments in the cache, by name."""
     root = _root()
-    today = {one.key for recipe in recipes.built_in().values() for one in recipe.variants}
-    return [_described(folder, today) for folder in _folders(root)] if root.is_dir() else []
+    current_keys = {variant.key for recipe in recipes.built_in().values() for variant in recipe.variants}
+    return [_described(folder, current_keys) for folder in _folders(root)] if root.is_dir() else []
 
 
 def remove(name: str) -> list[Path]:
-    """Remove the environments called `name` (or the one of that key), older locks' too. Returns their folders.
+    """Remove the environments with this name, also those of older locks, or the one with this key.
 
-    Raises NotFound when there is none, Conflict when processes run from one or it is being built.
+    Returns their folders. Raises NotFound if there is none, Conflict if one is in use or being built.
     """
-    found = [e for e in list_environments() if name in (e.name, e.key)]
-    if not found:
+    matching = [e for e in list_environments() if name in (e.name, e.key)]
+    if not matching:
         raise NotFound(f"no environment {name!r} here", nearest(name, [e.name for e in list_environments()]))
-    for environment in found:
+    for environment in matching:
         with try_exclusive(_lock_file(environment.path)) as lock:
             if lock is None:
                 raise Conflict(
-                    f"environment {environment.key} is being built", "wait, or stop the process that builds it"
+                    f"environment {environment.key} is being built",
+                    "wait until it is built, or stop the process that builds it",
                 )
             if users := _users(environment.path):
                 pids = ", ".join(map(str, users))
                 raise Conflict(f"environment {environment.key} is used by process {pids}", "run `polyfleet down` first")
             _erase(environment.path)
-    return [e.path for e in found]
+    return [e.path for e in matching]
 
 
-def recipe_of(wanted: "str | Recipe | EnvironmentSpec") -> Recipe | Path:
-    """A recipe to follow, or the interpreter that was named instead."""
-    if isinstance(wanted, Recipe):
-        return wanted
-    if isinstance(wanted, str):
-        if wanted not in recipes.NAMES:
-            raise NotFound(f"unknown environment {wanted!r}", nearest(wanted, recipes.NAMES))
-        return recipes.built_in()[wanted]
-    if wanted.lock:
-        return recipe_of(wanted.lock)
-    if wanted.interpreter:
-        return named_interpreter(wanted.interpreter)
-    return recipes.from_requirements(wanted.requirements)
+def recipe_of(environment: "str | Recipe | EnvironmentSpec") -> Recipe | Path:
+    """Return the recipe of an environment, or the interpreter that it names instead."""
+    if isinstance(environment, Recipe):
+        return environment
+    if isinstance(environment, str):
+        if environment not in recipes.NAMES:
+            raise NotFound(f"unknown environment {environment!r}", nearest(environment, recipes.NAMES))
+        return recipes.built_in()[environment]
+    if environment.lock:
+        return recipe_of(environment.lock)
+    if environment.interpreter:
+        return named_interpreter(environment.interpreter)
+    return recipes.from_requirements(environment.requirements)
 
 
 def named_interpreter(name: str) -> Path:
     python = Path(sys.executable if name == CURRENT else name)
     if not (python.is_file() and os.access(python, os.X_OK)):
-        raise UserError(f"no Python interpreter at {python}", "name the `python` file of an environment that exists")
-    if name != CURRENT and (refusal := (found := interpreters.look(python)).refusal):
-        raise UserError(f"{python} {refusal}", found.remedy)
+        raise UserError(f"no Python interpreter at {python}", "name the `python` file of an existing environment")
+    if name != CURRENT and (refusal := (interpreter := interpreters.look(python)).refusal):
+        raise UserError(f"{python} {refusal}", interpreter.remedy)
     return python
 
 
@@ -161,27 +168,29 @@ def _folder(recipe: Recipe) -> Path:
 
 
 def _made(recipe: Recipe) -> Path | None:
-    """The folder of the first variant that is there."""
+    """Return the folder of the first variant that exists, or None."""
     return next(filter(_complete, map(_folder, recipe.variants)), None)
 
 
 def _folders(root: Path) -> list[Path]:
-    """Folders of environments; one that so far has downloads only counts too."""
+    """Return the folders of environments, including those that have only downloads so far."""
     return sorted({path.with_suffix("") for path in root.iterdir() if path.is_dir()})
 
 
 def _complete(folder: Path) -> bool:
-    """Built to its end, and the Python it was made from is still there."""
+    """Return whether the environment is complete and the Python that it was made from still exists."""
     return (folder / MARK).is_file() and interpreter_of(folder).exists()
 
 
-def _described(folder: Path, today: set[str]) -> Environment:
+def _described(folder: Path, current_keys: set[str]) -> Environment:
     name = folder.name.rpartition("-")[0]
     if not _complete(folder):
         state = "building" if is_locked(_lock_file(folder)) else "broken"
-        return Environment(name, folder.name, folder, state, folder.name in today)
+        return Environment(name, folder.name, folder, state, folder.name in current_keys)
     mark = json.loads((folder / MARK).read_text())
-    return Environment(name, folder.name, folder, "ready", folder.name in today, mark["size_bytes"], mark["created_s"])
+    return Environment(
+        name, folder.name, folder, "ready", folder.name in current_keys, mark["size_bytes"], mark["created_s"]
+    )
 
 
 def _lock_file(folder: Path) -> Path:
@@ -215,7 +224,7 @@ def _write_mark(folder: Path, content: dict[str, object]) -> None:
 
 
 def _erase(folder: Path) -> None:
-    """The mark goes first: a folder half removed must not count."""
+    """Remove an environment, its mark first, so that a half-removed folder is not valid."""
     (folder / MARK).unlink(missing_ok=True)
     with suppress(FileNotFoundError):
         shutil.rmtree(folder)
@@ -223,7 +232,7 @@ def _erase(folder: Path) -> None:
 
 
 def _sweep(root: Path) -> None:
-    """Remove what builders left that were killed: no mark, and nobody holds the lock."""
+    """Remove folders of builders that were killed: they have no mark, and no process holds the lock."""
     for folder in _folders(root):
         with try_exclusive(_lock_file(folder)) as lock:
             if lock is not None and not _complete(folder):
@@ -240,8 +249,8 @@ def _disk_refusal(recipe: Recipe) -> str:
 
 
 def _users(folder: Path) -> list[int]:
-    """Processes started from this environment's interpreter, or from one of its scripts."""
-    import psutil  # here: environments are also made on hosts that have nothing but Python
+    """Return the processes that run from this environment's interpreter or one of its scripts."""
+    import psutil  # not at the top: environments are also made on hosts that have nothing but Python
 
     prefix = f"{folder}{os.sep}"
     return [p.pid for p in psutil.process_iter(["cmdline"]) if (p.info["cmdline"] or [""])[0].startswith(prefix)]

@@ -1,18 +1,21 @@
-"""The one base class of every error Polyfleet raises on purpose.
+"""Base classes of the errors that Polyfleet raises on purpose.
 
 PolyfleetError          what happened, with numbers, and what to do next
-└── UserError           the user can mend it: exit code 2, HTTP 422
+└── UserError           the user can correct it: exit code 2, HTTP 422
     ├── SpecError       a field of a file or request is wrong; names the field
-    ├── NotFound        no such job, pool, checkpoint; HTTP 404
-    └── Conflict        the same key with another body, a second writer; HTTP 409
-└── FleetError          the fleet cannot serve now (no head, no disk, no node): exit code 3, HTTP 503
+    ├── NotFound        no such job, pool or checkpoint: HTTP 404
+    └── Conflict        the same key with another body, or a second writer: HTTP 409
+└── FleetError          the fleet cannot serve now (no head, no disk space, no node): exit code 3, HTTP 503
 """
 
 MOST_NAMED, CLOSE_NAMED = 100, 10
 
 
 class PolyfleetError(Exception):
-    """`args` equals the arguments of `__init__`, so the error survives pickling and Ray."""
+    """An error with a message and a remedy.
+
+    `args` equals the arguments of `__init__`, so it survives pickling and Ray.
+    """
 
     exit_code = 1
 
@@ -30,7 +33,7 @@ class UserError(PolyfleetError):
 
 
 class SpecError(UserError):
-    """`field` is a dotted path, e.g. `pools.xla.devices`."""
+    """A wrong field of a file or request. `field` is a dotted path, e.g. `pools.xla.devices`."""
 
     def __init__(self, field: str, message: str, remedy: str = ""):
         super().__init__(f"{field}: {message}" if field else message, remedy)
@@ -50,14 +53,17 @@ class FleetError(PolyfleetError):
     exit_code = 3
 
 
-def nearest(word: str, valid: "list[str] | tuple[str, ...]") -> str:
-    """The remedy for an unknown word: the closest valid one first, then all of them, or the closest of very many."""
-    from difflib import get_close_matches  # here: supervisors of attempts start with this file, and never need it
+def nearest(name: str, valid: "list[str] | tuple[str, ...]") -> str:
+    """Return the remedy for an unknown name: the closest valid name, then all valid names.
 
-    close = get_close_matches(word, valid, n=1, cutoff=0.5)
+    Of more than MOST_NAMED only the closest are listed.
+    """
+    from difflib import get_close_matches  # not at the top: supervisors of attempts import this file and never need it
+
+    close = get_close_matches(name, valid, n=1, cutoff=0.5)
     if len(valid) > MOST_NAMED:
-        some = get_close_matches(word, valid, n=CLOSE_NAMED, cutoff=0.0)
-        everything = f"{', '.join(some)} and {len(valid) - len(some)} more"
+        closest = get_close_matches(name, valid, n=CLOSE_NAMED, cutoff=0.0)
+        choices = f"{', '.join(closest)} and {len(valid) - len(closest)} more"
     else:
-        everything = ", ".join(valid) or "none"
-    return f"did you mean {close[0]!r}? valid: {everything}" if close else f"valid: {everything}"
+        choices = ", ".join(valid) or "none"
+    return f"did you mean {close[0]!r}? valid: {choices}" if close else f"valid: {choices}"

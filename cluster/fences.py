@@ -1,7 +1,7 @@
-"""The newest epoch of each job in a folder of this machine: agents read it where Ray's head does not answer.
+"""Local copies of the jobs' fences, which agents read while Ray's head does not answer.
 
-One file per job, named by the job, which holds the epoch in decimal digits and a newline. Nothing of an older epoch is
-effective. It is not written durably: no attempt outlives its machine.
+A fence is the newest epoch of a job; an attempt of an older epoch has no effect. There is one file per job, named by
+the job's id, with the epoch in decimal digits and a newline. It is not synced to disk: no attempt outlives its machine.
 """
 
 import os
@@ -18,24 +18,24 @@ LONGEST_BYTES = 19
 
 
 def local_folder() -> Path:
-    """That of this home, open to its owner only."""
+    """Return the folder of fences in this home, which only its owner can read."""
     return private_dir(home() / "fences")
 
 
 def raise_to(folder: Path, job: str, epoch: int) -> None:
-    """Let the job's fence be `epoch`, unless it is higher already. See `write`."""
+    """Raise the job's fence to `epoch`, unless it is higher already. See `write`."""
     try:
-        known = read(folder, job)
+        current = read(folder, job)
     except UnreadableFile:
-        known = None
-    if known is None or known < epoch:
+        current = None
+    if current is None or current < epoch:
         write(folder, job, epoch)
 
 
 def write(folder: Path, job: str, epoch: int) -> None:
-    """Let the job's fence be `epoch`, whatever it was. One writer at a time: the controller.
+    """Set the job's fence to `epoch`, whatever it was. One writer at a time: the controller.
 
-    What holds something else is replaced. Raises UserError for what is no job's id, OSError.
+    An invalid file is replaced. Raises OSError, and UserError if `job` cannot be a job's id.
     """
     _checked(job)
     part = folder / f".{job}.part"
@@ -47,9 +47,7 @@ def write(folder: Path, job: str, epoch: int) -> None:
 
 
 def read(folder: Path, job: str) -> int | None:
-    """The job's fence; None where none was written. Raises UnreadableFile for anything but a plain file of that
-    form.
-    """
+    """Return the job's fence, or None if none was written. Raises UnreadableFile for an invalid file."""
     _checked(job)
     try:
         with open_untrusted_in(folder, job) as file:
@@ -64,7 +62,7 @@ def read(folder: Path, job: str) -> int | None:
 
 
 def remove(folder: Path, job: str) -> None:
-    """Of a job of which nothing can run any more."""
+    """Remove the fence of a job whose attempts have all ended."""
     _checked(job)
     (folder / job).unlink(missing_ok=True)
 

@@ -1,6 +1,7 @@
-"""Lock files: held by a process and the children it hands the descriptor to; the kernel frees them when all have ended.
+"""Lock files, held by a process and the children that inherit the descriptor.
 
-A lock file is never removed: another could then hold a lock on a file that no longer has a name.
+The kernel releases a lock when all of them have ended. A lock file is never removed: another process could then hold a
+lock on a file that no longer has a name.
 """
 
 import fcntl
@@ -12,37 +13,41 @@ from typing import IO, Any
 
 
 @contextmanager
-def exclusive(path: Path, when_taken: Callable[[], None]) -> Iterator[int]:
-    """Hold `path`; where somebody else does, say so by `when_taken` and wait. Yields the descriptor to hand on."""
+def exclusive(path: Path, on_wait: Callable[[], None]) -> Iterator[int]:
+    """Lock `path` and yield the descriptor to pass on.
+
+    If another process holds it, call `on_wait` and wait.
+    """
     with path.open("w") as file:
-        wait_for(file.fileno(), when_taken)
+        wait_for(file.fileno(), on_wait)
         yield file.fileno()
 
 
-def wait_for(descriptor: int, when_taken: Callable[[], None]) -> None:
-    """Lock the open file until its descriptor is closed. Where another process holds the lock, call `when_taken` first
-    and wait.
+def wait_for(descriptor: int, on_wait: Callable[[], None]) -> None:
+    """Lock the open file until its descriptor is closed.
+
+    If another process holds the lock, call `on_wait` and wait.
     """
     if not acquire(descriptor):
-        when_taken()
+        on_wait()
         fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 @contextmanager
 def try_exclusive(path: Path) -> Iterator[int | None]:
-    """Hold `path` and yield its descriptor, or yield None at once where somebody else holds it."""
+    """Lock `path` and yield its descriptor, or yield None at once if another process holds it."""
     with path.open("w") as file:
         yield file.fileno() if acquire(file) else None
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds `path` now."""
+    """Return whether a process holds `path` now."""
     with try_exclusive(path) as descriptor:
         return descriptor is None
 
 
 def acquire(file: IO[Any] | int) -> bool:
-    """Hold the open `file`, or descriptor, until it is closed; False where somebody else holds it."""
+    """Lock the open `file`, or descriptor, until it is closed. Return False if another process holds it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -51,14 +56,15 @@ def acquire(file: IO[Any] | int) -> bool:
 
 
 def hold(lock: Path) -> int | None:
-    """A descriptor that shares the lock of the file `lock` until it is closed or its process ends; None where the file
-    is gone, also meanwhile.
+    """Take a shared lock on the file `lock`, until the returned descriptor is closed or this process ends.
+
+    Returns None if the file does not exist, or was removed while this waited.
     """
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return None
-    with suppress(OSError):  # a file system without locks: there nothing is removed either
+    with suppress(OSError):  # a file system without locks: nothing is removed there either
         fcntl.flock(descriptor, fcntl.LOCK_SH)
     with suppress(OSError):
         if lock.stat().st_ino == os.fstat(descriptor).st_ino:

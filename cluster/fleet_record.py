@@ -1,5 +1,6 @@
-"""fleet.json: what is up on this machine, written before the first process starts, so that a crash leaves nothing
-unknown.
+"""The file fleet.json: record of the fleet that is up on this machine.
+
+It is written before the first process starts, so that no process is unrecorded after a crash.
 """
 
 import json
@@ -17,14 +18,18 @@ from cluster.serialization import from_plain, to_plain
 class DamagedRecord(UserError):
     def __init__(self, file: str, why: str):
         super().__init__(
-            f"{file} is damaged: {why}", "`polyfleet down` stops what it can find of the fleet, then `polyfleet up`"
+            f"{file} is damaged: {why}",
+            "run `polyfleet down`, which stops all processes of the fleet that it can find, then `polyfleet up`",
         )
         self.args = (file, why)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeProcess:
-    """One `ray start` of ours. `role` is head, worker, or server (server_node.py), `created` as in ProcessId."""
+    """One `ray start` process.
+
+    `role` is head, worker, or server (server_node.py), `created` as in ProcessId.
+    """
 
     role: str
     node: str
@@ -39,10 +44,10 @@ class NodeProcess:
 
 @dataclass(frozen=True, slots=True)
 class HostRecord:
-    """A machine that this fleet reaches over SSH: `host` and `ssh` as in the fleet file, the rest as it was found.
+    """A machine that this fleet reaches over SSH.
 
-    `home` is our folder on it, `interpreters` are those of its pools' environments, of which some may have no Ray;
-    `node_python` has it.
+    `host` and `ssh` are as in the fleet file; the rest was discovered. `home` is our folder on it, `interpreters` are
+    those of its pools' environments, some of which may have no Ray; `node_python` has Ray.
     """
 
     name: str
@@ -57,25 +62,27 @@ class HostRecord:
 
     @property
     def python(self) -> str:
-        """One that has what our packages need."""
+        """A Python that can run our own code."""
         return self.node_python or next(iter(self.interpreters.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class FleetRecord:
-    """`state` is starting, up, stopping, leaving or left; `pools` and `projects` hold each of the
-    fleet file as plain data.
+    """Record of a fleet on this machine.
 
-    `temp_dir` is ours alone; Ray's own folder lies in it. `before` is that of the Ray cluster before, while nodes of it
-    may live. `joined_dir` is that of our own node in a cluster that others run. `left_out` pairs a pool that cannot
-    exist here with the reason. `found` counts this machine's accelerators by backend. `umask` is that of who brought
-    the fleet up: jobs write files as they would in their shell.
+    `state` is starting, up, stopping, leaving or left; `pools` and `projects` are those of the fleet file as plain
+    data.
 
-    `node_address` is where the nodes of this machine listen. `host` names this machine in a fleet whose head is
-    elsewhere; there `pools` are those of this machine. `tls_dir` holds the certificates of this machine, where the
-    fleet spans several. `head_spec`, `ssh_spec`, `policy_spec` are as in the fleet file, `hosts` the machines that were
-    joined or may have been. On a host, a `head_spec` says that it has the head. `cluster` tells a head on a host from
-    the one before at its address.
+    `temp_dir` belongs to this fleet alone; Ray's own folder is in it. `before` is the folder of the previous Ray
+    cluster, while nodes of it may run. `joined_dir` is the folder of our own node in a cluster that others run.
+    `left_out` pairs a pool that cannot exist here with the reason. `found` counts this machine's accelerators by
+    backend. `umask` is that of the user who ran `up`: jobs write files as they would in that user's shell.
+
+    `node_address` is the address of this machine's nodes. `host` names this machine in a fleet whose head is elsewhere;
+    `pools` are then those of this machine. `tls_dir` has the certificates of this machine, if the fleet spans several.
+    `head_spec`, `ssh_spec`, `policy_spec` are as in the fleet file, `hosts` the machines that joined or may have
+    joined. On a host, `head_spec` is set if it has the head. `cluster` distinguishes a head on a host from the previous
+    one at its address.
     """
 
     name: str
@@ -105,11 +112,11 @@ class FleetRecord:
 
     @property
     def ray_dir(self) -> Path:
-        """Ray opens every folder it makes to everybody: its own lies in one that is closed."""
+        """Ray's folder, inside our private one, because Ray makes its folders accessible to every user."""
         return Path(self.temp_dir) / "r"
 
     def cwd(self, node: str) -> Path:
-        """Where the node's processes work; those that have changed their title are known by it."""
+        """Return the working folder of the node's processes, which identifies those that changed their title."""
         return Path(self.temp_dir) / "n" / node
 
     @property
@@ -118,22 +125,22 @@ class FleetRecord:
 
     @property
     def head_host(self) -> str:
-        """Name of the host that runs this fleet's head, "" where that is this machine, or nobody of ours."""
+        """Name of the host that runs this fleet's head; "" if it runs here, or others run it."""
         return name_of(self.head_spec.get("host", "")) if not self.embedded else ""
 
     @property
     def ours(self) -> bool:
-        """Its head was started by us, here or on a host."""
+        """Whether we started its head, here or on a host."""
         return self.embedded or bool(self.head_spec.get("host"))
 
     @property
     def head(self) -> NodeProcess | None:
-        """That of an embedded fleet, dead or alive."""
+        """The head of an embedded fleet, running or ended."""
         return next((p for p in self.processes if p.role == "head"), None)
 
     @property
     def headless(self) -> bool:
-        """The head that this machine should have does not live. Its nodes and agents do, and wait for it."""
+        """Whether the head of this machine has ended. Its nodes and agents keep running and wait for it."""
         has_one = self.embedded and bool(self.head_spec or not self.host)
         return has_one and not (self.head is not None and alive(self.head.process))
 
@@ -146,7 +153,10 @@ def path() -> Path:
 
 
 def read() -> FleetRecord | None:
-    """The record of this home, or None when no fleet was brought up. Raises UserError for another user's home."""
+    """Read the record of this home, or return None if no fleet is up.
+
+    Raises UserError for another user's home.
+    """
     check_owner(home())
     try:
         return from_plain(FleetRecord, json.loads(path().read_text()))

@@ -1,4 +1,4 @@
-"""Fields of a fleet file that are checked on their own: names, variables, labels, and the Python of a pool's nodes."""
+"""Checks of single fields of a fleet file: names, variables, labels, and the Python of a pool's nodes."""
 
 import hashlib
 import re
@@ -29,7 +29,9 @@ OUR_LABELS = ("polyfleet.io/", "ray.io/")
 
 def _name(value: str) -> str:
     if not NAME.fullmatch(value):
-        raise WrongValueError(f"{value!r} is no name", "use 1 to 31 of a-z, 0-9 and -, a letter or digit first")
+        raise WrongValueError(
+            f"{value!r} is not a valid name", "use 1 to 31 of a-z, 0-9 and -, beginning with a letter or digit"
+        )
     return value
 
 
@@ -47,7 +49,9 @@ def variables_field(value: dict[str, str]) -> dict[str, str]:
 def labels_field(value: dict[str, str]) -> dict[str, str]:
     for key, text in value.items():
         if not LABEL_KEY.fullmatch(key) or not LABEL_VALUE.fullmatch(text):
-            raise WrongValueError(f"{key!r}: {text!r} is no label", "use up to 63 letters, digits, '-', '_' and '.'")
+            raise WrongValueError(
+                f"{key!r}: {text!r} is not a valid label", "use up to 63 letters, digits, '-', '_' and '.'"
+            )
         if key.startswith(OUR_LABELS):
             raise WrongValueError(f"{key!r} is set by Polyfleet itself", "use a prefix of your own")
     return value
@@ -61,22 +65,26 @@ def _requirements(value: tuple[str, ...]) -> tuple[str, ...]:
     for line in value:
         if not requirements.plain_requirement(line):
             raise WrongValueError(
-                f"{line[:200]!r} is no requirement of a package by name",
-                "write NAME[EXTRAS] and versions, such as `torch==2.9.0`; indexes and credentials belong in pip's own"
-                " settings, and what no index has into an environment named by `interpreter`",
+                f"{line[:200]!r} is not a requirement of a package by name",
+                "write NAME[EXTRAS] and versions, such as `torch==2.9.0`; put indexes and credentials into pip's own"
+                " settings; for what no index has, name an environment with `interpreter`",
             )
     return value
 
 
 def _interpreter(value: str) -> str:
     if value not in ("", environments.CURRENT) and not value.startswith("/"):
-        raise WrongValueError(f"{value!r} is no absolute path", "name its `python` file from /, or write `current`")
+        raise WrongValueError(
+            f"{value!r} is not an absolute path", "write the path of its `python` file from /, or `current`"
+        )
     return value
 
 
 def folder_field(value: str) -> str:
     if value and (not value.startswith("/") or "\0" in value or ".." in Path(value).parts):
-        raise WrongValueError(f"{value!r} is no absolute path", "name the folder as the pool's nodes see it, from /")
+        raise WrongValueError(
+            f"{value!r} is not an absolute path", "write the folder's path on the pool's nodes, from /"
+        )
     return value
 
 
@@ -86,14 +94,18 @@ Count = Annotated[int, Field(strict=True, ge=1, le=256)]
 
 
 class EnvironmentSpec(BaseModel, extra="forbid", frozen=True):
-    """The Python of a pool's nodes: exactly one of the three. A word alone is the name of a lock."""
+    """The Python of a pool's nodes: exactly one of the three fields. A string alone is the name of a lock."""
 
-    lock: str = Field(default="", description=f"An environment that comes with Polyfleet: {', '.join(recipes.NAMES)}")
+    lock: str = Field(
+        default="", description=f"Name of an environment that comes with Polyfleet: {', '.join(recipes.NAMES)}"
+    )
     interpreter: Annotated[str, AfterValidator(_interpreter)] = Field(
-        "", description="A `python` file that has torch, or `current`: the one that runs this"
+        "", description="Path of a `python` that has torch, or `current`: the Python that runs Polyfleet"
     )
     requirements: Annotated[tuple[str, ...], AfterValidator(_requirements)] = Field(
-        default=(), max_length=500, description="Packages to install; Ray and what a node needs are added"
+        default=(),
+        max_length=500,
+        description="Packages to install; Ray and Polyfleet's own requirements are added",
     )
 
     @model_validator(mode="before")
@@ -103,26 +115,26 @@ class EnvironmentSpec(BaseModel, extra="forbid", frozen=True):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> "EnvironmentSpec":
-        others = "{interpreter: current} or {requirements: [torch==2.9.0]}"
+        alternatives = "{interpreter: current} or {requirements: [torch==2.9.0]}"
         if sum(map(bool, (self.lock, self.interpreter, self.requirements))) != 1:
             raise WrongValueError(
                 "must be exactly one of lock, interpreter, requirements",
-                f"write one of {', '.join(recipes.NAMES)}, {others}",
+                f"write one of {', '.join(recipes.NAMES)}, {alternatives}",
             )
         if self.lock and self.lock not in recipes.NAMES:
             raise WrongValueError(
-                f"unknown environment {self.lock!r}", f"{nearest(self.lock, recipes.NAMES)}; or {others}"
+                f"unknown environment {self.lock!r}", f"{nearest(self.lock, recipes.NAMES)}; or {alternatives}"
             )
         return self
 
     @property
     def is_named(self) -> bool:
-        """An interpreter that somebody else made."""
+        """Whether the user names an interpreter of their own."""
         return self.interpreter not in ("", environments.CURRENT)
 
     @property
     def name(self) -> str:
-        """Short, fit for a label, equal for equal environments: ranks of one group must agree on it."""
+        """Short name, valid as a label and equal for equal environments: ranks of one group must agree on it."""
         if self.lock or self.interpreter == environments.CURRENT:
             return self.lock or self.interpreter
         content = self.interpreter or "\n".join(sorted(self.requirements))

@@ -1,8 +1,8 @@
-"""Folders that others fill: listed, read and written without following a link in them, in pieces with a hash each.
+"""List, read and write untrusted folders without following links in them, in pieces with a hash each.
 
-Paths are relative to the tree's root, with `/`, and are refused where they could lead out of it. Whoever fills such a
-folder may put a link, a pipe or a folder in the place of any file while we look; each folder on the way is therefore
-opened relative to the one above it. Standard library only: nodes and clients use it alike.
+Paths are relative to the tree's root, with `/`, and are refused if they could leave it. The folder's writer may replace
+any file by a link, a pipe or a folder at any time; each folder on the way is therefore opened relative to its parent.
+Standard library only: nodes and clients both use it.
 """
 
 import errno
@@ -21,14 +21,14 @@ from cluster.folder_entries import Entry, Parts, below, cursor, entry, from_curs
 from cluster.safe_path_walk import descend
 
 PIECE_BYTES = 8 << 20
-"""What is read, hashed and sent at a time."""
+"""Bytes read, hashed and sent at a time."""
 MOST_LISTED = 5_000
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class Piece(NamedTuple):
-    """`version` changes with the file: its size, the time of its last change, its inode."""
+    """A piece of a file. `version` changes with the file's size, modification time or inode."""
 
     data: bytes
     size_bytes: int
@@ -42,25 +42,28 @@ def digest(data: "bytes | memoryview") -> str:
 
 
 def digest_of(hashes: list[str]) -> str:
-    """One for a whole file, of those of its pieces."""
+    """Return the hash of a file, given the hashes of its pieces."""
     return digest("".join(hashes).encode())
 
 
 def plain(path: str, field: str = "path") -> str:
-    """`path` without `.` and doubled slashes; "" is the root itself. Raises UserError for one that leads out of it."""
-    kept = "/".join(part for part in path.split("/") if part not in ("", "."))
-    refusal = "it is absolute" if path.startswith("/") else path_error(kept) if kept else ""
+    """Return `path` without `.` and doubled slashes; "" is the root itself.
+
+    Raises UserError for a path outside the root.
+    """
+    normalized = "/".join(part for part in path.split("/") if part not in ("", "."))
+    refusal = "it is absolute" if path.startswith("/") else path_error(normalized) if normalized else ""
     if refusal:
         raise UserError(
-            f"{field} {path[:200]!r} is not inside the job's folder: {refusal}", "use names and `/`, no `..`"
+            f"{field} {path[:200]!r} is not inside the job's folder: {refusal}", "write names and `/`, without `..`"
         )
-    return kept
+    return normalized
 
 
 class Tree:
-    """`base` lies below `root` and is looked for without following links, too; `root` itself is the caller's.
+    """A folder tree: `base` below `root`. Links are not followed, except in the path of `root` itself.
 
-    `follow`: links to files count as the files, as in a folder that a user names on a machine of their own.
+    `follow`: links to files count as the files, for a folder that a user names on their own machine.
     """
 
     def __init__(self, root: Path, base: str = "", follow: bool = False):
@@ -70,40 +73,42 @@ class Tree:
         return str(self.root / self.base)
 
     def entries(self, path: str = "", after: str = "", most: int = MOST_LISTED) -> tuple[list[Entry], str]:
-        """Everything below `path`, or `path` itself where it is no folder, in the order of its parts, beyond `after`.
-        And what to give as `after` for more of it, "" where that was all. Raises NotFound.
+        """Return a page of at most `most` entries below `path`, in the order of their parts, behind `after`.
+
+        Also returns the `after` of the next page, "" if there is none. If `path` is not a folder, returns its own
+        entry. Raises NotFound.
         """
         if path and (only := self.look(path))["type"] != "folder":
             return [only], ""
-        found: list[Entry] = []
+        listed: list[Entry] = []
         last: Parts = ()
         with self._opened(_parts(path)) as folder:
-            for parts, there in below(folder, _parts(path), from_cursor(after), self._follow):
-                if len(found) >= most:
-                    return found, cursor(last)
-                found.append(there)
+            for parts, item in below(folder, _parts(path), from_cursor(after), self._follow):
+                if len(listed) >= most:
+                    return listed, cursor(last)
+                listed.append(item)
                 last = parts
-        return found, ""
+        return listed, ""
 
     def all_entries(self, path: str = "") -> Iterator[Entry]:
-        """As `entries`, all of them."""
+        """Yield all entries below `path`, like `entries`."""
         after = ""
         while True:
-            found, after = self.entries(path, after)
-            yield from found
+            page, after = self.entries(path, after)
+            yield from page
             if not after:
                 return
 
     def size_bytes(self) -> int:
-        """Of all its files; 0 where there is none."""
+        """Return the bytes of all its files; 0 if the folder does not exist."""
         try:
             with self._opened(()) as folder:
-                return sum(found["bytes"] for _, found in below(folder, (), ()))
+                return sum(item["bytes"] for _, item in below(folder, (), ()))
         except (NotFound, UserError):
             return 0
 
     def look(self, path: str) -> Entry:
-        """Raises NotFound."""
+        """Return the entry of one path. Raises NotFound."""
         *above, name = _parts(path)
         with self._opened(tuple(above)) as folder, _reported(path):
             return entry(folder, name, (*above, name), self._follow)
@@ -116,17 +121,19 @@ class Tree:
         return True
 
     def read(self, path: str, offset: int, most_bytes: int = PIECE_BYTES) -> Piece:
-        """At most one piece; b"" at the end. Raises NotFound, UserError for what is no regular file."""
-        with self._file(path) as (descriptor, found):
+        """Read at most one piece; b"" at the end. Raises NotFound, or UserError if it is not a regular file."""
+        with self._file(path) as (descriptor, status):
             data = os.pread(descriptor, min(most_bytes, PIECE_BYTES), offset)
-            return Piece(data, found.st_size, version_of(found), found.st_mtime, stat.S_IMODE(found.st_mode) & 0o777)
+            return Piece(
+                data, status.st_size, version_of(status), status.st_mtime, stat.S_IMODE(status.st_mode) & 0o777
+            )
 
     def hashes(self, path: str, first: int = 0, count: int = 1 << 30) -> tuple[str, list[str]]:
-        """The file's version, and the hashes of pieces `first` and following as they are now."""
-        with self._file(path) as (descriptor, found):
-            last = min(first + count, -(-found.st_size // PIECE_BYTES))
+        """Return the file's version, and the hashes of its pieces from `first` on as they are now."""
+        with self._file(path) as (descriptor, status):
+            last = min(first + count, -(-status.st_size // PIECE_BYTES))
             pieces = (os.pread(descriptor, PIECE_BYTES, index * PIECE_BYTES) for index in range(first, last))
-            return version_of(found), [digest(piece) for piece in pieces]
+            return version_of(status), [digest(piece) for piece in pieces]
 
     @contextmanager
     def _file(self, path: str) -> Iterator[tuple[int, os.stat_result]]:
@@ -134,22 +141,22 @@ class Tree:
         with self._opened(tuple(above)) as folder, _reported(path):
             descriptor = os.open(name, _READ & ~os.O_NOFOLLOW if self._follow else _READ, dir_fd=folder)
             try:
-                found = os.fstat(descriptor)
-                if not stat.S_ISREG(found.st_mode):
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode):
                     raise UserError(f"{path!r} is not a regular file", "name a file")
-                yield descriptor, found
+                yield descriptor, status
             finally:
                 os.close(descriptor)
 
     # -- writing
 
     def make(self, path: str = "") -> None:
-        """The folder, with those above it."""
+        """Create the folder and its parents."""
         with self._opened(_parts(path), make=True):
             return
 
     def write(self, path: str, offset: int, data: "bytes | memoryview") -> None:
-        """Into a file that is made, with its folders, if need be."""
+        """Write `data` at `offset`; create the file and its folders if needed."""
         with self._writing(path) as descriptor:
             view, done = memoryview(data), 0
             while done < len(view):
@@ -157,21 +164,26 @@ class Tree:
 
     @contextmanager
     def alone(self, path: str) -> Iterator[None]:
-        """While nobody else has this of the same file, which is made if need be. Raises Conflict where somebody has."""
+        """Lock the file for one writer; create it if needed. Raises Conflict if another process holds it."""
         with self._writing(path) as descriptor:
-            taken = Conflict(f"{str(self.root / path)!r} is being written by another process", "let it finish")
+            conflict = Conflict(
+                f"{str(self.root / path)!r} is being written by another process",
+                "wait until it has finished, then run the command again",
+            )
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as e:
                 if e.errno in (errno.EWOULDBLOCK, errno.EAGAIN):
-                    raise taken from None  # any other error: a file system without locks
-            with self._writing(path) as again:
-                if os.fstat(again).st_ino != os.fstat(descriptor).st_ino:  # it was given its place meanwhile
-                    raise taken
+                    raise conflict from None  # ignore other errors: the file system has no locks
+            with self._writing(path) as current:
+                if (
+                    os.fstat(current).st_ino != os.fstat(descriptor).st_ino
+                ):  # another process replaced the file before the lock was taken
+                    raise conflict
             yield
 
     def finish(self, path: str, size_bytes: int, modified_s: float, mode: int) -> None:
-        """Exactly as long as it should be, and on disk."""
+        """Set a written file's length, mode and time, and sync it to disk."""
         with self._writing(path) as descriptor:
             os.ftruncate(descriptor, size_bytes)
             os.fchmod(descriptor, mode & 0o777 | stat.S_IRUSR | stat.S_IWUSR)
@@ -179,18 +191,19 @@ class Tree:
             os.fsync(descriptor)
 
     def link(self, path: str, target: str) -> None:
-        """A symbolic link that stays inside the tree. Raises UserError for another, Conflict where something is."""
+        """Create a symbolic link. Raises UserError if it points outside the tree, Conflict if `path` exists."""
         if refusal := link_refusal(path, target):
             raise UserError(
-                f"the link {path!r} to {target[:200]!r} is refused: {refusal}", "links stay in their folder"
+                f"the link {path!r} to {target[:200]!r} is refused: {refusal}", "link to a path inside the folder"
             )
         *above, name = _parts(path)
         with self._opened(tuple(above), make=True) as folder, _reported(path):
             os.symlink(target, name, dir_fd=folder)
 
     def move(self, path: str, to: "Tree", new: str, *, over: bool) -> None:
-        """One file or link, at once: a reader of `new` sees the old one or this one. Raises Conflict where `new` is
-        there, unless `over` a regular file. Both lie on one file system.
+        """Move one file or link atomically to `new` in the tree `to`, on the same file system.
+
+        Raises Conflict if `new` exists, unless `over` is set and it is a regular file.
         """
         *above, name = _parts(path)
         *new_above, new_name = _parts(new)
@@ -198,14 +211,14 @@ class Tree:
             if over:
                 with suppress(FileNotFoundError):
                     if not stat.S_ISREG(os.stat(new_name, dir_fd=target, follow_symlinks=False).st_mode):
-                        raise Conflict(f"{new!r} is there and is not a regular file", "name another place")
+                        raise Conflict(f"{new!r} exists and is not a regular file", "name another path")
                 os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=target)
             else:
                 os.link(name, new_name, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
                 os.unlink(name, dir_fd=source)
 
     def remove(self, path: str) -> None:
-        """A file; an absent one is none to remove."""
+        """Remove a file, if it exists."""
         *above, name = _parts(path)
         with suppress(NotFound), self._opened(tuple(above)) as folder, suppress(FileNotFoundError):
             os.unlink(name, dir_fd=folder)
@@ -217,14 +230,14 @@ class Tree:
             descriptor = os.open(name, _WRITE, 0o600, dir_fd=folder)
             try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise UserError(f"{path!r} is not a regular file", "name another place")
+                    raise UserError(f"{path!r} is not a regular file", "name another path")
                 yield descriptor
             finally:
                 os.close(descriptor)
 
     @contextmanager
     def _opened(self, parts: Parts, make: bool = False) -> Iterator[int]:
-        """A descriptor of the folder."""
+        """Yield a descriptor of the folder."""
         names = (*_parts(self.base), *parts)
         with _reported("/".join(parts)):
             descriptor = descend(os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), names, make=make)
@@ -234,30 +247,30 @@ class Tree:
             os.close(descriptor)
 
 
-def version_of(found: os.stat_result) -> str:
-    return f"{found.st_size}-{found.st_mtime_ns}-{found.st_ino}"
+def version_of(status: os.stat_result) -> str:
+    return f"{status.st_size}-{status.st_mtime_ns}-{status.st_ino}"
 
 
 def _parts(path: str) -> Parts:
-    """Raises UserError for a path that is absolute or climbs."""
+    """Split a path. Raises UserError if it is absolute or has `..`."""
     if path and (refusal := path_error(path)):
-        raise UserError(f"{path[:200]!r} is not a path in this folder: {refusal}", "use names and `/`, no `..`")
+        raise UserError(f"{path[:200]!r} is not a path in this folder: {refusal}", "write names and `/`, without `..`")
     return tuple(path.split("/")) if path else ()
 
 
 @contextmanager
 def _reported(path: str) -> Iterator[None]:
-    """System errors as ours, with the path as it was given."""
+    """Turn system errors into ours, with the path as it was passed."""
     try:
         yield
     except FileNotFoundError:
-        raise NotFound(f"no {path!r} in this folder", "`polyfleet files ls` shows what is there") from None
+        raise NotFound(f"no {path!r} in this folder", "run `polyfleet files ls` to see its files") from None
     except FileExistsError:
-        raise Conflict(f"{path!r} is there already", "name another place") from None
+        raise Conflict(f"{path!r} exists already", "name another path") from None
     except OSError as e:
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise FleetError(f"no space for {path!r}: {e.strerror}", "free space there") from None
+            raise FleetError(f"no space for {path!r}: {e.strerror}", "free disk space there") from None
         if e.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR):
-            why = "is a link, or a file where a folder is needed, or the other way round"
-            raise UserError(f"{path!r} {why}", "links are not followed") from None
-        raise UserError(f"{path!r}: {e.strerror}", "look at its rights") from None
+            reason = "is a link, or a file in place of a folder, or a folder in place of a file"
+            raise UserError(f"{path!r} {reason}", "name a path without links") from None
+        raise UserError(f"{path!r}: {e.strerror}", "check its permissions") from None

@@ -1,4 +1,4 @@
-"""What lies in a folder that others fill: listed in a fixed order, from any place in it on, without following links."""
+"""List an untrusted folder in a fixed order, from any position on, without following links."""
 
 import os
 import stat
@@ -14,8 +14,9 @@ Parts = tuple[str, ...]
 
 
 class Entry(TypedDict):
-    """`type` is file, folder, link or other (a pipe, a socket, a device). `refused`: why its name cannot travel, or "".
-    `mode` has the permission bits.
+    """One entry of a folder. `type` is file, folder, link or other (a pipe, a socket, a device).
+
+    `refused` is why the entry cannot be transferred, or "". `mode` has the permission bits.
     """
 
     path: str
@@ -28,20 +29,20 @@ class Entry(TypedDict):
 
 
 def link_refusal(path: str, target: str) -> str:
-    """Why a link at `path` may not be made anew in a copy of its tree; "" when it stays inside.
+    """Return why a link at `path` may not be created in a copy of its tree; "" if its target is inside.
 
-    `..` is taken at the front only, where it counts from the link's own folder, which is no link: what follows a name
-    could be reached through another link.
+    `..` is accepted at the front only, where it is relative to the link's own folder, which is not a link. After a name
+    it could be relative to the target of another link.
     """
     parts = target.split("/")
     up = next((i for i, part in enumerate(parts) if part != ".."), len(parts))
     if up > path.count("/"):
-        return "it leads out of the folder"
+        return "it points outside the folder"
     return path_error("/".join(parts[up:])) if parts[up:] else ""
 
 
 def cursor(parts: Parts) -> str:
-    """Names may be no text that JSON holds."""
+    """Encode a position in the listing as text: names may contain bytes that JSON cannot hold."""
     return quote(os.fsencode("/".join(parts)), safe="")
 
 
@@ -50,17 +51,20 @@ def from_cursor(text: str) -> Parts:
 
 
 def below(folder: int, parts: Parts, after: Parts, follow: bool = False) -> Iterator[tuple[Parts, Entry]]:
-    """In the order of parts, a folder before what is in it. What appears or vanishes meanwhile may be left out."""
+    """Yield the entries of `folder` behind `after`, in the order of their parts.
+
+    A folder comes before its content. Entries that are created or removed during the listing may be missing.
+    """
     depth = len(parts)
     start = after[depth] if len(after) > depth and after[:depth] == parts else ""
     for name in sorted(name for name in os.listdir(folder) if name >= start):
         try:
-            found = entry(folder, name, (*parts, name), follow)
+            item = entry(folder, name, (*parts, name), follow)
         except FileNotFoundError:
             continue
         if (*parts, name) > after:
-            yield (*parts, name), found
-        if found["type"] == "folder" and not found["refused"]:
+            yield (*parts, name), item
+        if item["type"] == "folder" and not item["refused"]:
             with suppress(OSError):
                 inner = os.open(name, FOLDER, dir_fd=folder)
                 try:
@@ -70,31 +74,31 @@ def below(folder: int, parts: Parts, after: Parts, follow: bool = False) -> Iter
 
 
 def entry(folder: int, name: str, parts: Parts, follow: bool = False) -> Entry:
-    """With `follow` a link to a regular file counts as that file."""
-    found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    if follow and stat.S_ISLNK(found.st_mode):
+    """Describe one entry. With `follow`, a link to a regular file counts as that file."""
+    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    if follow and stat.S_ISLNK(status.st_mode):
         with suppress(OSError):
-            if stat.S_ISREG((behind := os.stat(name, dir_fd=folder)).st_mode):
-                found = behind
+            if stat.S_ISREG((target_status := os.stat(name, dir_fd=folder)).st_mode):
+                status = target_status
     target, path = "", "/".join(parts)
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         kind, target = "link", os.readlink(name, dir_fd=folder)
-    elif stat.S_ISDIR(found.st_mode):
+    elif stat.S_ISDIR(status.st_mode):
         kind = "folder"
     else:
-        kind = "file" if stat.S_ISREG(found.st_mode) else "other"
+        kind = "file" if stat.S_ISREG(status.st_mode) else "other"
     refused = path_error(path) or (link_refusal(path, target) if kind == "link" else "")
     return {
         "path": _text(path),
         "type": kind,
-        "bytes": found.st_size if kind == "file" else 0,
-        "modified_s": found.st_mtime,
-        "mode": stat.S_IMODE(found.st_mode) & 0o777,
+        "bytes": status.st_size if kind == "file" else 0,
+        "modified_s": status.st_mtime,
+        "mode": stat.S_IMODE(status.st_mode) & 0o777,
         "target": _text(target),
-        "refused": refused or ("it is no file, folder or link" if kind == "other" else ""),
+        "refused": refused or ("it is not a file, folder or link" if kind == "other" else ""),
     }
 
 
 def _text(name: str) -> str:
-    """Bytes that are no UTF-8 as `?`: such a name cannot be written into JSON, and cannot travel."""
+    """Replace bytes that are not UTF-8 by `?`: JSON cannot hold such a name, so the entry is refused."""
     return os.fsencode(name).decode("utf-8", "replace")

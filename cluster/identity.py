@@ -1,6 +1,7 @@
-"""Whose agents, attempts and reservations those in a Ray cluster are: a fleet may share the cluster with others.
+"""Identity of a fleet, which marks its agents, attempts and reservations in a Ray cluster.
 
-A home's identity is random, made once and kept with the home: neither another database nor `down` and `up` change it.
+Several fleets may share a cluster. A home's identity is random, created once and stored in the home: neither another
+database nor `down` and `up` change it.
 """
 
 import os
@@ -17,39 +18,44 @@ FORM = re.compile(r"[0-9a-f]{16}")
 _LONGEST_BYTES = 64
 
 
-def fleet_identity(home: Path) -> str:
-    """16 hexadecimal digits; made by the first call. Raises UserError for a file that holds something else: with a new
-    identity, what runs under the old one would be nobody's.
+def fleet_identity(home_folder: Path) -> str:
+    """Return the home's identity, 16 hexadecimal digits; the first call creates it.
+
+    Raises UserError for an invalid file: with a new identity, no fleet would own what runs under the old one.
     """
-    path = tokens.ensure(home / FILE, size_bytes=8)
+    path = tokens.ensure(home_folder / FILE, size_bytes=8)
     try:
-        found = read_bytes(path, _LONGEST_BYTES).decode("ascii", "replace").strip()
+        content = read_bytes(path, _LONGEST_BYTES).decode("ascii", "replace").strip()
     except UnreadableFile as e:
         raise UserError(f"{path} {e.why}", _REMEDY) from None
-    if not FORM.fullmatch(found):
+    if not FORM.fullmatch(content):
         raise UserError(f"{path} does not hold the fleet's identity", _REMEDY)
-    return found
+    return content
 
 
 STORAGE_FILE = ".polyfleet-storage"
 
 
 def storage_identity(folder: Path) -> str:
-    """Of a checkpoint folder: equal for all nodes that see the same one. Made by the first that looks; "" where it can
-    neither be read nor made.
+    """Return the identity of a checkpoint folder, equal for all nodes that share the folder.
+
+    The first node that calls this creates it. "" if it can neither be read nor created.
     """
     path = folder / STORAGE_FILE
     try:
         if not path.exists():
             _make(path)
-        found = read_bytes(path, _LONGEST_BYTES).decode("ascii", "replace").strip()
+        content = read_bytes(path, _LONGEST_BYTES).decode("ascii", "replace").strip()
     except (OSError, UnreadableFile):
         return ""
-    return found if FORM.fullmatch(found) else ""
+    return content if FORM.fullmatch(content) else ""
 
 
 def _make(path: Path) -> None:
-    """Whole or not at all; of two makers at once one wins. Nobody's access to the folder is changed."""
+    """Create the identity file atomically; of two processes at once one wins.
+
+    Does not change access to the folder.
+    """
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     part.write_text(secrets.token_hex(8))
     try:
@@ -60,19 +66,19 @@ def _make(path: Path) -> None:
         part.unlink()
 
 
-_REMEDY = "restore it from a backup; without one, `polyfleet down` and remove it"
+_REMEDY = "restore it from a backup; without one, run `polyfleet down` and remove the file"
 
 
 def namespace(identity: str) -> str:
-    """Of Ray: names of actors in it are found by nobody who uses another."""
+    """Return the fleet's Ray namespace: clients of another namespace cannot look up its actors."""
     return f"polyfleet-{identity}"
 
 
 def agent_name(ray_id: str) -> str:
-    """Of the actor on that node, in its fleet's namespace."""
+    """Return the name of the agent's actor on that node, in its fleet's namespace."""
     return f"agent-{ray_id}"
 
 
 def reservation_prefix(identity: str) -> str:
-    """Of the names of placement groups, which Ray lists without their namespace."""
+    """Return the prefix of the fleet's placement groups, which Ray lists without their namespace."""
     return f"polyfleet-{identity}-attempt-"

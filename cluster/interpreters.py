@@ -1,9 +1,9 @@
-"""A Python that somebody else made: what it is and has, told by itself, and whether ranks or a whole node can use it.
+"""Inspect a Python interpreter that a user provides: whether ranks, or a Ray node, can run from it.
 
-Ray wants one Python, to the patch, and one version of itself under all of a fleet: a node of another Python joins where
-that check is off, and then its actors crash. Ranks only need torch and the few packages that our own code imports
-beside it. So a pool's Python that Ray cannot run under still serves: its nodes run from ours, and start what imports
-torch from the pool's.
+All nodes of a fleet need one Python, to the patch release, and one version of Ray: with that check off, a node of
+another Python joins, and then its actors crash. Ranks only need torch and the few packages that our own code imports
+beside it. So a pool's Python that cannot run Ray is still usable: the pool's nodes run from our Python, and start the
+processes that import torch from the pool's.
 """
 
 import json
@@ -18,10 +18,11 @@ from typing import Any
 
 LEAST_PYTHON = (3, 11)
 NEEDED = ("torch", "numpy", "psutil", "pydantic", "pydantic_settings", "xxhash")
-"""Modules, each of a distribution of the same name, that ranks of ours import wherever they run."""
+"""Modules that ranks import wherever they run. Each belongs to a distribution of the same name."""
 TIMEOUT_S = 20.0
 
-# Runs under any Python 3.8 or newer: what is too old should say so. The file of torch tells what it was built for.
+# Runs under any Python from 3.8 on, so that one that is too old can print its version. The path of torch's file is
+# enough to see what torch was built for.
 _ASK = """
 import importlib.metadata as metadata, importlib.util as util, json, platform, sys
 def version(name):
@@ -29,12 +30,12 @@ def version(name):
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-asked = json.loads(sys.argv[1])
+request = json.loads(sys.argv[1])
 torch = util.find_spec("torch")
 print(json.dumps({
     "python": platform.python_version(),
-    "versions": {name: version(name) for name in asked["distributions"] if version(name)},
-    "modules": [name for name in asked["modules"] if util.find_spec(name) is not None],
+    "versions": {name: version(name) for name in request["distributions"] if version(name)},
+    "modules": [name for name in request["modules"] if util.find_spec(name) is not None],
     "torch": torch.origin if torch else None,
 }))
 """
@@ -42,8 +43,10 @@ print(json.dumps({
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """What `path` told of itself: its version, those distributions and modules that it has of what was asked for, and
-    the file of its torch. `problem` is "" or why it told nothing.
+    """Facts that the interpreter at `path` reported.
+
+    `versions` and `modules` list which of the requested distributions and modules it has; `torch` is the path of its
+    torch. `problem` is why it reported nothing, else "".
     """
 
     path: str
@@ -55,7 +58,7 @@ class Interpreter:
 
     @property
     def refusal(self) -> str:
-        """Why ranks cannot run from it, "" where they can."""
+        """Why ranks cannot run from it; "" if they can."""
         if self.problem:
             return self.problem
         if tuple(map(int, self.python.split(".")[:2])) < LEAST_PYTHON:
@@ -68,30 +71,30 @@ class Interpreter:
         missing = [name for name in NEEDED if name not in self.modules]
         if self.problem or len(missing) in (0, len(NEEDED)):
             return "name the `python` of an environment with torch, or use requirements"
-        return f"install what it lacks: {self.path} -m pip install {' '.join(missing)}"
+        return f"install them: {self.path} -m pip install {' '.join(missing)}"
 
     @property
     def runs_ray(self) -> bool:
-        """Whether a node of this fleet can run from it: the same Python and the same Ray as here."""
+        """Whether a node of this fleet can run from it: it has the Python and the Ray of this process."""
         return self.python == platform.python_version() and self.versions.get("ray") == version("ray")
 
 
 def look(path: str | Path, distributions: Iterable[str] = (), modules: Iterable[str] = ()) -> Interpreter:
-    """Ask it. Nothing is imported there: that would take seconds."""
-    asked = {"distributions": ["ray", *distributions], "modules": [*NEEDED, *modules]}
-    command = [str(path), "-c", _ASK, json.dumps(asked)]
+    """Run the interpreter and return its facts. It imports none of the modules, which would take seconds."""
+    request = {"distributions": ["ray", *distributions], "modules": [*NEEDED, *modules]}
+    command = [str(path), "-c", _ASK, json.dumps(request)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd="/", check=False)
-        told: dict[str, Any] = json.loads(done.stdout)
-        found = told["python"], told["versions"], frozenset(told["modules"]), told["torch"] or ""
+        process = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd="/", check=False)
+        reply: dict[str, Any] = json.loads(process.stdout)
+        facts = reply["python"], reply["versions"], frozenset(reply["modules"]), reply["torch"] or ""
     except (OSError, subprocess.TimeoutExpired) as e:
         return Interpreter(str(path), problem=f"cannot be run: {e}")
     except (ValueError, KeyError, TypeError):
-        return Interpreter(str(path), problem="is no Python")
-    return Interpreter(str(path), *found)
+        return Interpreter(str(path), problem="is not a Python interpreter")
+    return Interpreter(str(path), *facts)
 
 
-def for_nodes(pools: Path) -> Path:
-    """The Python that the nodes of a pool run from: the pool's own where Ray can run under it, else ours."""
-    ours = Path(sys.executable)
-    return pools if pools == ours or look(pools).runs_ray else ours
+def for_nodes(pool_python: Path) -> Path:
+    """Return the Python that the nodes of a pool run from: the pool's own if it can run Ray, else ours."""
+    own = Path(sys.executable)
+    return pool_python if pool_python == own or look(pool_python).runs_ray else own

@@ -1,7 +1,8 @@
-"""Our nodes on a machine whose fleet has its head elsewhere: `join` starts them, a keeper restarts them, `leave` stops.
+"""Nodes on a machine whose fleet has its head elsewhere.
 
-A raylet that was cut off from its head for long ends itself once the cut heals (Ray 2.60); the keeper starts it again,
-as the server does with nodes of its own machine. It ends with the fleet's record here, and does nothing but that.
+`join` starts them, a keeper restarts them, `leave` stops them. A raylet that was cut off from its head for long ends
+once the connection is back (Ray 2.60). The keeper restarts it, as the server does with nodes of its own machine. It
+has no other task, and ends with the fleet's record here.
 """
 
 import os
@@ -40,9 +41,11 @@ Progress = embedded.Progress
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a machine is told to be. `fleet` is its part of the fleet file, `host` its name there, `address` where its
-    nodes listen; `interpreters` by pool; `certificates` are the texts of its files by name. `port` is of the head that
-    it is to have, 0 for any free one; `cluster` as in the fleet's record.
+    """Request to a host to join a fleet.
+
+    `fleet` is the host's part of the fleet file, `host` its name there, `address` the address of its nodes,
+    `interpreters` its Pythons by pool, `certificates` the texts of its certificate files by name. `port` is that of the
+    head to start, 0 for any free port; `cluster` is as in the fleet's record.
     """
 
     name: str
@@ -59,45 +62,46 @@ class Request:
 
 
 def lead(request: Request, progress: Progress) -> dict[str, Any]:
-    """Start the fleet's head here, or again on its own storage, or as a new one where that is lost: {"address",
-    "cluster"}, which nodes join afterwards. A keeper starts it again when it ends. Raises FleetError: nothing new runs
-    here then.
+    """Start the fleet's head here: from its storage if it has ended, as a new head if that is lost.
+
+    Returns {"address", "cluster"}, which nodes join afterwards. A keeper restarts the head if it ends. Raises
+    FleetError; nothing new runs here then.
     """
     with embedded.fleet_lock():
-        found = fleet_record.read()
-        if found is not None and not _leads(found, request):
-            stop_all(found)
-            found = None
-        if found is not None and found.headless:
-            found = _again(found, progress)
-        if found is None:
+        record = fleet_record.read()
+        if record is not None and not _leads(record, request):
+            stop_all(record)
+            record = None
+        if record is not None and record.headless:
+            record = _again(record, progress)
+        if record is None:
             progress("starting the head")
-            found = _begun(_leading(request))
-        found = _kept(replace(found, state="up"))
-        return {"address": found.address, "cluster": found.cluster}
+            record = _begun(_leading(request))
+        record = _kept(replace(record, state="up"))
+        return {"address": record.address, "cluster": record.cluster}
 
 
 def _leads(record: FleetRecord, request: Request) -> bool:
-    """The head of this very fleet is here, alive or not."""
+    """Return whether the record has the head of exactly this fleet, running or not."""
     try:
-        same = tokens.read(Path(record.token_path)) == request.token
+        is_same_token = tokens.read(Path(record.token_path)) == request.token
     except (PolyfleetError, OSError):
         return False
-    return same and bool(record.head_spec) and record.pools == embedded.plain_pools(_spec(request))
+    return is_same_token and bool(record.head_spec) and record.pools == embedded.plain_pools(_spec(request))
 
 
 def _again(record: FleetRecord, progress: Progress) -> FleetRecord | None:
-    """None where its storage is lost: then nothing of it is left."""
+    """Restart the head. Return None if its storage is lost; then all of it is stopped and removed."""
     try:
         return ray_head.restart(record, progress)
     except ray_head.StorageLost as e:
-        progress(f"{e.message}: a new one is started")
+        progress(f"{e.message}: starting a new head")
         stop_all(record)
         return None
 
 
 def _leading(request: Request) -> FleetRecord:
-    """A record with a head to come."""
+    """Return the record of a fleet whose head is to start here."""
     private_dir(home())
     _identify(request.identity)
     record = _new_record(request, f"{request.address}:{request.port or free_port()}")
@@ -111,49 +115,55 @@ def _begun(record: FleetRecord) -> FleetRecord:
     try:
         return ray_head.start(record)
     except BaseException:
-        if (begun := fleet_record.read()) is not None:
-            stop_all(begun)
+        if (started := fleet_record.read()) is not None:
+            stop_all(started)
         raise
 
 
 def _spec(request: Request) -> FleetSpec:
-    """What is here; a host with nothing but the head has no pools."""
+    """Return the host's part of the fleet. A host with only the head has no pools."""
     return embedded.pools_here(request.name, request.fleet)
 
 
-def join(request: Request, found: dict[str, int], progress: Progress) -> dict[str, Any]:
-    """Start the nodes that do not run, and a keeper if none lives. Idempotent; a machine that belonged to an earlier
-    head of this fleet leaves that first. Raises FleetError where a node does not start: nothing runs here then, but the
-    head where this machine has it.
+def join(request: Request, accelerators: dict[str, int], progress: Progress) -> dict[str, Any]:
+    """Start the nodes that are not running, and a keeper if none is. Idempotent.
+
+    A machine that joined an earlier head of this fleet leaves that first. `accelerators` counts them by backend.
+    Raises FleetError if a node does not start; then nothing runs here, except the head if this machine has it.
     """
     spec = _spec(request)
     with embedded.fleet_lock():
         record = _current(request, spec, progress)
         interpreters = {pool: Path(python) for pool, python in request.interpreters.items()}
         try:
-            record = _kept(embedded.start_missing_nodes(replace(record, found=found), spec, interpreters, progress))
+            record = _kept(
+                embedded.start_missing_nodes(replace(record, found=accelerators), spec, interpreters, progress)
+            )
         except BaseException:
-            if (begun := fleet_record.read()) is not None and not begun.head_spec:  # others need the head
-                stop_all(begun)
+            if (started := fleet_record.read()) is not None and not started.head_spec:  # others need the head
+                stop_all(started)
             raise
         return {"nodes": [p.node for p in record.living() if p.role == "worker"]}
 
 
 def _current(request: Request, spec: FleetSpec, progress: Progress) -> FleetRecord:
-    """The record of what runs here for that head, or a new one."""
+    """Return the record of the nodes here for that head, or write a new record."""
     private_dir(home())
     _identify(request.identity)
     pools = embedded.plain_pools(spec)
-    found, keeper = fleet_record.read(), tuple[NodeProcess, ...]()
-    same = found is not None and (found.address, found.cluster) == (request.head, request.cluster)
-    if found is not None and same and found.pools == pools:
-        return found
-    if found is not None and same and found.head_spec:
-        told = f"host {request.host} has the fleet's head, and other pools than it is to have now"
-        raise Conflict(told, "`polyfleet down`, then `polyfleet up -f` with the changed file")
-    if found is not None:
-        progress(f"leaving the head at {found.address}")
-        keeper = _parted(found, pools)
+    record_here, keeper = fleet_record.read(), tuple[NodeProcess, ...]()
+    is_same_head = record_here is not None and (record_here.address, record_here.cluster) == (
+        request.head,
+        request.cluster,
+    )
+    if record_here is not None and is_same_head and record_here.pools == pools:
+        return record_here
+    if record_here is not None and is_same_head and record_here.head_spec:
+        message = f"host {request.host} runs the fleet's head with other pools than the fleet file has now"
+        raise Conflict(message, "run `polyfleet down`, then `polyfleet up -f` with the changed file")
+    if record_here is not None:
+        progress(f"leaving the head at {record_here.address}")
+        keeper = _parted(record_here, pools)
     record = replace(_new_record(request, request.head), processes=keeper)
     fleet_record.write(record)
     return record
@@ -181,8 +191,9 @@ def _new_record(request: Request, head: str) -> FleetRecord:
 
 
 def _parted(record: FleetRecord, pools: dict[str, Any]) -> tuple[NodeProcess, ...]:
-    """Without the nodes of the head before. Where the same pools follow, their attempts live on: new agents adopt them.
-    Returns the keeper, which goes on.
+    """Stop the nodes of the previous head. Returns the keeper, which continues.
+
+    If the pools stay the same, their attempts keep running, and new agents adopt them.
     """
     if record.pools != pools:
         stop_all(record)
@@ -193,13 +204,16 @@ def _parted(record: FleetRecord, pools: dict[str, Any]) -> tuple[NodeProcess, ..
     return tuple(p for p in record.processes if p.role == KEEPER)
 
 
-def _identify(wanted: str) -> None:
-    """This folder is of one fleet for ever. Raises Conflict where it is another's."""
+def _identify(fleet_id: str) -> None:
+    """Bind this home to one fleet for ever. Raises Conflict if it belongs to another fleet."""
     path = home() / identity.FILE
     if not path.exists():
-        write_private(path, wanted)
-    if identity.fleet_identity(home()) != wanted:
-        raise Conflict(f"{home()} belongs to another fleet", "run `polyfleet down` where that one was brought up")
+        write_private(path, fleet_id)
+    if identity.fleet_identity(home()) != fleet_id:
+        raise Conflict(
+            f"{home()} belongs to another fleet",
+            "run `polyfleet down` on the machine from which that fleet was started",
+        )
 
 
 def _certificates(request: Request) -> Path:
@@ -212,41 +226,41 @@ def _certificates(request: Request) -> Path:
 
 
 def _kept(record: FleetRecord) -> FleetRecord:
-    """With a keeper that lives."""
+    """Make sure that a keeper is running; returns the record with it."""
     if any(p.role == KEEPER and alive(p.process) for p in record.processes):
         return record
     command = [sys.executable, "-P", "-m", "workers.host", "keep"]
     environment = {**os.environ, "PYTHONPATH": str(code_export.export()), "POLYFLEET_HOME": str(home())}
     started = start_detached(command, env=environment, cwd=home(), log=log_of(KEEPER))
     keeper = NodeProcess(KEEPER, KEEPER, "", started.pid, started.created)
-    others = tuple(p for p in record.processes if p.role != KEEPER)
-    record = replace(record, processes=(*others, keeper))
+    other_processes = tuple(p for p in record.processes if p.role != KEEPER)
+    record = replace(record, processes=(*other_processes, keeper))
     fleet_record.write(record)
     return record
 
 
 def leave(progress: Progress) -> list[str]:
-    """Stop all that is ours here. Returns the nodes that ran."""
+    """Stop all of the fleet's processes here. Returns the nodes that ran."""
     stopped = [node for node in embedded.down(progress) if node != KEEPER]
     shutil.rmtree(home() / ray_head.STORAGE, ignore_errors=True)
     return stopped
 
 
 def keep() -> None:
-    """Start again what ends, until this machine is told to leave."""
+    """Restart nodes that end, until this machine leaves the fleet."""
 
-    def ended(number: int, frame: FrameType | None) -> None:
+    def on_sigterm(number: int, frame: FrameType | None) -> None:
         raise SystemExit(0)
 
-    signal.signal(signal.SIGTERM, ended)
+    signal.signal(signal.SIGTERM, on_sigterm)
     repairs = NodeRepair(_say)
-    told: dict[str, str] = {}
+    reported: dict[str, str] = {}
     while (record := fleet_record.read()) is not None and record.state != "stopping":
         waiting = dict(repairs.restart_lost().waiting)
         for node, why in waiting.items():
-            if node not in told:
+            if node not in reported:
                 _say(f"{node}: {why}")
-        told = waiting
+        reported = waiting
         time.sleep(LOOK_EVERY_S)
 
 

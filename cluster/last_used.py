@@ -1,4 +1,4 @@
-"""When each of many things was used last, so that what nobody uses any more can be removed."""
+"""Track when items were last used, to remove idle ones."""
 
 import threading
 import time
@@ -9,9 +9,9 @@ IDLE_S = 3600.0
 
 
 class LastUsed:
-    """By name, in memory: what was there before counts as used when this began. No change of the clock ages anything.
+    """Time of last use by name, in memory and by the monotonic clock.
 
-    Safe to use from several threads.
+    An item that is older than this object counts as used when the object was created. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -24,14 +24,17 @@ class LastUsed:
             self._used_s[name] = time.monotonic()
 
     def idle(self, names: Iterable[str]) -> list[str]:
-        """Those of `names` that were not used for IDLE_S."""
+        """Return those of `names` that were not used for IDLE_S."""
         with self._lock:
             before_s = time.monotonic() - IDLE_S
             return [name for name in names if self._used_s.get(name, self._begun_s) <= before_s]
 
     @contextmanager
     def removing(self, name: str) -> Iterator[bool]:
-        """Whether `name` may be removed now. Whoever wants to use it waits in `note` until that is done."""
+        """Yield whether `name` may be removed now.
+
+        A thread that wants to use it waits in `note` until this block ends.
+        """
         with self._lock:
             if idle := bool(self.idle([name])):
                 self._used_s.pop(name, None)

@@ -1,11 +1,12 @@
-"""The files of one rank's log: appended to by its supervisor, read from either end by its agent, and by the server
-where it keeps a copy.
+"""Files of one rank's log.
 
-rank-R.log        the first part, from byte 0 on; it is never removed
-rank-R.log.N      a further part, from byte N on; only the newest of them stay
+Its supervisor appends; its agent, and the server for copies, read from either end.
 
-Offsets count every byte that was ever written, so one that somebody kept stays valid after its part is removed: whoever
-reads there gets a line that says how much is missing, and goes on with what is left.
+rank-R.log        the first part, from byte 0 on; never removed
+rank-R.log.N      a further part, from byte N on; only the newest are kept
+
+Offsets count every byte ever written, so an offset stays valid after its part is removed: a reader then gets a line
+with the number of missing bytes, followed by what is left.
 """
 
 import os
@@ -19,12 +20,15 @@ from cluster.untrusted_files import open_untrusted
 PARTS = 16
 BLOCK_BYTES = 256 << 10
 LONGEST_READ_BYTES = 1 << 20
-"""Longer than any line."""
+"""Maximum bytes per read, more than the longest line."""
 STAMP = len("2026-11-20T23:14:53.123456Z")
 
 
 class Writer:
-    """Keeps about `limit_bytes`: the first sixteenth and the newest fifteen. Lines are never cut by a part's end."""
+    """Writes a log and keeps about `limit_bytes` of it: the first sixteenth and the newest fifteen.
+
+    A line is always complete in one part.
+    """
 
     def __init__(self, path: Path, limit_bytes: int):
         self._path, self._part_bytes = path, max(limit_bytes // PARTS, 1)
@@ -33,33 +37,39 @@ class Writer:
         self._end = 0
 
     def append(self, lines: bytes) -> int:
-        """How many bytes of `lines` (whole ones) were written: all, unless the disk is full; then whole lines."""
-        done = 0
-        while done < len(lines):
+        """Write `lines`, which must be complete.
+
+        Returns the bytes written: if the disk is full, complete lines only.
+        """
+        offset = 0
+        while offset < len(lines):
             if self._end - self._starts[-1] >= self._part_bytes:
                 self._next_part()
-            left = max(self._part_bytes - (self._end - self._starts[-1]), 1)
-            stop = lines.find(b"\n", done + left - 1) + 1 or len(lines)
-            written = self._write(lines[done:stop])
-            done += written
-            if done < stop:
+            space_bytes = max(self._part_bytes - (self._end - self._starts[-1]), 1)
+            stop = lines.find(b"\n", offset + space_bytes - 1) + 1 or len(lines)
+            written = self._write(lines[offset:stop])
+            offset += written
+            if offset < stop:
                 break
-        return done
+        return offset
 
     def _write(self, lines: bytes) -> int:
-        done = 0
+        count = 0
         try:
-            while done < len(lines):
-                done += os.write(self._file, lines[done:])
+            while count < len(lines):
+                count += os.write(self._file, lines[count:])
         except OSError:
-            done = lines.rfind(b"\n", 0, done) + 1
+            count = lines.rfind(b"\n", 0, count) + 1
             with suppress(OSError):
-                os.ftruncate(self._file, self._end - self._starts[-1] + done)
-        self._end += done
-        return done
+                os.ftruncate(self._file, self._end - self._starts[-1] + count)
+        self._end += count
+        return count
 
     def _next_part(self) -> None:
-        """The oldest goes first: the disk may be full. When no file can be made, the present one goes on."""
+        """Start a new part. The oldest is removed first, because the disk may be full.
+
+        If no file can be created, the current part is continued.
+        """
         if len(self._starts) >= PARTS:
             _part(self._path, self._starts.pop(1)).unlink(missing_ok=True)
         with suppress(OSError):
@@ -73,7 +83,7 @@ class Writer:
 
 
 class Read(NamedTuple):
-    """`data` is whole lines up to byte `next`; with `more`, there are more behind them now."""
+    """Result of a read: `data` has complete lines up to byte `next`; `more`: further lines exist already."""
 
     data: bytes
     next: int
@@ -81,16 +91,17 @@ class Read(NamedTuple):
 
 
 def read(path: Path, offset: int, limit_bytes: int) -> Read:
-    """Lines from byte `offset` on, about `limit_bytes`. Raises FileNotFoundError before there is a log,
-    UnreadableFile.
+    """Return lines from byte `offset` on, about `limit_bytes`.
+
+    Raises UnreadableFile; FileNotFoundError without a log.
     """
     offset = max(offset, 0)
     while True:
         parts = _parts(path)
-        at = max((i for i, part in enumerate(parts) if part.start <= offset), default=0)
-        if at + 1 < len(parts) and offset >= parts[at].end:
-            at += 1
-        part = parts[at]
+        index = max((i for i, part in enumerate(parts) if part.start <= offset), default=0)
+        if index + 1 < len(parts) and offset >= parts[index].end:
+            index += 1
+        part = parts[index]
         if offset > parts[-1].end:
             return Read(b"", offset, False)
         missing = max(part.start - offset, 0)
@@ -98,17 +109,17 @@ def read(path: Path, offset: int, limit_bytes: int) -> Read:
         try:
             data = _lines(part, begin, max(1, min(limit_bytes, LONGEST_READ_BYTES)))
         except FileNotFoundError:
-            if at == 0:
+            if index == 0:
                 raise
-            continue  # removed since we looked
+            continue  # the part was removed since it was listed
         if not data:
             return Read(b"", offset, False)
         after = begin + len(data)
-        return Read(_marker(missing, data) + data, after, after < part.end or at + 1 < len(parts))
+        return Read(_marker(missing, data) + data, after, after < part.end or index + 1 < len(parts))
 
 
 def last(path: Path, count: int) -> tuple[int, int]:
-    """The bytes between which the last `count` lines lie. Raises FileNotFoundError, UnreadableFile."""
+    """Return the byte range of the last `count` lines. Raises FileNotFoundError, UnreadableFile."""
     end, begin = None, 0
     for block_start, block in _backwards(path):
         at = len(block)
@@ -128,14 +139,14 @@ class _Part(NamedTuple):
 
 
 def _parts(path: Path) -> list[_Part]:
-    """In order. Raises FileNotFoundError when there is none."""
-    found = [_Part(0, path.stat(follow_symlinks=False).st_size, path)]
+    """Return the parts in order. Raises FileNotFoundError if there is none."""
+    parts = [_Part(0, path.stat(follow_symlinks=False).st_size, path)]
     for entry in os.scandir(path.parent):
         number = entry.name.removeprefix(f"{path.name}.")
         if number != entry.name and number.isascii() and number.isdigit() and len(number) < 19:
             with suppress(FileNotFoundError):
-                found.append(_Part(int(number), int(number) + entry.stat(follow_symlinks=False).st_size, Path(entry)))
-    return sorted(found)
+                parts.append(_Part(int(number), int(number) + entry.stat(follow_symlinks=False).st_size, Path(entry)))
+    return sorted(parts)
 
 
 def _part(path: Path, start: int) -> Path:
@@ -143,30 +154,39 @@ def _part(path: Path, start: int) -> Path:
 
 
 def _create(path: Path) -> int:
-    """Nothing that lies there already is written to: neither a pipe nor what a link leads to."""
+    """Create a new file at `path`.
+
+    An existing entry is replaced, never written to: it may be a pipe or a link.
+    """
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_EXCL | os.O_CLOEXEC
     return os.open(path, flags, 0o600)
 
 
 def _lines(part: _Part, begin: int, limit_bytes: int) -> bytes:
-    """Whole lines, at least one where there is one; a line without end is taken once it is longer than any of ours."""
+    """Return complete lines, at least one if there is one.
+
+    An unterminated line is returned once it is longer than any of our lines.
+    """
     with open_untrusted(part.path) as file:
         data = os.pread(file, limit_bytes, begin - part.start)
         if len(data) == limit_bytes and b"\n" not in data:
             data = os.pread(file, LONGEST_READ_BYTES, begin - part.start)
-    whole = data[: data.rfind(b"\n") + 1]
-    return whole or (data if len(data) == LONGEST_READ_BYTES else b"")
+    complete = data[: data.rfind(b"\n") + 1]
+    return complete or (data if len(data) == LONGEST_READ_BYTES else b"")
 
 
 def _marker(missing: int, following: bytes) -> bytes:
-    """With the time of the line behind it: lines are put in order by time."""
-    said = f" err [polyfleet: {missing} bytes are left out here, the log reached its limit]\n"
-    return following[:STAMP] + said.encode() if missing else b""
+    """Return a line about missing bytes.
+
+    It has the time of the following line, because lines are sorted by time.
+    """
+    text = f" err [polyfleet: {missing} bytes are left out here, the log reached its limit]\n"
+    return following[:STAMP] + text.encode() if missing else b""
 
 
 def _backwards(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The log in blocks, the newest first, each with the offset of its first byte."""
+    """Yield the log in blocks, the newest first, each with the offset of its first byte."""
     for part in reversed(_parts(path)):
         with suppress(FileNotFoundError), open_untrusted(part.path) as file:
             end = part.end

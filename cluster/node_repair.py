@@ -1,6 +1,7 @@
-"""Starting again what the embedded fleet that is up has lost: from within the server, on other machines by a keeper.
+"""Restart lost nodes of an embedded fleet that is up.
 
-Ray ends a node's other processes within 3 s of its raylet's end, and the head's within 2 s of its state server's.
+The server does this on its own machine; for other machines see joined_nodes.py. Ray ends a node's other processes
+within 3 s of its raylet's end, and the head's within 2 s of its state server's end.
 """
 
 import time
@@ -15,19 +16,21 @@ from cluster.ray_head import HEAD
 from cluster.raylets import log_of, log_tail, start_worker
 
 END_S = 5.0
-"""A node without attempts ends within a second of being told to."""
+"""Time for a node to stop. One without attempts stops within a second of SIGTERM."""
 
 WINDOW_S = 600.0
 PAUSES_S = (0.0, 10.0, 60.0)
-"""Before the first, the second and the third start of a node within WINDOW_S. A fourth waits until the first is older
-than that.
+"""Pauses before the first, second and third start of a node within WINDOW_S. The fourth waits until the first is older
+than WINDOW_S.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class RepairResult:
-    """`started` names the nodes started just now, which join some 3 s later. `waiting` says by node why a lost one is
-    not started.
+    """Result of one check.
+
+    `started` names the nodes started just now, which join some 3 s later. `waiting` has, by node, the reason why a lost
+    node was not started.
     """
 
     started: tuple[str, ...] = ()
@@ -35,8 +38,10 @@ class RepairResult:
 
 
 class NodeRepair:
-    """Remembers what was started again and when. For one thread that does nothing else: a call takes milliseconds while
-    nothing is lost, a tenth of a second per lost node, 2 s and up to two minutes for a lost head.
+    """Restarts lost nodes, with pauses, and remembers when it did.
+
+    It needs a thread of its own: a call takes milliseconds while nothing is lost, a tenth of a second per lost node,
+    and 2 s to two minutes for a lost head.
     """
 
     def __init__(self, progress: embedded.Progress, now_s: Callable[[], float] = time.monotonic):
@@ -44,9 +49,9 @@ class NodeRepair:
         self._starts: dict[str, list[float]] = {}
 
     def restart_lost(self) -> RepairResult:
-        """Start again what has ended of a fleet whose state is `up`. What goes wrong is in the answer, not raised.
+        """Restart the ended nodes of a fleet whose state is `up`. Errors are in the result, not raised.
 
-        Nothing is done while `polyfleet up` or `down` is at work; one that comes meanwhile waits for this to end.
+        Does nothing while `polyfleet up` or `down` is running; a command that starts during a restart waits for it.
         """
         try:
             if not lost_nodes(fleet_record.read()):
@@ -60,17 +65,17 @@ class NodeRepair:
             return RepairResult(waiting={HEAD: str(e)})
 
     def is_held(self, node: str) -> bool:
-        """Whether it was started so often lately that it would have to wait for its next start."""
+        """Return whether the node was started so often lately that its next start has to wait."""
         return backoff_left_s(self._recent(node), self._now_s()) > 0.0
 
     def _recent(self, node: str) -> list[float]:
         return [t for t in self._starts.get(node, ()) if self._now_s() - t < WINDOW_S]
 
     def end(self, node: str) -> None:
-        """End all of a node of the embedded fleet, which `restart_lost` starts again. Nothing is to run there.
+        """Stop a worker node of the embedded fleet, on which nothing may run; `restart_lost` starts it again.
 
-        It is told before it is killed, and tells Ray's head in turn: a head whose wall clock was set back does not
-        notice otherwise that the node has gone, and its successor bears the same name.
+        The node gets SIGTERM before it is killed, so that it notifies Ray's head of its end. A head whose wall clock
+        was set back would not notice otherwise that the node has gone, and the new node has the same name.
         """
         record = fleet_record.read()
         if record is not None and record.embedded and record.state == "up":
@@ -84,37 +89,41 @@ class NodeRepair:
                 waiting[node] = _sentence(node, len(recent), pause_s)
                 continue
             self._starts[node] = [*recent, self._now_s()]
-            self._progress(f"{node} of fleet {record.name} has ended: starting it again")
+            self._progress(f"{node} of fleet {record.name} has ended: restarting it")
             try:
                 record = _with_head(record, self._progress) if node == HEAD else _again(record, node)
                 started.append(node)
             except (PolyfleetError, OSError) as e:
-                waiting[node] = f"node {node} ended and could not be started again: {e}"
+                waiting[node] = f"node {node} ended and could not be restarted: {e}"
         return RepairResult(tuple(started), waiting)
 
 
 def lost_nodes(record: FleetRecord | None) -> tuple[str, ...]:
-    """Nodes that a fleet whose state is `up` should have and has not; without its head all others are useless. A new
-    head is lost until it has its nodes: whoever began to start them may have been killed.
+    """Return the nodes that a fleet whose state is `up` should have and has not.
+
+    Only the head if that is lost: without it the other nodes are useless. A new head counts as lost until it has its
+    nodes, because the process that was starting them may have been killed.
     """
     if record is None or not record.embedded or (record.state != "up" and not record.before):
         return ()
     if record.headless or record.before:
         return (HEAD,)
-    living = {p.node for p in record.living()}
-    return tuple(node for node in embedded.declared_nodes(embedded.spec_of(record), record.host) if node not in living)
+    running = {p.node for p in record.living()}
+    return tuple(node for node in embedded.declared_nodes(embedded.spec_of(record), record.host) if node not in running)
 
 
 def backoff_left_s(starts: Sequence[float], now_s: float) -> float:
-    """Seconds until the next start, given the times of those within WINDOW_S, oldest first."""
+    """Return the seconds until the next start. `starts` has the starts within WINDOW_S, oldest first."""
     if len(starts) < len(PAUSES_S):
         return max(0.0, starts[-1] + PAUSES_S[len(starts)] - now_s) if starts else 0.0
     return starts[-len(PAUSES_S)] + WINDOW_S - now_s
 
 
 def _sentence(node: str, starts: int, pause_s: float) -> str:
-    often = f"node {node} ended again after {starts} restarts within {WINDOW_S / 60:.0f} minutes"
-    return f"{often}; the next start is in {pause_s:.0f} s, or at once by `polyfleet up`; {log_tail(log_of(node))}"
+    message = f"node {node} ended again after {starts} restarts within {WINDOW_S / 60:.0f} minutes"
+    return (
+        f"{message}; the next start is in {pause_s:.0f} s; run `polyfleet up` to start it now; {log_tail(log_of(node))}"
+    )
 
 
 def _again(record: FleetRecord, node: str) -> FleetRecord:
@@ -124,7 +133,7 @@ def _again(record: FleetRecord, node: str) -> FleetRecord:
 
 
 def _with_head(record: FleetRecord, progress: embedded.Progress) -> FleetRecord:
-    """And with every node that has ended. When it fails, the next look finds no head again."""
+    """Restart the head and every node that has ended. If this fails, the next check tries again."""
     spec = embedded.spec_of(record).here()
     interpreters = {name: environments.path(pool.environment) for name, pool in spec.pools.items()}
     return embedded.start_with_head(record, spec, interpreters, progress)

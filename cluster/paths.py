@@ -1,4 +1,4 @@
-"""Where Polyfleet keeps things on a machine, and for whom. Nothing is created by asking."""
+"""Polyfleet's folders and files on a machine, and who may access them."""
 
 import os
 import stat
@@ -11,52 +11,59 @@ from cluster.errors import UserError
 
 DEFAULT_HOME = ".polyfleet"
 MARKS = {"fleet.lock", "server-start.lock", "server.lock", "ray-token", "fleet-identity"}
-"""Files of a home: one of them shows that we use that folder already."""
+"""Files of a home. A folder with one of them is in use by Polyfleet already."""
 
 
 MAX_TEMPORARY_LENGTH = 24
-"""Of TMPDIR, in bytes. A Unix socket's path has at most 107 bytes; those of Ray have 65 below its own folder."""
+"""Maximum length of TMPDIR in bytes. A Unix socket's path has at most 107 bytes, 65 of them below Ray's own folder."""
 
 
 def make_short_folder(prefix: str) -> Path:
-    """A new folder of mode 0700 whose path leaves room for sockets: in TMPDIR, or in /tmp if TMPDIR is too long."""
-    place = tempfile.gettempdir()
-    if len(os.fsencode(place)) > MAX_TEMPORARY_LENGTH:
-        place = "/tmp"  # noqa: S108 - mkdtemp makes a folder of our own there
-    return Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+    """Create a folder of mode 0700 whose path is short enough for sockets.
+
+    It is in TMPDIR, or in /tmp if TMPDIR is too long.
+    """
+    parent = tempfile.gettempdir()
+    if len(os.fsencode(parent)) > MAX_TEMPORARY_LENGTH:
+        parent = "/tmp"  # noqa: S108 - mkdtemp creates a private folder there
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
 
 
 def home() -> Path:
-    """State of this user's server and embedded fleet: POLYFLEET_HOME, else ~/.polyfleet. Holds tokens, so it is made
-    0700.
+    """Return the folder of this user's server and embedded fleet: POLYFLEET_HOME, else ~/.polyfleet.
+
+    It contains tokens, so it is created with mode 0700. This function does not create it.
     """
     return Path(os.environ.get("POLYFLEET_HOME") or Path.home() / DEFAULT_HOME).expanduser().absolute()
 
 
 def cache() -> Path:
-    """What can be made again: environments and code folders. POLYFLEET_CACHE, else $XDG_CACHE_HOME/polyfleet, else
-    ~/.cache/polyfleet.
+    """Return the folder of environments and exported code, which can be created again.
+
+    POLYFLEET_CACHE, else $XDG_CACHE_HOME/polyfleet, else ~/.cache/polyfleet. This function does not create it.
     """
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("POLYFLEET_CACHE") or Path(base) / "polyfleet").expanduser().absolute()
 
 
 def private_dir(path: Path) -> Path:
-    """A folder of ours, open to its owner only; what is missing of `path` is made so.
+    """Make sure that `path` is a folder that only its owner can access; create it if missing.
 
-    One that exists and is open is closed, with our home if it lies in it. Raises UserError where another user owns it,
-    and where it holds what is not ours: closing `/` or `/tmp` would break the machine.
+    Its missing parents are created too. An existing folder with a wider mode is closed, and so is our home if the
+    folder is in it. Raises UserError if another user owns it, or if it contains other things than ours: closing `/` or
+    `/tmp` would break the machine.
     """
     if _make(path):
         return path
     check_owner(path)
-    found = path.stat()
-    if found.st_mode & 0o077:
+    status = path.stat()
+    if status.st_mode & 0o077:
         if home() in path.parents:
             private_dir(home())
         elif not _closed_above(path) and not _is_ours(path):
             raise UserError(
-                f"{path} is open to other users (mode {stat.S_IMODE(found.st_mode):04o}) and is no folder of Polyfleet",
+                f"{path} is open to other users (mode {stat.S_IMODE(status.st_mode):04o}) "
+                "and is not a Polyfleet folder",
                 f"name a folder of its own, such as {path / 'polyfleet'}, or close it: chmod 700 {path}",
             )
         path.chmod(0o700)
@@ -64,7 +71,7 @@ def private_dir(path: Path) -> Path:
 
 
 def check_owner(path: Path) -> None:
-    """Raises UserError where another user owns `path`: what it says of processes, ports and tokens may be a trap."""
+    """Raise UserError if another user owns `path`: its processes, ports and tokens could be forged."""
     try:
         owner = path.stat().st_uid
     except FileNotFoundError:
@@ -77,7 +84,10 @@ def check_owner(path: Path) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Its name or an entry says that we use it already, or nothing is in it. Never `/` or a folder right below it."""
+    """Return whether a folder is ours by its name or an entry, or is empty.
+
+    Never `/` or a folder directly below it.
+    """
     if path.parent == path.parent.parent:
         return False
     names = {entry.name for entry in path.iterdir()}
@@ -85,9 +95,11 @@ def _is_ours(path: Path) -> bool:
 
 
 def _make(path: Path, above: bool = True) -> bool:
-    """Make the folder and those above it, closed to others whatever the umask. False when it is there already.
+    """Create a folder and its parents with mode 0700, whatever the umask.
 
-    Raises OSError, as for a file in its place, and where no folder can be made, as in /proc.
+    Return False if it exists already.
+
+    Raises OSError, e.g. if there is a file in its place, or in /proc.
     """
     try:
         path.mkdir(0o700)
@@ -104,37 +116,39 @@ def _make(path: Path, above: bool = True) -> bool:
 
 
 def _closed_above(path: Path) -> bool:
-    """A folder above it is ours and keeps everybody else out: closing this one takes nothing from them."""
+    """Return whether one of its parents is ours and already keeps other users out."""
     above = (folder.stat() for folder in path.resolve().parents)
-    return any(found.st_uid == os.geteuid() and not found.st_mode & 0o077 for found in above)
+    return any(status.st_uid == os.geteuid() and not status.st_mode & 0o077 for status in above)
 
 
 def cache_dir(name: str) -> Path:
-    """A folder of the cache that nobody else can change: code and interpreters lie there. Made closed to others.
+    """Return a folder of the cache that no other user can change; create it if missing.
 
-    Raises UserError where it is another user's, or where any user could exchange it.
+    It contains code and interpreters. Raises UserError if another user owns it, or if any user could replace it.
     """
     folder = cache() / name
     if _make(folder):
         return folder
-    found, above = folder.stat(), folder.parent.stat()
-    if found.st_uid != os.geteuid():
-        raise UserError(f"{folder} belongs to user {found.st_uid}", "set POLYFLEET_CACHE to a folder of your own")
-    if above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
-        raise UserError(f"any user of this machine can exchange {folder}", f"close it: chmod go-w {folder.parent}")
-    if found.st_mode & 0o022:
-        folder.chmod(found.st_mode & ~0o022)
+    status, parent_status = folder.stat(), folder.parent.stat()
+    if status.st_uid != os.geteuid():
+        raise UserError(f"{folder} belongs to user {status.st_uid}", "set POLYFLEET_CACHE to a folder of your own")
+    if parent_status.st_mode & stat.S_IWOTH and not parent_status.st_mode & stat.S_ISVTX:
+        raise UserError(f"any user of this machine can replace {folder}", f"close it: chmod go-w {folder.parent}")
+    if status.st_mode & 0o022:
+        folder.chmod(status.st_mode & ~0o022)
     return folder
 
 
 def storage_dir(path: Path) -> Path:
-    """A checkpoint folder that somebody named: made closed to others if it is missing, never changed if it is there.
+    """Return a checkpoint folder that a user named.
 
-    Raises UserError for one that cannot be a storage: `/`, a user's home, a shared temporary folder, or read-only.
+    A missing one is created, private; an existing one is not changed.
+
+    Raises UserError for a folder that cannot be a storage: `/`, a user's home, a shared temporary folder, or read-only.
     """
     if _make(path):
         return path
-    remedy = f"name a folder in it, such as {path / 'polyfleet'}: it is made for you alone"
+    remedy = f"name a folder in it, such as {path / 'polyfleet'}: `polyfleet up` creates it for you alone"
     if path.resolve() in (Path("/"), Path.home().resolve()):
         raise UserError(f"{path} holds more than checkpoints", remedy)
     mode = path.stat().st_mode
@@ -146,21 +160,27 @@ def storage_dir(path: Path) -> Path:
 
 
 def open_private(path: Path, flags: int = os.O_RDWR) -> IO[bytes]:
-    """A file of ours, made with mode 0600 in a folder of mode 0700 if it is missing; no link is followed."""
+    """Open a private file, without following a link.
+
+    A missing one is created, mode 0600 in a folder of mode 0700.
+    """
     private_dir(path.parent)
     descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     return os.fdopen(descriptor, "ab" if flags & os.O_APPEND else "r+b", buffering=0)
 
 
 def umask() -> int:
-    """This process's. It can only be read by setting it: for a moment what other threads make is ours alone."""
-    found = os.umask(0o077)
-    os.umask(found)
-    return found
+    """Return this process's umask.
+
+    It can only be read by setting it: files that other threads create in that moment are private.
+    """
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def write_durably(path: Path) -> None:
-    """The file's bytes, or the names in the folder, are on disk when this returns."""
+    """Sync a file's bytes, or a folder's names, to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -169,7 +189,7 @@ def write_durably(path: Path) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace `path` at once by a file of mode 0600: a reader sees the old text or the new, never half."""
+    """Replace `path` atomically by a file of mode 0600."""
     part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w") as f:

@@ -1,9 +1,9 @@
-"""Of what pip prints, the few lines that a person waits for.
+"""Condense pip's output to a few lines of progress.
 
     python -m cluster.pip_progress NUMBER COMMAND...
 
-runs a pip command that installs about NUMBER packages and tells its progress on stderr; where it fails, all that it
-said. It needs nothing but Python: it is used before there is an environment.
+runs a pip command that installs about NUMBER packages and prints its progress on stderr; if pip fails, its whole
+output. It needs only the standard library, because it is used before there is an environment.
 """
 
 import re
@@ -18,7 +18,7 @@ DOWNLOADING = re.compile(r"\s*Downloading (?:\S*/)?([A-Za-z0-9_.]+-[^-\s]+)\S* \
 
 
 class PipProgress:
-    """Makes a few telling lines of pip's many."""
+    """Call `progress` for the few lines of pip's output that show how far it is."""
 
     def __init__(self, packages: int, progress: Progress):
         self.packages, self.progress, self.seen = packages, progress, 0
@@ -39,15 +39,15 @@ class PipProgress:
 
 def main() -> int:
     packages, *command = sys.argv[1:]
-    narrate, printed = PipProgress(int(packages), _say), list[str]()
+    on_line, output = PipProgress(int(packages), _say), list[str]()
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as pip:
         for line in pip.stdout or ():
-            printed.append(line)
-            narrate(line)
+            output.append(line)
+            on_line(line)
     if pip.returncode:
-        sys.stderr.write("".join(printed))
+        sys.stderr.write("".join(output))
     return pip.returncode
 
 

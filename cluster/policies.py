@@ -1,4 +1,4 @@
-"""Which job is served first, as a fleet file says it: a policy by its name, ours or one that is installed."""
+"""Scheduling policy of a fleet file: the name of a built-in or an installed policy, and its settings."""
 
 from importlib.metadata import entry_points
 from typing import Annotated, Any
@@ -9,38 +9,39 @@ from cluster.errors import UserError, nearest
 from cluster.validation_errors import prefix_field
 
 GROUP = "polyfleet.policies"
-"""Of entry points: NAME = module:function, as docs/guides/policies.md tells."""
+"""Entry-point group of installed policies, NAME = module:function; see docs/guides/policies.md."""
 
 OURS = ("finish_time", "priority", "fifo", "max_min_fairness", "makespan", "cost")
 
 
 def names() -> tuple[str, ...]:
-    """All that a fleet file may say."""
-    return (*OURS, *sorted({found.name for found in entry_points(group=GROUP)} - {*OURS}))
+    """Return every policy name that a fleet file may use."""
+    return (*OURS, *sorted({entry.name for entry in entry_points(group=GROUP)} - {*OURS}))
 
 
 def _known(name: str) -> str:
-    if name not in (known := names()):
-        raise UserError(f"no policy is called {name!r}", nearest(name, known))
+    if name not in (valid := names()):
+        raise UserError(f"unknown policy {name!r}", nearest(name, valid))
     return name
 
 
 class PolicySpec(BaseModel, extra="forbid", frozen=True):
-    """Who is served first among jobs of one priority."""
+    """Order of the jobs that have one priority."""
 
-    name: Annotated[str, AfterValidator(lambda word: prefix_field(_known, word))] = Field(
-        default=OURS[0], description=f"{', '.join(OURS)}, or one that is installed"
+    name: Annotated[str, AfterValidator(lambda name: prefix_field(_known, name))] = Field(
+        default=OURS[0], description=f"{', '.join(OURS)}, or the name of an installed policy"
     )
     every_s: Annotated[float, Field(ge=1, le=3600, allow_inf_nan=False)] = Field(
-        default=60.0, description="How often jobs may be stopped or moved for one of the same priority, in seconds"
+        default=60.0,
+        description="Seconds between decisions to stop or move jobs in favour of others of the same priority",
     )
     ageing_s: Annotated[float, Field(ge=0, le=30 * 86_400, allow_inf_nan=False)] = Field(
-        default=0.0, description="Each so many seconds of waiting raise a job's priority by one; 0: never"
+        default=0.0, description="Seconds of waiting that raise a job's priority by one (0: never)"
     )
     explore_device_s: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = Field(
         default=3600.0,
-        description="So many device-seconds the jobs of a workload run on a kind of device it was never measured on, "
-        "before kinds on which it was",
+        description="Device-seconds that jobs of a workload run on a kind of device on which it was never measured, "
+        "before kinds on which it was measured",
     )
 
     @model_validator(mode="before")

@@ -1,4 +1,4 @@
-"""Who listens on a port of this machine: a port number says nothing of who took it."""
+"""Find which users listen on a port of this machine, before anything secret is sent to it."""
 
 import os
 import socket
@@ -9,14 +9,15 @@ from cluster.errors import FleetError
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 LISTEN = "0A"
-HERE = frozenset({"127.0.0.1", "0.0.0.0", "::1", "::", "::ffff:127.0.0.1"})  # noqa: S104 - these take connections to loopback too
+HERE = frozenset({"127.0.0.1", "0.0.0.0", "::1", "::", "::ffff:127.0.0.1"})  # noqa: S104 - these accept connections to loopback too
 LOCAL, STATE, UID = 1, 3, 7
-"""Columns of the tables (Linux, Documentation/networking/proc_net_tcp.rst)."""
+"""Columns of the tables. Source: Linux, Documentation/networking/proc_net_tcp.rst."""
 
 
 def listener_uids(port: int) -> frozenset[int] | None:
-    """User ids of those who listen on `port` where a connection to loopback may end; None where the system does not
-    tell.
+    """Return the user ids of listeners on `port` that a connection to loopback may reach.
+
+    None if the system does not provide the table.
     """
     if not TABLES[0].exists():
         return None
@@ -25,13 +26,14 @@ def listener_uids(port: int) -> frozenset[int] | None:
 
 
 def check_listener(address: str) -> None:
-    """Raises FleetError when another user listens at `address` (HOST:PORT of this machine): what we send, a token
-    first of all, is not for them.
+    """Raise FleetError if another user listens at `address`, which is HOST:PORT of this machine.
+
+    That user must not receive what we send, above all the token.
     """
     port = port_of(address)
-    found = listener_uids(port)
-    if found and found != {os.geteuid()}:
-        others = ", ".join(str(uid) for uid in sorted(found - {os.geteuid()}))
+    uids = listener_uids(port)
+    if uids and uids != {os.geteuid()}:
+        others = ", ".join(str(uid) for uid in sorted(uids - {os.geteuid()}))
         raise FleetError(
             f"port {port} is held by another user (uid {others}), not by us; nothing was sent there",
             "run `polyfleet down`, then `polyfleet up`: it chooses another port",
@@ -48,7 +50,7 @@ def _is_here(local: str, port: int) -> bool:
 
 
 def _address(text: str) -> str:
-    """Of 0100007F: words of 32 bits, each as the machine stores it."""
+    """Parse an address of the tables such as 0100007F: 32-bit words in the machine's byte order."""
     words = [bytes.fromhex(text[i : i + 8]) for i in range(0, len(text), 8)]
     raw = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
     return socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)

@@ -1,7 +1,8 @@
-"""Processes we start, known by pid and start time, so that a recycled pid is never signalled.
+"""Start, find and stop processes.
 
-Others are looked for by their exact command line and only among those of our own user: whoever merely has our paths in
-the arguments, or is somebody else, is never taken for ours.
+A process is identified by its pid and start time, so that a reused pid is never signalled. Processes that are not
+recorded are searched by their exact command line, among those of our own user only. A process that merely has our paths
+in its arguments, or belongs to another user, is never mistaken for ours.
 """
 
 import os
@@ -23,33 +24,40 @@ from cluster.paths import open_private
 LINUX = sys.platform == "linux"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 SAME_START_S = 1.0
-"""Between two readings of a start in epoch seconds: where no other is had, and in records of older versions."""
+"""Tolerance between two readings of a start time in epoch seconds, on systems and in older records without ticks."""
 PRIVATE_UMASK = 0o077
 KILLED_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """`created` is when it started, as `start_of` tells it. Records of older versions hold epoch seconds."""
+    """A process.
+
+    `created` is its start time from `start_of`; records of older versions have epoch seconds.
+    """
 
     pid: int
     created: str | float
 
 
 def identify(pid: int) -> ProcessId:
-    """Raises psutil.NoSuchProcess when it is already gone."""
+    """Return the ProcessId of a running process. Raises psutil.NoSuchProcess if it has ended."""
     return ProcessId(pid, start_of(pid))
 
 
 def start_of(pid: int) -> str | float:
-    """On Linux the boot's id and the clock ticks from boot to start: epoch seconds, as psutil tells them, move with
-    every step of the clock. Elsewhere epoch seconds, which the kernel keeps. Raises psutil.NoSuchProcess.
+    """Return a process's start time, which identifies it together with the pid.
+
+    Raises psutil.NoSuchProcess.
+
+    On Linux it consists of the boot's id and the clock ticks from boot to start: epoch seconds, as psutil returns them,
+    change with every step of the clock. Elsewhere it is epoch seconds, which the kernel stores.
     """
     return f"{_boot_id()}:{_ticks(pid)}" if LINUX else float(psutil.Process(pid).create_time())
 
 
 def age_s(process: ProcessId) -> float:
-    """Seconds since it started, 0.0 once it is gone."""
+    """Return the seconds since the process started, 0.0 if it has ended."""
     with suppress(psutil.NoSuchProcess):
         if LINUX:
             return time.clock_gettime(time.CLOCK_BOOTTIME) - _ticks(process.pid) / os.sysconf("SC_CLK_TCK")
@@ -63,7 +71,10 @@ def _boot_id() -> str:
 
 
 def _ticks(pid: int) -> int:
-    """Field 22 of /proc/PID/stat; the command's name, which may hold anything, stands in brackets before."""
+    """Read field 22 of /proc/PID/stat.
+
+    It is behind the command's name in brackets, which may contain anything.
+    """
     try:
         return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
     except (FileNotFoundError, ProcessLookupError, IndexError):
@@ -71,18 +82,18 @@ def _ticks(pid: int) -> int:
 
 
 def find(process: ProcessId) -> psutil.Process | None:
-    """The living process, or None: gone, a zombie, or another one under the same pid."""
+    """Return the running process, or None if it has ended, is a zombie, or another process has its pid."""
     try:
-        found = psutil.Process(process.pid)
-        return found if _same_start(found, process.created) and _runs(found) else None
+        candidate = psutil.Process(process.pid)
+        return candidate if _same_start(candidate, process.created) and _runs(candidate) else None
     except psutil.Error:
         return None
 
 
-def _same_start(found: psutil.Process, created: str | float) -> bool:
+def _same_start(process: psutil.Process, created: str | float) -> bool:
     if isinstance(created, str):
-        return start_of(found.pid) == created
-    return abs(found.create_time() - created) < SAME_START_S
+        return start_of(process.pid) == created
+    return abs(process.create_time() - created) < SAME_START_S
 
 
 def alive(process: ProcessId) -> bool:
@@ -90,21 +101,21 @@ def alive(process: ProcessId) -> bool:
 
 
 def start_detached(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> ProcessId:
-    """Start in a session of its own, output appended to `log`, so that it outlives us and our terminal.
+    """Start a process in its own session, so that it outlives this process and its terminal.
 
-    What it makes is its owner's alone, whatever our umask.
+    Its output is appended to `log`. Files that it creates are accessible to their owner only, whatever our umask.
     """
     with open_private(log, os.O_WRONLY | os.O_APPEND) as output:
         child = subprocess.Popen(
             argv, env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             start_new_session=True, umask=PRIVATE_UMASK,
         )  # fmt: skip
-    child.returncode = 0  # it is meant to outlive us: Popen shall neither wait for it nor warn
+    child.returncode = 0  # it is meant to outlive us: Popen must neither wait for it nor warn
     return identify(child.pid)
 
 
 def current_process() -> Iterator[psutil.Process]:
-    """All living processes of our own user but this one. Root sees everybody's, and is nobody's owner but its own."""
+    """Yield the running processes of our own user, except this one. For root, only root's own processes."""
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             uids = process.uids()
@@ -113,19 +124,23 @@ def current_process() -> Iterator[psutil.Process]:
 
 
 def processes_of_module(module: str) -> Iterator[tuple[ProcessId, list[str]]]:
-    """Processes of our own user that are `python [flags] -m module ...`, with the arguments after the module."""
+    """Yield our user's processes `python [flags] -m module ...`, with the arguments after the module."""
     for process in current_process():
         with suppress(psutil.Error):
-            found, words = identify(process.pid), process.cmdline()
-            at = words.index("-m") if "-m" in words else 0
-            exact = at and words[at + 1 : at + 2] == [module] and all(word.startswith("-") for word in words[1:at])
-            if exact and Path(process.exe()).name.lower().startswith("python"):
-                yield found, words[at + 2 :]
+            process_id, arguments = identify(process.pid), process.cmdline()
+            position = arguments.index("-m") if "-m" in arguments else 0
+            is_exact = (
+                position
+                and arguments[position + 1 : position + 2] == [module]
+                and all(argument.startswith("-") for argument in arguments[1:position])
+            )
+            if is_exact and Path(process.exe()).name.lower().startswith("python"):
+                yield process_id, arguments[position + 2 :]
 
 
 def with_descendants(processes: Iterable[ProcessId]) -> list[psutil.Process]:
-    """The living ones among `processes`, then all their descendants."""
-    roots = [found for p in processes if (found := find(p))]
+    """Return the running ones of `processes`, then all their descendants."""
+    roots = [running for p in processes if (running := find(p))]
     members = {p.pid: p for p in roots}
     for root in roots:
         with suppress(psutil.Error):
@@ -134,54 +149,56 @@ def with_descendants(processes: Iterable[ProcessId]) -> list[psutil.Process]:
 
 
 def stop(processes: Iterable[ProcessId], grace_s: float = 10.0, spare: Iterable[ProcessId] = ()) -> int:
-    """SIGTERM, wait, then SIGKILL for them and all their descendants. Returns how many had to be killed.
+    """Stop processes and their descendants: SIGTERM, wait, then SIGKILL.
 
-    `spare` and their descendants live on: what a server started for good is still its child.
+    Returns how many had to be killed.
+
+    `spare` and their descendants keep running: processes that a server started to outlive it are still its children.
     """
     roots = [p for p in processes if alive(p)]
-    everyone = _members(roots, {p.pid for p in with_descendants(spare)})
+    members = _members(roots, {p.pid for p in with_descendants(spare)})
     for process in roots:
         _send(process, signal.SIGTERM)
-    left = _wait(everyone, grace_s)
-    for process in left:
+    remaining = _wait(members, grace_s)
+    for process in remaining:
         _send(process, signal.SIGKILL)
-    _wait(left, max(grace_s, KILLED_S))
-    return len(left)
+    _wait(remaining, max(grace_s, KILLED_S))
+    return len(remaining)
 
 
-def _members(roots: Iterable[ProcessId], spared: Container[int] = ()) -> list[ProcessId]:
-    """The living ones of `family`, known by their start as well."""
-    found = []
+def _members(roots: Iterable[ProcessId], excluded: Container[int] = ()) -> list[ProcessId]:
+    """Return the running ones of `with_descendants`, identified by their start time as well."""
+    members = []
     for member in with_descendants(roots):
         with suppress(psutil.Error):
-            if member.pid not in spared:
-                found.append(identify(member.pid))
-    return found
+            if member.pid not in excluded:
+                members.append(identify(member.pid))
+    return members
 
 
 def kill_trees(processes: Iterable[ProcessId]) -> None:
-    """SIGKILL for them and all their descendants, none of which hears anything before; wait for their end."""
-    everyone = _members(processes)
-    kill(everyone)
-    _wait(everyone, KILLED_S)
+    """Kill processes and all their descendants, without an earlier signal, and wait for their end."""
+    members = _members(processes)
+    kill(members)
+    _wait(members, KILLED_S)
 
 
 def kill(processes: Iterable[ProcessId]) -> bool:
-    """SIGKILL for them alone, without waiting. Whether one of them lived."""
-    living = [p for p in processes if alive(p)]
-    for process in living:
+    """Send SIGKILL to the processes alone, without waiting. Returns whether one of them was running."""
+    running = [p for p in processes if alive(p)]
+    for process in running:
         _send(process, signal.SIGKILL)
-    return bool(living)
+    return bool(running)
 
 
 def _send(process: ProcessId, number: signal.Signals) -> None:
     with suppress(psutil.Error):
-        if found := find(process):
-            found.send_signal(number)
+        if running := find(process):
+            running.send_signal(number)
 
 
 def _wait(processes: list[ProcessId], timeout_s: float) -> list[ProcessId]:
-    """Those that still run after `timeout_s`. A zombie has ended; who collects it is not our concern."""
+    """Return the processes that still run after `timeout_s`. A zombie has ended."""
     deadline = time.monotonic() + timeout_s
     while (processes := [p for p in processes if alive(p)]) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -196,14 +213,14 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def terminate(processes: Iterable[ProcessId]) -> None:
-    """Collect those of them that are ended children of ours, so that a long-lived caller keeps no zombies."""
+    """Reap those that are ended children of this process, so that a long-lived caller has no zombies."""
     for process in processes:
         with suppress(ChildProcessError):
             os.waitpid(process.pid, os.WNOHANG)
 
 
 def free_port() -> int:
-    """A TCP port nobody listens on now. Somebody may take it before you do: be ready to try again."""
+    """Return a free TCP port. Another process may take it before the caller does: be ready to retry."""
     with closing(socket.socket()) as s:
         s.bind(("127.0.0.1", 0))
         port: int = s.getsockname()[1]

@@ -1,5 +1,6 @@
-"""Which Ray node of this machine a driver can work through. It needs one: elsewhere `ray.init` connects, and Ray aborts
-the process 10 s later (2.60).
+"""Find a Ray node of this machine through which a driver can join the cluster.
+
+A driver needs a local node: without one `ray.init` connects, but Ray aborts the process 10 s later (2.60).
 """
 
 import os
@@ -22,7 +23,7 @@ ANSWER_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class LocalNode:
-    """A living node on this machine. `process` is its raylet, `info` Ray's own row of it (GcsNodeInfo)."""
+    """A running node on this machine. `process` is its raylet, `info` Ray's own row for it (GcsNodeInfo)."""
 
     ray_id: str
     address: str
@@ -33,8 +34,10 @@ class LocalNode:
 
 
 def find(address: str, fleet: str) -> LocalNode | None:
-    """One of the Ray cluster at `address` that we may use, ours (see server_node.py) before others. Raises what Ray
-    does where the cluster does not answer. `prepare` must have run (connect.py).
+    """Return a local node of the Ray cluster at `address` that we may use.
+
+    Our own node (server_node.py) is preferred. `connect.prepare` must have run. Raises Ray's own errors if the cluster
+    does not answer.
     """
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
     from ray.core.generated.gcs_pb2 import GcsNodeInfo  # type: ignore[attr-defined]
@@ -45,8 +48,9 @@ def find(address: str, fleet: str) -> LocalNode | None:
 
 
 def local(rows: Iterable[Any], addresses: Collection[str], raylets: Mapping[str, ProcessId]) -> list[LocalNode]:
-    """Of Ray's `rows`, the nodes at one of these addresses, with a raylet that runs here and sockets that we may open.
-    A node in a container or of another user may lack either.
+    """Return the nodes of `rows` at these addresses whose raylet runs here and whose sockets we may open.
+
+    The raylet of a node in a container is not visible here, and the sockets of another user's node cannot be opened.
     """
     return [
         LocalNode(ray_id, row.node_manager_address, raylets[ray_id], row.is_head_node, dict(row.labels), row)
@@ -58,26 +62,26 @@ def local(rows: Iterable[Any], addresses: Collection[str], raylets: Mapping[str,
 
 
 def choose(nodes: Iterable[LocalNode], fleet: str) -> LocalNode | None:
-    """Not the node that another home's server has started for itself: it ends with that."""
-    ours = [n for n in nodes if n.labels.get(ROLE_LABEL) != SERVER or n.labels.get(FLEET_LABEL) == fleet]
-    return min(ours, key=lambda n: (n.labels.get(ROLE_LABEL) != SERVER, not n.is_head, n.ray_id), default=None)
+    """Choose a node, but never one that another home's server started: it ends with that server."""
+    usable = [n for n in nodes if n.labels.get(ROLE_LABEL) != SERVER or n.labels.get(FLEET_LABEL) == fleet]
+    return min(usable, key=lambda n: (n.labels.get(ROLE_LABEL) != SERVER, not n.is_head, n.ray_id), default=None)
 
 
 def addresses_here() -> frozenset[str]:
-    """Of all interfaces."""
+    """Return the IP addresses of all interfaces of this machine."""
     rows = (row for rows in psutil.net_if_addrs().values() for row in rows)
     return frozenset(row.address.partition("%")[0] for row in rows if row.family in (socket.AF_INET, socket.AF_INET6))
 
 
 def raylets_here() -> dict[str, ProcessId]:
-    """By Ray's id of the node."""
-    found: dict[str, ProcessId] = {}
+    """Return the raylets that run on this machine, by Ray's node id."""
+    raylets: dict[str, ProcessId] = {}
     for process in psutil.process_iter(["name"]):
         if process.info["name"] == "raylet":
             with suppress(psutil.Error):
-                words = [word for word in process.cmdline() if word.startswith("--node_id=")]
-                found.update((word.partition("=")[2], identify(process.pid)) for word in words)
-    return found
+                options = [option for option in process.cmdline() if option.startswith("--node_id=")]
+                raylets.update((option.partition("=")[2], identify(process.pid)) for option in options)
+    return raylets
 
 
 def _may_open(socket_path: str) -> bool:
@@ -85,7 +89,7 @@ def _may_open(socket_path: str) -> bool:
 
 
 def address_towards(address: str) -> str:
-    """This machine's own on the way to HOST:PORT. No packet is sent."""
+    """Return this machine's own address on the route to HOST:PORT. No packet is sent."""
     host, _, port = address.rpartition(":")
     family, kind, _, _, to = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as s:

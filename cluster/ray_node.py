@@ -1,9 +1,9 @@
-"""How one Ray node of an embedded fleet is started: its command line and its environment. Pure functions.
+"""Command line and environment of a Ray node of an embedded fleet. Pure functions.
 
-Settings and their reasons. Ray 2.60's defaults find a frozen node after a minute, and kill every job when the head is
-away for one. The memory monitor counts the whole host, which is not ours alone. Usage statistics would leave the
-machine. Freed resources would reach the head 0.1 s late, and the next job on a device would wait for that. Nodes of one
-fleet may have different patch releases of one Python: another minor one is refused, since it ends in a crash.
+Reasons for the settings: Ray 2.60's defaults detect a frozen node only after a minute, and kill every job when the head
+is away for a minute. The memory monitor counts the whole host, which others use too. Usage statistics would leave the
+machine. The head would learn of freed resources 0.1 s late, and the next job on a device would wait for that. Nodes of
+one fleet may have different patch releases of one Python; another minor version is refused, since it ends in a crash.
 """
 
 import os
@@ -33,19 +33,25 @@ OUR_OWN = ("POLYFLEET_CACHE",)
 
 
 def unmasked() -> dict[str, str]:
-    """Ray leaves every vendor's visibility variable to us."""
+    """Return the variables that make Ray leave every vendor's visibility variable to us."""
     return {f"RAY_EXPERIMENTAL_NOSET_{row.visibility}": "1" for row in vendors().values() if row.visibility}
 
 
 def token_environment(token_path: Path | None) -> dict[str, str]:
-    """Ray's authentication, always explicit: Ray's own default depends on what lies in the user's home (2.59)."""
+    """Return Ray's authentication variables.
+
+    They are always explicit, because Ray's default depends on files in the user's home (2.59).
+    """
     if token_path is None:
         return {"RAY_AUTH_MODE": "disabled"}
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_path)}
 
 
 def tls_environment(tls_dir: str) -> dict[str, str]:
-    """Ray encrypts, and talks to nobody whose certificate is not of the fleet's own authority; nothing without."""
+    """Return Ray's variables for TLS with certificates of the fleet's own authority only.
+
+    Empty if `tls_dir` is "".
+    """
     if not tls_dir:
         return {}
     folder = Path(tls_dir)
@@ -58,15 +64,18 @@ def tls_environment(tls_dir: str) -> dict[str, str]:
 
 
 def inherited_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The caller's environment without what would steer another Ray, another fleet or another interpreter."""
-    found = os.environ if base is None else base
-    return {k: v for k, v in found.items() if not k.startswith(NOT_INHERITED) or k in OUR_OWN}
+    """Return the caller's environment without variables of another Ray, fleet or interpreter."""
+    variables = os.environ if base is None else base
+    return {k: v for k, v in variables.items() if not k.startswith(NOT_INHERITED) or k in OUR_OWN}
 
 
 def node_environment(
     token_path: Path, code: Path, ports: Mapping[str, int], extra: Mapping[str, str]
 ) -> dict[str, str]:
-    """`code` is the folder with our packages; `ports` are free ports for Ray's fixed-port listeners."""
+    """Return a node's environment.
+
+    `code` is the folder with our packages, `ports` are free ports for Ray's listeners.
+    """
     metrics = {"AUTOSCALER_METRIC_PORT": str(ports["autoscaler"]), "DASHBOARD_METRIC_PORT": str(ports["dashboard"])}
     return (
         inherited_environment()
@@ -85,21 +94,24 @@ def _start(interpreter: Path) -> list[str]:
 
 
 def head_command(interpreter: Path, port: int, temp_dir: Path) -> list[str]:
-    """The head holds the cluster's state and runs no work: zero CPUs."""
+    """Return the command that starts the head. It has zero CPUs, so that it runs no work."""
     return [*_start(interpreter), "--head", f"--port={port}", f"--temp-dir={temp_dir}", "--num-cpus=0", "--num-gpus=0",
             "--include-dashboard=false", "--no-monitor", "--labels=polyfleet.io/role=head"]  # fmt: skip
 
 
 def worker_command(interpreter: Path, address: str, labels: Mapping[str, str], counts: Mapping[str, int]) -> list[str]:
-    """Explicit counts, so that Ray looks for no device itself. `counts` maps Ray resource names to numbers."""
-    others = {k: v for k, v in counts.items() if k not in ("CPU", "GPU")}
-    custom = "{" + ", ".join(f'"{k}": {v}' for k, v in others.items()) + "}"
-    told = ",".join(f"{key}={value}" for key, value in labels.items())
+    """Return the command that starts a worker node. `counts` maps Ray resource names to numbers.
+
+    The counts are explicit, so that Ray does not search for devices itself.
+    """
+    custom_counts = {k: v for k, v in counts.items() if k not in ("CPU", "GPU")}
+    custom = "{" + ", ".join(f'"{k}": {v}' for k, v in custom_counts.items()) + "}"
+    label_list = ",".join(f"{key}={value}" for key, value in labels.items())
     return [*_start(interpreter), f"--address={address}", f"--num-cpus={counts['CPU']}",
-            f"--num-gpus={counts.get('GPU', 0)}", f"--resources={custom}", f"--labels={told}"]  # fmt: skip
+            f"--num-gpus={counts.get('GPU', 0)}", f"--resources={custom}", f"--labels={label_list}"]  # fmt: skip
 
 
 def resource_counts(backend: str, devices: int, cpus: int, emulated: bool) -> dict[str, int]:
-    """Ray resources of a node: its CPUs, and the backend's own resource once per device."""
+    """Return the Ray resources of a node: its CPUs, and the backend's own resource once per device."""
     resource = ray_resource(backend, emulated)
     return {"CPU": cpus} if resource == "CPU" else {"CPU": cpus, resource: devices}

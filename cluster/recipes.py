@@ -1,4 +1,4 @@
-"""What an environment is made of: requirements, what must import afterwards, disk it takes, machines it exists for."""
+"""Recipes of environments: requirements, modules that must import, disk space, and supported machines."""
 
 import hashlib
 import platform
@@ -12,14 +12,14 @@ from urllib.parse import urlsplit
 
 GB = 10**9
 LOCKS = Path(__file__).parent / "locks"
-TORCH_INDEX = "POLYFLEET_TORCH_INDEX"  # the variable that names where torch for the CPU is looked for
+TORCH_INDEX = "POLYFLEET_TORCH_INDEX"  # variable with the index of torch's CPU builds
 
 
 @dataclass(frozen=True, slots=True)
 class CPUBuild:
-    """A package of a recipe that some indexes also have built for the CPU alone, as version `+cpu`.
+    """A package of a recipe for which some indexes have a build for the CPU alone, as version `+cpu`.
 
-    It needs none of the packages whose names begin with `without`. Bytes are as those of the recipe.
+    It does not need the packages whose names begin with `without`. Bytes mean the same as in the recipe.
     """
 
     package: str
@@ -30,11 +30,13 @@ class CPUBuild:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """`building_bytes` is the disk needed while it is made: the environment and, beside it, the downloaded wheels.
-    `download_bytes` are those wheels', 0 where nobody has added them up. `elsewhere` are requirements that come from
-    another index than pip's settings name, which is asked for nothing else: (requirement, index).
+    """How to make one environment.
 
-    `modules` are imported as the proof that it works. Empty `systems` and `machines` mean any, as do zero `pythons`.
+    `building_bytes` is the disk needed while it is made, for the environment and the downloaded wheels beside it.
+    `download_bytes` is the size of those wheels, 0 if unknown. `elsewhere` are requirements from another index than
+    that of pip's settings, which is used for nothing else: (requirement, index).
+
+    `modules` are imported to check that it works. Empty `systems`, `machines` and `pythons` mean any.
     """
 
     name: str
@@ -50,23 +52,26 @@ class Recipe:
 
     @property
     def key(self) -> str:
-        """Name of its folder on this machine."""
+        """Name of the environment's folder on this machine."""
         return self.key_on(platform.python_implementation(), platform.python_version(), sysconfig.get_platform())
 
     def key_on(self, implementation: str, python_version: str, platform_tag: str) -> str:
-        """Name of its folder on a machine with that Python: another lock, Python or platform is another environment."""
+        """Return the name of its folder on a machine with that Python.
+
+        Another lock, Python or platform is another environment.
+        """
         parts = (self.requirements, implementation, python_version, platform_tag)
         return f"{self.name}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:12]}"
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """Its requirements, one each, comments left out."""
+        """The requirements, one each, without comments."""
         lines = (line.split("#")[0].strip() for line in self.requirements.splitlines())
         return tuple(line for line in lines if line)
 
     @property
     def for_cpu(self) -> "Recipe | None":
-        """The same with that package built for the CPU: another environment, by its key. None where there is none."""
+        """The recipe with the CPU build of its package, or None. By its key it is another environment."""
         if (cpu := self.cpu_build) is None:
             return None
         lines = [line for line in self.requirements.splitlines() if not (cpu.without and line.startswith(cpu.without))]
@@ -81,27 +86,31 @@ class Recipe:
 
     @property
     def variants(self) -> "tuple[Recipe, ...]":
-        """Itself, and built for the CPU: where one is there, nobody needs the other."""
+        """This recipe and the one with the CPU build. Only one of them needs to be installed."""
         return (self, self.for_cpu) if self.for_cpu else (self,)
 
     @property
     def extent(self) -> str:
-        """What will be downloaded, and how much, as far as it is known before."""
+        """What will be downloaded and how much, as far as it is known in advance."""
         size = f"needs {self.building_bytes / GB:.1f} GB of free disk"
         if self.download_bytes:
             size = f"downloads about {self.download_bytes / GB:.1f} GB, {size} while it is made"
-        places = {one: f" from {urlsplit(index).hostname}" for one, index in self.elsewhere}
-        told = [f"{one}{places.get(one, '')}" for one in self.packages if one.endswith("+cpu")]
+        sources = {requirement: f" from {urlsplit(index).hostname}" for requirement, index in self.elsewhere}
+        notes = [
+            f"{requirement}{sources.get(requirement, '')}"
+            for requirement in self.packages
+            if requirement.endswith("+cpu")
+        ]
         if self.cpu_build:
-            told = [f"no index that was asked has {self.cpu_build.package} built for the CPU alone"]
-        return "; ".join([size, *told])
+            notes = [f"no CPU build of {self.cpu_build.package} was found"]
+        return "; ".join([size, *notes])
 
     def unsupported(self) -> str:
-        """Why it cannot exist on this machine, "" when it can."""
+        """Return why it cannot exist on this machine; "" if it can."""
         system, machine, python = platform.system(), platform.machine(), sys.version_info[:2]
         if (self.systems and system not in self.systems) or (self.machines and machine not in self.machines):
-            wanted = f"{'/'.join(self.systems)} on {'/'.join(self.machines)}"
-            return f"its packages exist for {wanted} only; this is {system} on {machine}"
+            supported = f"{'/'.join(self.systems)} on {'/'.join(self.machines)}"
+            return f"its packages exist for {supported} only; this is {system} on {machine}"
         if self.pythons and python not in self.pythons:
             low, high = (".".join(map(str, version)) for version in (self.pythons[0], self.pythons[-1]))
             return f"its packages exist for Python {low} to {high} only; this is {python[0]}.{python[1]}"
@@ -109,10 +118,13 @@ class Recipe:
 
 
 def from_plain(plain: dict[str, Any]) -> Recipe:
-    """What `dataclasses.asdict` made of a recipe, also after JSON: hosts that follow it have no pydantic yet."""
+    """Return the recipe from `dataclasses.asdict`, also after JSON.
+
+    Works without pydantic, which hosts lack at first.
+    """
     cpu = plain["cpu_build"]
-    own = {name: _frozen(value) for name, value in plain.items()}
-    return Recipe(**own | {"cpu_build": CPUBuild(**{k: _frozen(v) for k, v in cpu.items()}) if cpu else None})
+    values = {name: _frozen(value) for name, value in plain.items()}
+    return Recipe(**values | {"cpu_build": CPUBuild(**{k: _frozen(v) for k, v in cpu.items()}) if cpu else None})
 
 
 def _frozen(value: Any) -> Any:
@@ -120,7 +132,7 @@ def _frozen(value: Any) -> Any:
 
 
 def built_in() -> dict[str, Recipe]:
-    """The environments that come with Polyfleet, by name."""
+    """Return the environments that come with Polyfleet, by name."""
     return {
         recipe.name: recipe
         for recipe in (
@@ -148,7 +160,7 @@ def built_in() -> dict[str, Recipe]:
 NAMES = tuple(sorted(path.stem for path in LOCKS.glob("*.txt")))
 
 
-# What our own code on a node needs beside the pool's packages.
+# Packages that our own code on a node needs beside the pool's packages.
 NODE_PACKAGES = (
     "numpy>=1.26,<3",
     "psutil>=5.9,<8",
@@ -162,9 +174,10 @@ NODE_PACKAGES = (
 
 
 def from_requirements(requirements: tuple[str, ...]) -> Recipe:
-    """An environment for a pool that lists its own; what a node needs is added, Ray in exactly our version.
+    """Return the recipe of a pool that lists its own requirements.
 
-    The pool's come first: pip stops at the first it cannot find, and that should be the user's mistake.
+    The packages of a node are added, with exactly our version of Ray. The pool's requirements come first: pip stops at
+    the first that it cannot find, which is then the user's mistake.
     """
     lines = [*sorted(set(requirements)), *NODE_PACKAGES, f"ray=={version('ray')}"]
     return Recipe(
@@ -173,7 +186,7 @@ def from_requirements(requirements: tuple[str, ...]) -> Recipe:
 
 
 def of_nodes() -> Recipe:
-    """What nodes run from whose pool's Python has no Ray: as little as that."""
+    """Return the smallest environment for nodes, for pools whose Python has no Ray."""
     return replace(from_requirements(()), name="node")
 
 
@@ -182,5 +195,5 @@ def _lock(name: str) -> str:
 
 
 def _cuda_wheels() -> bool:
-    """On Linux torch's wheel brings the CUDA libraries along."""
+    """Return whether torch's wheel comes with the CUDA libraries, as on Linux."""
     return platform.system() == "Linux"

@@ -1,8 +1,8 @@
-"""What a pool's environment may ask pip for: packages of the index by name and version, and nothing else.
+"""Check requirements of a pool's environment: packages of the index by name and version, nothing else.
 
-pip's files of requirements hold more: options (`--index-url`, `-e`, `--config-settings`), further files, URLs, paths,
-variables of the environment. Any of them would run or read what the fleet file does not show, so the grammar of PEP 508
-is taken without its URLs. Version: PEP 440, appendix B. Standard library only; every part matches in linear time.
+pip's requirements files allow more: options (`--index-url`, `-e`, `--config-settings`), further files, URLs, paths,
+environment variables. Any of them would run or read something that the fleet file does not show, so this is the grammar
+of PEP 508 without its URLs. Version: PEP 440, appendix B. Standard library only; every part matches in linear time.
 """
 
 import re
@@ -32,11 +32,11 @@ _VALUE = rf"(?:{'|'.join(_VARIABLES)}|'[A-Za-z0-9 ._+-]*'|\"[A-Za-z0-9 ._+-]*\")
 _COMPARED = rf"{_VALUE}[ \t]*(?:===|==|~=|!=|<=|>=|<|>|in|not[ \t]+in)[ \t]*{_VALUE}"
 MARKER = re.compile(rf"[ \t]*{_COMPARED}(?:[ \t]+(?:and|or)[ \t]+{_COMPARED})*[ \t]*", re.ASCII)
 ARCHIVE = re.compile(r"\.(?:zip|whl|tar|tgz|tbz|txz|tlz|gz|bz2|xz|lz|lzma)", re.IGNORECASE)
-"""pip takes a requirement with one of these endings for a file, where the current folder has one so called."""
+"""pip treats a requirement with one of these endings as a file if the current folder has a file of that name."""
 
 
 def plain_requirement(text: str) -> bool:
-    """Whether `text` is NAME[EXTRAS] with versions and markers, on one line."""
+    """Return whether `text` is NAME[EXTRAS] with versions and markers, on one line."""
     if len(text) > LONGEST or (match := REQUIREMENT.fullmatch(text.strip(" "))) is None:
         return False
     if ARCHIVE.search(match["name"]) or ARCHIVE.search(match["versions"] or ""):

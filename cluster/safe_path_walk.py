@@ -1,6 +1,7 @@
-"""A folder reached from one above it, step by step: each is opened relative to the one before, and no link is followed.
+"""Open a folder below another one step by step, without following links.
 
-Whoever may write in between cannot lead us elsewhere by putting a link in the place of a folder while we look.
+Each folder is opened relative to the one before. A user who can write to a folder on the way therefore cannot redirect
+us by replacing a folder with a link during the walk.
 """
 
 import os
@@ -11,9 +12,9 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def descend(folder: int, names: Iterable[str], *, make: bool = False) -> int:
-    """A descriptor of the folder there; `folder` is closed, also on an error. `make`: folders that are absent are made.
+    """Return a descriptor of the folder at `names` below `folder`. Closes `folder`, also on an error.
 
-    Raises OSError.
+    `make`: create missing folders. Raises OSError.
     """
     for name in names:
         try:

@@ -1,7 +1,7 @@
-"""A Ray node of our own beside a server that joins a cluster from a machine which has none of its nodes.
+"""Ray node beside a server that joins a cluster from a machine without a node of that cluster.
 
-It has no CPUs, and so gets no agent and no work. It is in the fleet's record: `down` stops it, and a server that finds
-it gone starts it again.
+It has no CPUs, and so gets no agent and no work. It is in the fleet's record: `down` stops it, and a server restarts it
+if it has ended.
 """
 
 import sys
@@ -22,32 +22,39 @@ NAME = "server-node"
 
 
 def ensure(record: FleetRecord) -> LocalNode:
-    """The node of this machine through which the cluster of `record` is joined, started where there is none. It may
-    take half a minute. Raises FleetError, and what Ray does where the cluster does not answer.
+    """Return the local node through which the server joins the cluster of `record`; start it if needed.
+
+    May take half a minute. Raises FleetError, and Ray's own errors if the cluster does not answer.
     """
     identity = fleet_identity(home())
-    if (found := ray_local.find(record.address, identity)) is not None:
-        return found
+    if (node := ray_local.find(record.address, identity)) is not None:
+        return node
     wait_until_started(start(record))
-    if (found := ray_local.find(record.address, identity)) is not None:
-        return found
-    remedy = "see whether its user may open sockets in /tmp; `polyfleet doctor` tells whether the next try works"
-    raise FleetError(f"the Ray node that was started here for {record.address} cannot be used", remedy)
+    if (node := ray_local.find(record.address, identity)) is not None:
+        return node
+    remedy = "check that this user may open sockets in /tmp; `polyfleet doctor` shows whether the next try works"
+    raise FleetError(f"the Ray node started on this machine for {record.address} cannot be used", remedy)
 
 
 def start(record: FleetRecord) -> NodeProcess:
-    """Written down before it can be lost. Raises Conflict while `polyfleet up` or `down` is at work."""
+    """Start the node, recorded before it can be lost.
+
+    Raises Conflict while `polyfleet up` or `down` is running.
+    """
     with embedded.fleet_lock(embedded.REPAIR):
-        now = fleet_record.read()
-        if now is None or now.state != "up" or now.address != record.address:
-            raise FleetError(f"{record.address} was left meanwhile", "`polyfleet up --address` joins it again")
-        if (living := next((p for p in now.processes if p.role == SERVER and alive(p.process)), None)) is not None:
-            return living
-        return _start(_with_folder(now))
+        current = fleet_record.read()
+        if current is None or current.state != "up" or current.address != record.address:
+            raise FleetError(
+                f"the fleet left {record.address} before its node was started",
+                "run `polyfleet up --address` to join it again",
+            )
+        if (running := next((p for p in current.processes if p.role == SERVER and alive(p.process)), None)) is not None:
+            return running
+        return _start(_with_folder(current))
 
 
 def _with_folder(record: FleetRecord) -> FleetRecord:
-    """A new one: what is left of the node before is removed."""
+    """Give the node a new folder; stop and remove what is left of the previous node."""
     if record.joined_dir:
         stop_leftover_processes(Path(record.joined_dir))
         remove_temp_dir(Path(record.joined_dir))
@@ -59,9 +66,9 @@ def _with_folder(record: FleetRecord) -> FleetRecord:
 def _start(record: FleetRecord) -> NodeProcess:
     folder = Path(record.joined_dir)
     labels = {ROLE_LABEL: SERVER, FLEET_LABEL: fleet_identity(home())}
-    own = ray_local.address_towards(record.address)
+    own_address = ray_local.address_towards(record.address)
     command = worker_command(Path(sys.executable), record.address, labels, {"CPU": 0})
-    command += [f"--node-ip-address={own}", f"--temp-dir={folder / 'r'}"]
+    command += [f"--node-ip-address={own_address}", f"--temp-dir={folder / 'r'}"]
     ports = {"autoscaler": free_port(), "dashboard": free_port()}
     env = node_environment(Path(record.token_path), code_export.export(), ports, tls_environment(record.tls_dir))
     del env["RAY_START_HOOK"]  # it would keep the node on the loopback interface

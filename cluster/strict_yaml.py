@@ -1,7 +1,7 @@
-"""YAML as we take it: small, plain, with one meaning. Built from the parser's events: no tag ever constructs anything.
+"""Read a small, unambiguous subset of YAML, and write YAML. Tags never construct objects.
 
-Plain scalars are read by YAML 1.2's core schema: only `true` and `false` are booleans; `no`, `1:30`, dates stay text.
-Where the model that a file is for has a field of text, a scalar is the characters that stand there.
+Values are built from the parser's events. Plain scalars follow YAML 1.2's core schema: only `true` and `false` are
+booleans; `no`, `1:30` and dates stay text. If the file's model has a text field, its scalar is used as written.
 """
 
 import math
@@ -27,22 +27,22 @@ FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 MAX_DIGITS = 40
 NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
-# The C parser where PyYAML was built with it: ten times as fast, and it reads no further than it is asked to.
+# The C parser, if PyYAML was built with it: ten times as fast, and it reads only as far as events are requested.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def load(text: str, source: str, model: type | None = None) -> dict[str, Any]:
-    """The mapping that `text` is, with text where the fields of `model` (a pydantic model) are text. Raises SpecError
-    with `source` and line for all that is not plain, small YAML:
+    """Parse `text`, a mapping. Scalars are text if the fields of `model` (a pydantic model) are.
 
-    over 1 MiB, deeper than 32, more than 20,000 nodes, anchors, aliases, tags, a key twice, NaN or Infinity, another
-    document, or anything but a mapping at the top.
+    Raises SpecError with `source` and line for YAML outside the subset: over 1 MiB, deeper than 32, more than 20,000
+    nodes, anchors, aliases, tags, a duplicate key, NaN or Infinity, a second document, or anything but a mapping at the
+    top.
     """
     return _read(text, source, _Builder(text, source, model).document)
 
 
 def _read(text: str, source: str, build: Callable[[], T]) -> T:
-    """What `build` returns; errors of the parser as ours."""
+    """Return the result of `build`; the parser's errors become SpecError."""
     if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         raise SpecError("", f"{source} is larger than {MAX_BYTES >> 20} MiB")
     try:
@@ -51,23 +51,26 @@ def _read(text: str, source: str, build: Callable[[], T]) -> T:
         mark = e.problem_mark or e.context_mark
         line = mark.line + 1 if mark else 1
         tab = "\t" in _line(text, line)
-        remedy = "indent with spaces: YAML allows no tabs there" if tab else ""
+        remedy = "indent with spaces: YAML does not allow tabs there" if tab else ""
         raise SpecError("", f"{source}:{line}: not YAML: {e.problem or e.context}", remedy) from None
     except yaml.reader.ReaderError as e:
         line = text.count("\n", 0, e.position) + 1
         raise SpecError("", f"{source}:{line}: not YAML: {e.reason}", "save the file as UTF-8 text") from None
     except UnicodeEncodeError as e:
         line = text.count("\n", 0, e.start) + 1
-        raise SpecError("", f"{source}:{line}: holds half a surrogate pair", "save the file as UTF-8 text") from None
+        raise SpecError("", f"{source}:{line}: contains half a surrogate pair", "save the file as UTF-8 text") from None
 
 
 def load_all(text: str, source: str, model: type | None = None) -> list[dict[str, Any]]:
-    """The mappings that the documents of `text` are, parted by `---`. Raises as `load`; the limits are of all of it."""
+    """Parse the documents of `text`, which `---` separates.
+
+    Raises like `load`; the limits apply to all of `text`.
+    """
     return _read(text, source, lambda: list(_Builder(text, source, model).documents()))
 
 
 def dump(data: Any) -> str:
-    """Plain `data` (dicts, lists, tuples, strings, numbers) as YAML that `load` and YAML 1.1 readers read alike."""
+    """Write dicts, lists, tuples, strings and numbers as YAML that `load` and YAML 1.1 readers read alike."""
     text: str = yaml.dump(
         data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=120
     )
@@ -75,7 +78,10 @@ def dump(data: Any) -> str:
 
 
 def scalar(text: str) -> Any:
-    """What a plain (unquoted) scalar means. Raises ValueError for NaN, Infinity and numbers too large."""
+    """Return the value of a plain (unquoted) scalar.
+
+    Raises ValueError for NaN, Infinity and numbers too large.
+    """
     if NULL.fullmatch(text):
         return None
     if TRUE.fullmatch(text):
@@ -97,7 +103,10 @@ def scalar(text: str) -> Any:
 
 
 class _Builder:
-    """One document from parser events, counting as it goes: it stops before a bomb is unpacked, not after."""
+    """Builds documents from parser events.
+
+    It counts nodes as it reads, so that a YAML bomb is never expanded.
+    """
 
     def __init__(self, text: str, source: str, model: type | None):
         self.source = source
@@ -125,7 +134,7 @@ class _Builder:
             raise self.empty()
 
     def top(self) -> dict[str, Any]:
-        """One document, behind its start."""
+        """Build one document, whose start event was read already."""
         first = next(self.events)
         top = self.node(first, 1, self.types)
         if not isinstance(top, dict):
@@ -137,7 +146,7 @@ class _Builder:
         return SpecError("", f"{self.source} is empty", "it must be a mapping, `key: value`")
 
     def node(self, event: Any, depth: int, types: Types) -> Any:
-        """`types` are those that the model has for it."""
+        """Build the value that begins with `event`. `types` are the model's types for it."""
         self.check(event, depth)
         if isinstance(event, yaml.ScalarEvent):
             return self.scalar(event, types)
@@ -148,20 +157,24 @@ class _Builder:
     def check(self, event: Any, depth: int) -> None:
         self.nodes += 1
         if isinstance(event, yaml.AliasEvent):
-            raise self.error(event, f"alias *{event.anchor}", "write the value out: anchors and aliases are not taken")
+            raise self.error(
+                event, f"alias *{event.anchor}", "write the value out: anchors and aliases are not supported"
+            )
         if event.anchor is not None:
-            raise self.error(event, f"anchor &{event.anchor}", "write values out: anchors and aliases are not taken")
+            raise self.error(
+                event, f"anchor &{event.anchor}", "write the values out: anchors and aliases are not supported"
+            )
         if event.tag is not None:
-            raise self.error(event, f"tag {event.tag}", "write the plain value: tags are not taken")
+            raise self.error(event, f"tag {event.tag}", "write the plain value: tags are not supported")
         if depth > MAX_DEPTH:
             raise self.error(event, f"nested deeper than {MAX_DEPTH} levels")
         if self.nodes > MAX_NODES:
             raise self.error(event, f"more than {MAX_NODES} values")
 
     def scalar(self, event: Any, types: Types) -> Any:
-        if not event.implicit[0]:  # quoted or a block: text as it stands
+        if not event.implicit[0]:  # quoted or a block: text as written
             return event.value
-        if is_text(types) and not NULL.fullmatch(event.value):  # a field without a value is no empty text
+        if is_text(types) and not NULL.fullmatch(event.value):  # a field without a value is not an empty text
             return event.value
         try:
             return scalar(event.value)
@@ -170,9 +183,9 @@ class _Builder:
 
     def sequence(self, depth: int, types: Types) -> list[Any]:
         items = []
-        of_items = types_in(types)
+        item_types = types_in(types)
         while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
-            items.append(self.node(event, depth + 1, of_items))
+            items.append(self.node(event, depth + 1, item_types))
         return items
 
     def mapping(self, depth: int, types: Types) -> dict[str, Any]:
@@ -191,7 +204,7 @@ class _Builder:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what our reader or a YAML 1.1 reader would take for anything but text; writes no aliases."""
+    """Quotes text that our reader or a YAML 1.1 reader would not read as text; writes no aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

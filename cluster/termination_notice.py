@@ -1,7 +1,7 @@
-"""A node that is told to end gives its attempts time to save.
+"""Termination notice: before a node stops, its attempts get time to save.
 
-Its folder then holds `notice`, JSON of {"reason", "grace_s"}: the node's agent asks its attempts to save within that
-time. `polyfleet down` writes none: it ends the attempts itself before it ends their nodes.
+The node's folder then contains the file `notice`, JSON of {"reason", "grace_s"}: the node's agent makes its attempts
+save within that time. `polyfleet down` writes none: it stops the attempts itself before it stops their nodes.
 """
 
 import json
@@ -15,7 +15,7 @@ from cluster.processes import ProcessId, processes_of_module
 
 FILE = "notice"
 GRACE_S = 30.0
-"""What Kubernetes gives a pod, and spot machines of most clouds at least (reliability.md F23)."""
+"""Grace period that Kubernetes gives a pod, and the minimum for spot machines of most clouds (reliability.md F23)."""
 LOOK_EVERY_S = 0.25
 
 
@@ -24,28 +24,33 @@ def write_notice(folder: Path, reason: str, grace_s: float) -> None:
 
 
 def clear_notice(folder: Path) -> None:
-    """Of a node that is started: what was told to the one before does not concern it."""
+    """Remove the notice of an earlier node: it does not apply to the node that starts now."""
     (folder / FILE).unlink(missing_ok=True)
 
 
 def supervisors_in(folder: Path) -> list[ProcessId]:
-    """The supervisors of attempts whose folders lie below `folder`. They take their ranks along when they end."""
+    """Return the supervisors of attempts whose folders are below `folder`.
+
+    A supervisor that ends also ends its ranks.
+    """
     return [
         process
-        for process, words in processes_of_module("workers.attempt")
-        if words and Path(words[0]).is_relative_to(folder)
+        for process, arguments in processes_of_module("workers.attempt")
+        if arguments and Path(arguments[0]).is_relative_to(folder)
     ]
 
 
-def notify_and_wait(folder: Path, reason: str, tell: Callable[[float], None], grace_s: float = GRACE_S) -> bool:
-    """Write the notice, `tell` others how many seconds are left, and wait for the attempts of the node at `folder` to
-    end. Whether they did within `grace_s`; at once where there are none, and then nobody is told.
+def notify_and_wait(folder: Path, reason: str, on_notice: Callable[[float], None], grace_s: float = GRACE_S) -> bool:
+    """Write the notice and wait until the attempts of the node at `folder` have ended.
+
+    `on_notice` is called once with the seconds that are left. Returns whether all ended within `grace_s`. Without
+    attempts, returns True at once, and neither writes nor calls anything.
     """
     if not supervisors_in(folder):
         return True
     deadline = time.monotonic() + grace_s
     write_notice(folder, reason, grace_s)
-    tell(grace_s)
+    on_notice(grace_s)
     while supervisors_in(folder):
         if time.monotonic() > deadline:
             return False
@@ -53,5 +58,5 @@ def notify_and_wait(folder: Path, reason: str, tell: Callable[[float], None], gr
     return True
 
 
-if __name__ == "__main__":  # a pod's preStop: Kubernetes waits for it before it ends the pod's processes
-    notify_and_wait(Path(os.environ["POLYFLEET_NODE_DIR"]), "the pod was told to end", lambda _: None)
+if __name__ == "__main__":  # the preStop hook of a pod: Kubernetes waits for it before it ends the pod's processes
+    notify_and_wait(Path(os.environ["POLYFLEET_NODE_DIR"]), "the pod is being terminated", lambda _: None)

@@ -1,7 +1,8 @@
-"""Certificates of a fleet that spans machines: an authority of its own, and one certificate for each machine.
+"""TLS certificates of a fleet that spans machines: an authority, and one certificate per machine.
 
-Ray checks that whoever it talks to has a certificate of this authority, on both sides. The authority's key stays in
-the home of who brought the fleet up; each machine gets only its own key. They are made anew with each new head.
+On both sides of a connection, Ray checks that the peer has a certificate of this authority. The authority's key stays
+in the home of the user who runs `polyfleet up`; each machine gets only its own key. All are created again with each new
+head.
 """
 
 import datetime
@@ -14,15 +15,15 @@ from cluster.errors import FleetError
 from cluster.paths import private_dir, write_private
 
 VALID = datetime.timedelta(days=825)
-"""Longer than a fleet is up; the authority ends with it."""
+"""Validity of a certificate, longer than a fleet is up; the authority is removed with the fleet."""
 SKEW = datetime.timedelta(days=2)
-"""Clocks of other machines may be behind."""
+"""Certificates are valid this long before they are made: clocks of other machines may be behind."""
 FILES = ("node.crt", "node.key", "ca.crt")
-"""What a machine has of it (ray_node.tls_environment)."""
+"""Files that a machine gets (ray_node.tls_environment)."""
 
 
 def make_authority(folder: Path) -> None:
-    """In `folder`, which is made anew: `ca.key` and `ca.crt`."""
+    """Create an authority, `ca.key` and `ca.crt`, in `folder`, which is removed first."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -35,7 +36,7 @@ def make_authority(folder: Path) -> None:
 
 
 def make_certificate(authority: Path, folder: Path, addresses: tuple[str, ...]) -> None:
-    """In `folder`: `node.crt`, `node.key` and a copy of `ca.crt`, for a machine with these IP addresses.
+    """Write `node.crt`, `node.key` and `ca.crt` to `folder`, for a machine with these IP addresses.
 
     Ray's processes of one machine talk to each other over 127.0.0.1, which is in every certificate.
     """
@@ -48,16 +49,17 @@ def make_certificate(authority: Path, folder: Path, addresses: tuple[str, ...]) 
         issuer = x509.load_pem_x509_certificate((authority / "ca.crt").read_bytes())
     except (OSError, ValueError) as e:
         raise FleetError(
-            f"the fleet's certificates in {authority} cannot be read: {e}", "`polyfleet down`, then `up`"
+            f"the fleet's certificates in {authority} cannot be read: {e}",
+            "run `polyfleet down`, then `polyfleet up`: it creates them again",
         ) from None
     private_dir(folder)
     key = ec.generate_private_key(ec.SECP256R1())
     all_addresses = dict.fromkeys(("127.0.0.1", *addresses))
-    named = x509.SubjectAlternativeName(
-        [x509.DNSName("localhost"), *(x509.IPAddress(ipaddress.ip_address(one)) for one in all_addresses)]
+    alternative_names = x509.SubjectAlternativeName(
+        [x509.DNSName("localhost"), *(x509.IPAddress(ipaddress.ip_address(address)) for address in all_addresses)]
     )
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "Polyfleet node")])
-    certificate = _signed(name, issuer.subject, key.public_key(), issuer_key, [(named, False)])
+    certificate = _signed(name, issuer.subject, key.public_key(), issuer_key, [(alternative_names, False)])
     _write(folder, "node", key, certificate)
     write_private(folder / "ca.crt", (authority / "ca.crt").read_text())
 

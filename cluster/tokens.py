@@ -1,7 +1,7 @@
-"""Secrets of this machine: 256 bits, mode 0600, never printed.
+"""Secret tokens of this machine: 256 bits, mode 0600, never printed.
 
-Beside a token that is made anew at each start lies `NAME.made`, the SHA-256 of what we made: a token without one was
-written by its user, and is kept.
+A token that is replaced at each start has a file `NAME.made` beside it, with the SHA-256 of the token that we wrote. A
+token without that file was written by its user and is never replaced.
 """
 
 import hashlib
@@ -14,7 +14,10 @@ from cluster.paths import private_dir, write_private
 
 
 def ensure(path: Path, size_bytes: int = 32) -> Path:
-    """Make the token file if it is absent. Two makers at once agree on one: it appears whole or not at all."""
+    """Create the token file if it is absent.
+
+    Atomic: two processes that create it at once get the same token.
+    """
     private_dir(path.parent)
     if not path.exists():
         part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -32,9 +35,12 @@ def ensure(path: Path, size_bytes: int = 32) -> Path:
 
 
 def rotate(path: Path) -> Path:
-    """Replace the token by a new one, unless its user wrote it. One process at a time: the caller holds a lock.
+    """Replace the token by a new one, unless its user wrote it.
 
-    The record comes first and names the old token too: a crash between the two files leaves either one known as ours.
+    One process at a time: the caller holds a lock.
+
+    The `.made` file is written first and lists the old token too: after a crash between the two writes, either token is
+    recognised as ours.
     """
     private_dir(path.parent)
     record = path.with_name(f"{path.name}.made")
@@ -49,11 +55,12 @@ def rotate(path: Path) -> Path:
 
 
 def foreign_token() -> Path:
-    """The token file of a cluster that is not ours: RAY_AUTH_TOKEN_PATH, else ~/.ray/auth_token. Raises FleetError
-    without one.
+    """Return the token file of a cluster that others run: RAY_AUTH_TOKEN_PATH, else ~/.ray/auth_token.
+
+    Raises FleetError if there is none.
     """
-    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    path = Path(named) if named else Path.home() / ".ray" / "auth_token"
+    configured = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    path = Path(configured) if configured else Path.home() / ".ray" / "auth_token"
     if path.is_file():
         return path.absolute()
     raise FleetError(

@@ -1,5 +1,6 @@
-"""Words of DESIGN.md as plain, frozen data: what a node has. Everything here crosses Ray as JSON-like data (see
-cluster/serialization.py).
+"""Facts of nodes and devices as frozen dataclasses, in the terms of DESIGN.md.
+
+All of them cross Ray as JSON-like data (see cluster/serialization.py).
 """
 
 from dataclasses import dataclass, field
@@ -9,10 +10,10 @@ Scalar = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One accelerator, or the CPU of a node taken as one device. Found without opening it.
+    """One accelerator, or the CPU of a node taken as one device. It is discovered without being opened.
 
-    `index` is the device's number on its node, as the backend's visibility variable counts. Bytes are None when
-    unknown. `integrated` graphics are part of a CPU; `unified_memory` is the machine's own.
+    `index` is the device's number on its node, as the backend's visibility variable counts. Bytes are None if
+    unknown. `integrated` graphics are part of a CPU; with `unified_memory` the device uses the machine's own memory.
     """
 
     backend: str
@@ -35,7 +36,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something `doctor` tells: a level (`info`, `warning`, `error`), what it is about, what was seen, what to do."""
+    """A line of `doctor`: its level (`info`, `warning`, `error`), the subject, a message and what to do."""
 
     level: str
     subject: str
@@ -45,7 +46,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """What the device `index` of a back end did when it was looked at; None for what it does not tell."""
+    """Load of the device `index` of a back end at one moment; None for values that it does not measure."""
 
     backend: str
     index: int
@@ -57,7 +58,7 @@ class DeviceUse:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A node is about to go, for this reason, in so many seconds."""
+    """Termination notice: the node is about to stop, for this reason, in `deadline_s` seconds."""
 
     reason: str
     deadline_s: float
@@ -65,13 +66,15 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What an agent reports of its node. `versions` has python, ray, torch, … of its environment, read without torch.
+    """Facts of a node, as its agent sends them.
 
-    `storage` is its pool's checkpoint folder; nodes with one `storage_id` see the same one, "" where that is not known.
+    `versions` has python, ray, torch, … of its environment, read without importing torch.
+    `storage` is its pool's checkpoint folder; nodes with one `storage_id` share the folder, "" means unknown.
     `neighbours` are the other pools whose checkpoints it can read.
-    `agent_created` is when the process `agent_pid` started, as cluster.processes tells it; "" of an older agent. `use`
-    has the accelerators that tell what they do without being opened. `data` names data of jobs that is cached there
-    (cluster/content_cache.py), by the first 16 digits of the hash of what it is, and of where it came from.
+    `agent_created` is when the process `agent_pid` started, as given by cluster.processes; "" from an older agent.
+    `use` lists the accelerators whose load can be read without opening them.
+    `data` lists the jobs' data cached on the node (cluster/content_cache.py), by the first 16 digits of the hashes of
+    its content and of its source.
     """
 
     node: str

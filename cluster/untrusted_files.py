@@ -1,7 +1,7 @@
-"""Files and texts that somebody we do not trust may have written: job code, a stranger's archive, another user.
+"""Read files and texts from untrusted writers: job code, unknown archives, other users.
 
-A path of theirs may be a pipe that blocks for ever, a link to another file, a folder, or a sparse file of a terabyte;
-a text may be nested until the reader's stack ends. Standard library only, and light: supervisors import this.
+A path may be a pipe that blocks for ever, a link to another file, a folder, or a sparse file of a terabyte; a text may
+be nested until the reader's stack overflows. Standard library only, and quick to import: supervisors import this.
 """
 
 import errno
@@ -19,11 +19,11 @@ from typing import Any, NoReturn
 from cluster.errors import UserError
 
 DEEPEST = 32
-"""Nested lists and objects; ours have less than ten."""
+"""Maximum nesting of lists and objects; our own files have less than ten levels."""
 LARGEST_INTEGER = 2**63 - 1
-"""What SQL databases and JavaScript's readers of our JSON can hold at most."""
+"""Largest integer that SQL databases can hold."""
 _PIECE_BYTES = 1 << 20
-_STRING = re.compile(rb'"[^"]*(?:"|\Z)')  # one that never ends goes to the end of the text
+_STRING = re.compile(rb'"[^"]*(?:"|\Z)')  # an unterminated string extends to the end of the text
 _OTHERS = bytes(set(range(256)) - set(b'[{]}"'))
 _STEP = [1 if bracket in b"[{" else -1 for bracket in range(256)]
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -31,9 +31,9 @@ _OF_THE_READER = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO,
 
 
 class UnreadableFile(UserError):
-    """`what` names the file or text, `why` says what is wrong with it.
+    """An untrusted file cannot be used. `what` names the file or text, `why` says what is wrong with it.
 
-    `passing`: the reader had no descriptor or memory left, or the disk failed; who wrote the file is not to blame.
+    `passing`: the reader had no descriptor or memory left, or the disk failed; the file itself may be valid.
     """
 
     def __init__(self, what: str, why: str, passing: bool = False):
@@ -44,7 +44,9 @@ class UnreadableFile(UserError):
 
 @contextmanager
 def open_untrusted(path: Path, *, dir_fd: int | None = None) -> Iterator[int]:
-    """A descriptor to read `path`, which is a regular file and no link; opening a pipe or a device never blocks.
+    """Yield a descriptor to read `path`, which must be a regular file, not a link.
+
+    Never blocks on a pipe or device.
 
     Folders above it may be links: pass `dir_fd` to read below a folder that is open already. Raises UnreadableFile, or
     FileNotFoundError.
@@ -66,7 +68,10 @@ def open_untrusted(path: Path, *, dir_fd: int | None = None) -> Iterator[int]:
 
 @contextmanager
 def open_untrusted_in(folder: Path, name: str) -> Iterator[int]:
-    """As `opened` for the file `name` of `folder`, which is no link either; what lies above is trusted."""
+    """Like `open_untrusted`, for the file `name` of `folder`, which must not be a link either.
+
+    Its parents are trusted.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -81,7 +86,10 @@ def open_untrusted_in(folder: Path, name: str) -> Iterator[int]:
 
 
 def read_bytes(path: Path, limit_bytes: int, *, dir_fd: int | None = None) -> bytes:
-    """All of a regular file. Raises UnreadableFile, also when it holds more than `limit_bytes`; FileNotFoundError."""
+    """Read a regular file.
+
+    Raises FileNotFoundError, or UnreadableFile, also for a file longer than `limit_bytes`.
+    """
     data = bytearray()
     with open_untrusted(path, dir_fd=dir_fd) as descriptor:
         try:
@@ -91,20 +99,21 @@ def read_bytes(path: Path, limit_bytes: int, *, dir_fd: int | None = None) -> by
                 data += piece
         except OSError as e:
             raise UnreadableFile(str(path), f"cannot be read: {e.strerror}", _passing(e)) from None
-    if len(data) > limit_bytes:  # it grew, or is of /proc, where sizes are 0
+    if len(data) > limit_bytes:  # the file grew, or is in /proc, where sizes are 0
         raise _too_long(path, limit_bytes)
     return bytes(data)
 
 
 def read_json(path: Path, limit_bytes: int, *, deepest: int = DEEPEST) -> Any:
-    """See `parse_json`; also FileNotFoundError."""
+    """Read and parse a JSON file. Raises like `parse_json`, and FileNotFoundError."""
     return parse_json(read_bytes(path, limit_bytes), str(path), deepest=deepest)
 
 
 def parse_json(data: bytes, what: str, *, deepest: int = DEEPEST) -> Any:
-    """JSON of finite numbers, integers within 64 bits, nested at most `deepest` times, in text that UTF-8 can hold.
+    """Parse JSON from an untrusted writer.
 
-    Raises UnreadableFile.
+    Accepts finite numbers, integers within 64 bits, at most `deepest` levels, and text that UTF-8 can hold. `what`
+    names the data in errors. Raises UnreadableFile.
     """
     if data.count(b"[") + data.count(b"{") > deepest and depth(data) > deepest:
         raise UnreadableFile(what, f"is nested more than {deepest} times")
@@ -118,10 +127,13 @@ def parse_json(data: bytes, what: str, *, deepest: int = DEEPEST) -> Any:
 
 
 def depth(data: bytes) -> int:
-    """How deep the brackets outside of strings are nested: without recursion, in linear time, in little memory."""
+    """Return how deeply brackets outside strings are nested.
+
+    Without recursion, in linear time and little memory.
+    """
     unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    telling = unescaped.translate(None, _OTHERS).replace(b'""', b"")  # what is left has brackets between
-    return max(0, max(accumulate(map(_STEP.__getitem__, _STRING.sub(b"", telling))), default=0))
+    brackets = unescaped.translate(None, _OTHERS).replace(b'""', b"")  # strings that are left contain brackets
+    return max(0, max(accumulate(map(_STEP.__getitem__, _STRING.sub(b"", brackets))), default=0))
 
 
 def _too_long(path: Path, limit_bytes: int) -> UnreadableFile:
@@ -132,8 +144,8 @@ def _passing(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in _OF_THE_READER
 
 
-def _not_finite(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not a number in JSON")
+def _not_finite(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a number in JSON")
 
 
 def _finite(text: str) -> float:

@@ -1,4 +1,4 @@
-"""From pydantic's many errors to the one sentence a person needs: which field, what is wrong, which key was meant."""
+"""Turn pydantic's errors into one message: the field, what is wrong, and the nearest valid key."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +14,7 @@ M = TypeVar("M", bound=BaseModel)
 R = TypeVar("R")
 
 MAX_SHOWN = 60
-# pydantic's wording, and ours: about what was written, in YAML's words, with "must".
+# Replacements in pydantic's messages: "must" instead of "should", and YAML's words for types.
 WORDING = (
     (re.compile(r"^(Value error|Assertion failed), "), ""),
     (re.compile(r"^(Input|String|List|Tuple|Set|Dictionary|Value|Number) should "), "must "),
@@ -25,9 +25,9 @@ WORDING = (
 
 
 class WrongValueError(ValueError):
-    """What a validator raises to say more than a sentence: `checked` hands the remedy on and adds the field.
+    """A validator's error with a remedy. `validate_model` keeps the remedy and adds the field.
 
-    A validator of a whole model names the guilty one of its fields in `field`.
+    A validator of a model names the wrong one of its fields in `field`.
     """
 
     def __init__(self, message: str, remedy: str = "", field: str = ""):
@@ -41,7 +41,7 @@ class WrongValueError(ValueError):
 
 
 def prefix_field(function: Callable[..., R], *arguments: Any) -> R:
-    """Call `function` inside a validator: its UserError becomes an error of the field being validated."""
+    """Call `function` inside a validator: its UserError becomes an error of the field that is validated."""
     try:
         return function(*arguments)
     except UserError as e:
@@ -49,29 +49,31 @@ def prefix_field(function: Callable[..., R], *arguments: Any) -> R:
 
 
 def validate_model(model_class: type[M], data: Any, source: str = "") -> M:
-    """`data` as an instance of `model_class`. `source` names the file it came from.
+    """Return `data` as an instance of `model_class`. `source` names the file it came from.
 
-    Raises SpecError with the dotted field as the user wrote it (no names of ours for unions), what was given, and for
-    an unknown key the nearest valid one.
+    Raises SpecError with the dotted field as the user wrote it (without pydantic's names for unions), the value, and
+    for an unknown key the nearest valid one.
     """
     try:
         return model_class.model_validate(data)
     except ValidationError as e:
         errors = _of_meant_members([_placed(dict(error), data) for error in e.errors(include_url=False)])
-    # Unknown keys come first and hide what is missing: a key misspelt is both.
+    # Unknown keys come first and hide missing ones: a misspelt key is both.
     chosen = min(errors, key=lambda error: error.type != "extra_forbidden")
     hidden = "missing" if chosen.type == "extra_forbidden" else ""
     others = len({error.path for error in errors if error.type != hidden} - {chosen.path})
-    also = f" (and {others} more)" if others else ""
-    where = f" (in {source})" if source else ""
+    more = f" (and {others} more)" if others else ""
+    in_source = f" (in {source})" if source else ""
     message, remedy = _sentence(chosen, model_class)
-    raise SpecError(chosen.field, f"{message}{where}{also}", remedy)
+    raise SpecError(chosen.field, f"{message}{in_source}{more}", remedy)
 
 
 @dataclass(frozen=True, slots=True)
 class _Error:
-    """One error of pydantic's. `steps` is its `loc`, each part with whether it is a key of the data, or a name of
-    pydantic's own: that of a union's member."""
+    """One error of pydantic.
+
+    `steps` is its `loc`; each part is marked as a key of the data (True), or pydantic's name of a union's member.
+    """
 
     type: str
     said: str
@@ -95,7 +97,7 @@ class _Error:
 
     @property
     def member(self) -> tuple[tuple[str | int, ...], str | int] | None:
-        """The outermost union it came from, and for which of its members."""
+        """The outermost union that the error comes from, and the member of it."""
         for position, (part, written) in enumerate(self.steps):
             if not written:
                 return tuple(p for p, _ in self.steps[:position]), part
@@ -104,35 +106,39 @@ class _Error:
 
 def _placed(error: dict[str, Any], data: Any) -> _Error:
     steps = []
-    here, last = data, len(error["loc"]) - 1
+    current, last = data, len(error["loc"]) - 1
     for position, part in enumerate(error["loc"]):
-        written = _has(here, part)
-        here = here[part] if written else here
+        written = _has(current, part)
+        current = current[part] if written else current
         steps.append((part, written or (position == last and error["type"] == "missing")))
     return _Error(error["type"], error["msg"], error.get("ctx") or {}, error["input"], tuple(steps))
 
 
 def _of_meant_members(errors: list[_Error]) -> list[_Error]:
-    """A union that takes a value for none of its members tells the errors of each. Kept are those of the member that
-    was meant: the one that got furthest into the value, then the one with the fewest errors."""
+    """Keep, for each union, the errors of the member that the user probably meant.
+
+    If a value matches no member of a union, pydantic lists the errors of all. The member that parsed furthest into
+    the value is kept, then the one with the fewest errors.
+    """
     unions: dict[Any, dict[Any, list[_Error]]] = {}
     for error in errors:
         union, member = error.member or (None, None)
         unions.setdefault(union, {}).setdefault(member, []).append(error)
-    kept = [
-        min(members.values(), key=lambda own: (-max(len(e.path) for e in own), len(own))) for members in unions.values()
+    chosen = [
+        min(members.values(), key=lambda group: (-max(len(e.path) for e in group), len(group)))
+        for members in unions.values()
     ]
-    return [error for own in kept for error in own]
+    return [error for group in chosen for error in group]
 
 
-def _has(here: Any, part: str | int) -> bool:
-    if isinstance(here, dict):
-        return part in here
-    return isinstance(here, list | tuple) and isinstance(part, int) and part < len(here)
+def _has(container: Any, part: str | int) -> bool:
+    if isinstance(container, dict):
+        return part in container
+    return isinstance(container, list | tuple) and isinstance(part, int) and part < len(container)
 
 
 def _sentence(error: _Error, model_class: type[BaseModel]) -> tuple[str, str]:
-    """Message and remedy."""
+    """Return the message and the remedy of an error."""
     if error.cause:
         return error.cause.message, error.cause.remedy
     match error.type:
@@ -152,8 +158,8 @@ def _sentence(error: _Error, model_class: type[BaseModel]) -> tuple[str, str]:
 
 
 def _worded(message: str) -> str:
-    for pattern, ours in WORDING:
-        message = pattern.sub(ours, message)
+    for pattern, replacement in WORDING:
+        message = pattern.sub(replacement, message)
     return f"{message[:1].lower()}{message[1:]}"
 
 
@@ -163,16 +169,16 @@ def _shown(value: Any) -> str:
 
 
 def _valid_keys(model_class: type[BaseModel], path: Iterable[str | int]) -> list[str]:
-    """Keys the models at `path` know (of a union: all of its members), in the order they are declared."""
-    here: list[Any] = [model_class]
+    """Return the keys of the models at `path`, in order; for a union those of all members."""
+    kinds: list[Any] = [model_class]
     for part in path:
-        here = [inner for kind in here for inner in _inside(kind, part)]
-    models = [kind for kind in here if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        kinds = [inner for kind in kinds for inner in _inside(kind, part)]
+    models = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
     return list(dict.fromkeys(field.alias or name for model in models for name, field in model.model_fields.items()))
 
 
 def _inside(kind: Any, part: str | int) -> Iterator[Any]:
-    """The types a value of type `kind` may have at key or index `part`."""
+    """Yield the types that a value of type `kind` may have at key or index `part`."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         for name, field in kind.model_fields.items():
             if part in (name, field.alias):
@@ -184,7 +190,7 @@ def _inside(kind: Any, part: str | int) -> Iterator[Any]:
 
 
 def _members(kind: Any) -> Iterator[Any]:
-    """A type taken out of Annotated, unions and optionals."""
+    """Yield the types inside Annotated, unions and optionals."""
     if get_origin(kind) is Annotated:
         yield from _members(get_args(kind)[0])
     elif get_origin(kind) in (Union, UnionType):

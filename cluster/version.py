@@ -1,3 +1,3 @@
-"""The one place that knows our version: client, server and agents compare it when they meet."""
+"""Polyfleet's version. Client, server and agents compare it when they connect."""
 
 VERSION = "0.1.0"

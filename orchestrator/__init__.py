@@ -1,6 +1,6 @@
-"""What to do next: jobs, plans, the server, the CLI and the Python interface.
+"""Decide what runs next: jobs, plans, the server, the CLI and the Python interface.
 
-Importing this package imports nothing else: names are fetched when they are first used, so that the CLI stays quick.
+Importing this package imports nothing else: each name is imported at its first use, so that the CLI starts quickly.
 """
 
 from typing import TYPE_CHECKING, Any

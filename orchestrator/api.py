@@ -1,4 +1,4 @@
-"""Polyfleet from Python: most verbs of the CLI. docs/guides/python.md lists them.
+"""Python interface of Polyfleet: most commands of the CLI. docs/guides/python.md lists them.
 
 from orchestrator import Orchestrator, TrainJob
 
@@ -30,11 +30,11 @@ Progress = Callable[[str], None]
 
 
 def _quiet(message: str) -> None:
-    """Progress nobody asked to see."""
+    """Discard progress messages: the default when the caller passes no callback."""
 
 
 class Orchestrator:
-    """A connection to this home's server. Answers are plain lists and dicts that show themselves as tables."""
+    """A connection to the server of this home. Results are plain lists and dicts that a notebook shows as tables."""
 
     def __init__(self, client: http.Client):
         self._client = client
@@ -44,21 +44,23 @@ class Orchestrator:
     def connect(
         cls, home: Path | None = None, *, start: bool = True, progress: Progress | None = None
     ) -> "Orchestrator":
-        """Finds the server of `home` (POLYFLEET_HOME, else ~/.polyfleet), or starts it unless `start` is false."""
+        """Connect to the server of `home` (default: POLYFLEET_HOME, else ~/.polyfleet). Start it if none runs, unless
+        `start` is false.
+        """
         return cls(http.connect(home, start=start, progress=progress))
 
     @classmethod
     def up(
         cls, file: Path | None = None, *, demo: bool = False, address: str = "", progress: Progress | None = None
     ) -> "Orchestrator":
-        """Bring a fleet up on this machine (see `polyfleet up --help`) and connect. `progress` gets all messages."""
+        """Start a fleet on this machine (see `polyfleet up --help`) and connect. `progress` receives all messages."""
         from orchestrator import lifecycle
 
         lifecycle.up(progress or _quiet, file, demo=demo, address=address)
         return cls.connect(progress=progress)
 
     def down(self, progress: Progress = _quiet) -> list[str]:
-        """Stop server and embedded fleet; this connection ends with them."""
+        """Stop the server and the embedded fleet, and close this connection."""
         from orchestrator import lifecycle
 
         self.close()
@@ -84,37 +86,39 @@ class Orchestrator:
         return TableView(self._client.nodes(), show_fleet.devices)
 
     def backends(self) -> TableView:
-        """Every back end: what the fleet has of it, or why it has none."""
+        """Every back end: the fleet's devices for it, or why there are none."""
         return TableView(backend_rows(self._client.nodes()), show_fleet.backends)
 
     def doctor(self) -> TableView:
-        """What is wrong with the fleet, and what to do."""
+        """Problems of the fleet, each with its remedy."""
         return TableView(self._client.doctor(), show_fleet.findings)
 
     def submit(self, job: JobSpec | Data, *, key: str = "") -> JobHandle:
-        """Durable when it returns. The same `key` gives the same job; working_dir counts from the current folder."""
+        """Submit a job; it is stored durably before this returns. Repeating a call with the same `key` returns the same
+        job. A relative working_dir starts at the current folder.
+        """
         return JobHandle(self._client, submission.submit(self._client, job, key)["id"])
 
     def submit_many(self, jobs: Sequence[JobSpec | Data], *, key: str = "") -> list[JobHandle]:
-        """All of them or none, at most 1,000; a folder that several name is sent once."""
+        """Submit all jobs or none, at most 1,000. A working folder that several jobs share is sent once."""
         return [JobHandle(self._client, job_id) for job_id in submission.submit_many(self._client, jobs, key)]
 
     def plan(self, job: JobSpec | Data) -> KeyValueView:
-        """What would happen to `job` now; nothing is submitted."""
+        """Report what the scheduler would do with `job` now, without submitting it."""
         return KeyValueView(submission.plan(self._client, job), show_jobs.plan)
 
     def offer(self, job: JobSpec | Data) -> KeyValueView:
-        """Where `job` could run now, with wait, speed and price, the best first; nothing is submitted."""
+        """List where `job` could run now, with wait, speed and price, best first, without submitting it."""
         return KeyValueView(submission.offers(self._client, job), show_jobs.offers)
 
     def jobs(
         self, states: list[str] | None = None, limit: int = 100, *, name: str = "", since_s: float = 0.0
     ) -> TableView:
-        """The newest `limit` jobs, the newest last. `since_s`: submitted then or later, seconds since 1970."""
+        """The newest `limit` jobs, the newest last. `since_s`: only jobs submitted since this Unix time in seconds."""
         return TableView(self._client.jobs(states, limit, name=name, since_s=since_s), show_jobs.jobs)
 
     def job(self, ref: str) -> JobHandle:
-        """By id, a unique prefix of one, or the name of the newest job so called."""
+        """Return a job by its id, a unique prefix of the id, or its name (the newest job with that name)."""
         return JobHandle(self._client, self._client.job(ref)["id"])
 
     def explain(self, ref: str, *changes: str) -> KeyValueView:
@@ -124,13 +128,13 @@ class Orchestrator:
         return self.job(ref).cancel()
 
     def migrate(self, ref: str, to: str) -> JobHandle:
-        """Move a job to a pool, a kind or a back end: it saves, stops, and goes on there from its newest
-        checkpoint, or starts anew where none is known: `view["continues"]` says which.
+        """Move a job to a pool, a kind or a back end. It saves, stops and continues there from its newest checkpoint,
+        or starts again if it has none; `view["continues"]` says which.
         """
         return JobHandle(self._client, self._client.migrate(ref, to)["id"])
 
     def drain(self, node: str, *, now: bool = False, reason: str = "") -> Data:
-        """Place nothing on a node any more; with `now` its attempts save and move as well."""
+        """Stop placing jobs on a node. With `now`, its attempts also save a checkpoint and move to other nodes."""
         return self._client.node_drain(node, now, reason)
 
     def resume(self, node: str) -> Data:
@@ -145,20 +149,20 @@ class Orchestrator:
         progress: Progress = _quiet,
         **options: Any,
     ) -> KeyValueView:
-        """Measure cases, or the model that `entry` makes, on one device of every kind, and wait for the results.
+        """Measure cases, or the model that `entry` creates, on one device of every kind, and wait for the results.
 
         `options` are fields of orchestrator.benchmark.suite.BenchmarkRequest: pools, kinds, precisions, levels,
-        rounds, …. A run that is interrupted here goes on; `o.cancel_benchmark(run)` ends it.
+        rounds, …. Interrupting this call does not stop the run; `o.cancel_benchmark(run)` does.
         """
         from orchestrator.benchmark import run_client
 
-        asked = options | ({"entry": entry} if entry else {"cases": list(cases) or ["all"]})
-        run = run_client.start_run(self._client, asked, working_dir)["run"]
+        request = options | ({"entry": entry} if entry else {"cases": list(cases) or ["all"]})
+        run = run_client.start_run(self._client, request, working_dir)["run"]
         run_client.wait_for_run(self._client, run, progress)
         return self.benchmark_report(run)
 
     def benchmark_report(self, run: str = "latest") -> KeyValueView:
-        """What a run measured, as a table; the numbers are in it as plain data."""
+        """Results of a run as a table; the object itself contains the numbers as plain data."""
         from orchestrator.benchmark.results import summarize
 
         return KeyValueView(summarize(self._client.benchmark_lines(run)), show_benchmark.report)

@@ -1,5 +1,5 @@
-"""Where a checkpoint or data is that a user of this machine names: POOL:PATH in the fleet, or a path or URI that this
-machine reaches. The command line and Python read them alike.
+"""Interpret locations of checkpoints and data that users write: POOL:PATH in the fleet, or a path or URI that this
+machine can open. The command line and the Python interface use the same rules.
 """
 
 import re
@@ -15,36 +15,38 @@ if TYPE_CHECKING:
 _POOL = re.compile(rf"{checkpoint_location.POOL.pattern}:[^/\\].*")
 
 
-def is_local(place: str) -> bool:
-    """A path (absolute, `./…`, `~…`, or without a colon) or a URI; POOL:PATH is the fleet's. Raises SpecError for a URI
-    that is no object store's.
+def is_local(location: str) -> bool:
+    """Return whether `location` is a path (absolute, `./…`, `~…`, or without a colon) or a URI, and not POOL:PATH.
+    Raises SpecError for a URI that is not of an object store.
     """
-    if checkpoint_location.is_uri(place):
-        checkpoint_location.parse_uri(place, "place")
+    if checkpoint_location.is_uri(location):
+        checkpoint_location.parse_uri(location, "place")
         return True
-    return not _POOL.fullmatch(place)
+    return not _POOL.fullmatch(location)
 
 
-def of_this_machine(place: str) -> bool:
-    """A path here, and no URI."""
-    return not checkpoint_location.is_uri(place) and is_local(place)
+def of_this_machine(location: str) -> bool:
+    """Return whether `location` is a path on this machine: neither POOL:PATH nor a URI."""
+    return not checkpoint_location.is_uri(location) and is_local(location)
 
 
-def all_local(*named: str) -> bool:
-    """Raises UserError for a mixture of places that no single machine reaches."""
-    paths = [place for place in named if not checkpoint_location.is_uri(place)]
-    here = [place for place in paths if is_local(place)]
-    if here and len(here) < len(paths):
-        there = next(place for place in paths if place not in here)
+def all_local(*locations: str) -> bool:
+    """Return whether this machine can open all `locations`. Raises UserError if some are paths of this machine and
+    others are in a pool: no single machine can open both.
+    """
+    paths = [location for location in locations if not checkpoint_location.is_uri(location)]
+    local = [location for location in paths if is_local(location)]
+    if local and len(local) < len(paths):
+        pooled = next(location for location in paths if location not in local)
         raise UserError(
-            f"{here[0]} is on this machine, and {there} is in a pool",
-            "bring one to the other with `polyfleet checkpoint copy`, or name another place for it",
+            f"{local[0]} is on this machine, and {pooled} is in a pool",
+            "copy one to the other's location with `polyfleet checkpoint copy`, or choose another location",
         )
-    return not paths or bool(here)
+    return not paths or bool(local)
 
 
 def between_here_and_a_pool(one: str, other: str) -> bool:
-    """One is a path of this machine, the other lies in a pool; none in an object store."""
+    """Return whether one is a path of this machine and the other is in a pool; neither is in an object store."""
     return not any(map(checkpoint_location.is_uri, (one, other))) and is_local(one) != is_local(other)
 
 
@@ -53,31 +55,31 @@ def expanded(value: Any) -> Any:
 
 
 def names_checkpoints(verb: str) -> tuple[str, ...]:
-    """Arguments of a tool that name a checkpoint, or a folder of them, that is there."""
+    """Arguments of a tool that name an existing checkpoint, or an existing folder of checkpoints."""
     return tuple(name for name, use in checkpoint_location.TOOLS[verb].items() if use.written == use.whole)
 
 
-def may_be_a_job(place: str) -> bool:
-    """A plain word that is no file or folder here: it may be a job's name or id."""
-    plain = not (checkpoint_location.is_uri(place) or set("/\\:") & set(place) or place.startswith((".", "~")))
-    return plain and place != "" and not Path(place).exists()
+def may_be_a_job(location: str) -> bool:
+    """Return whether `location` may be a job's name or id: a plain name that is not a file or folder here."""
+    plain = not (checkpoint_location.is_uri(location) or set("/\\:") & set(location) or location.startswith((".", "~")))
+    return plain and location != "" and not Path(location).exists()
 
 
-def of_job(client: "Client", place: str) -> str:
-    """POOL:ID of the job that a plain word names, where one pool has its checkpoints; else `place` as it is. Raises
-    UserError where several pools have some, or none has; FleetError where that cannot be read now.
+def of_job(client: "Client", location: str) -> str:
+    """Replace a job's name or id by POOL:ID of the pool with its checkpoints; return any other `location` unchanged.
+    Raises UserError if several pools or none have checkpoints of the job, FleetError if some pools cannot be read now.
     """
-    if not may_be_a_job(place):
-        return place
+    if not may_be_a_job(location):
+        return location
     try:
-        job = str(client.job(place)["id"])
+        job = str(client.job(location)["id"])
     except UserError:
-        return place
+        return location
     pools = sorted({str(row["pool"]) for row in client.checkpoints("", job)})
     if len(pools) == 1:
         return f"{pools[0]}:{job}"
     if pools:
-        raise UserError(f"pools {', '.join(pools)} have checkpoints of job {job}", f"name one: {pools[0]}:{place}")
+        raise UserError(f"pools {', '.join(pools)} have checkpoints of job {job}", f"name one: {pools[0]}:{location}")
     if away := client.checkpoints_away():
         raise FleetError("; ".join(away), "`polyfleet up` brings back a node that is down")
-    raise UserError(f"job {job} has no checkpoint", "`polyfleet checkpoint list` has those of other jobs")
+    raise UserError(f"job {job} has no checkpoint", "`polyfleet checkpoint list` shows those of other jobs")

@@ -1,4 +1,4 @@
-"""Checkpoints from Python, in the words of `polyfleet checkpoint`: `o.checkpoints`."""
+"""Checkpoints from Python: `o.checkpoints` has a method for each command of `polyfleet checkpoint`."""
 
 from typing import Any
 
@@ -21,20 +21,20 @@ Data = dict[str, Any]
 
 
 def _quiet(done: int, total: int) -> None:
-    """Progress nobody asked to see."""
+    """Discard progress: the default when the caller passes no callback."""
 
 
 class Checkpoints:
-    """Checkpoints in the pools' storage, in folders of this machine and in object stores. A place is POOL:PATH, a path
-    (absolute, `./…` or `~…` where it has a colon), a URI, or a job whose checkpoints one pool has; `progress` gets
-    bytes done and bytes in all.
+    """Checkpoints in the pools' storage, in folders of this machine and in object stores. A location is POOL:PATH, a
+    path (a path with a colon must be absolute or begin with `./` or `~`), a URI, or a job whose checkpoints are in one
+    pool. `progress` receives bytes done and bytes in total.
     """
 
     def __init__(self, client: http.Client):
         self._client = client
 
     def list(self, pool: str = "", prefix: str = "") -> TableView:
-        """Raises FleetError where there may be some, and only on nodes that cannot be reached."""
+        """List checkpoints. Raises FleetError if none is found but some nodes cannot be reached: they may have some."""
         rows = self._client.checkpoints(pool, prefix)
         if not rows and (away := self._client.checkpoints_away(pool)):
             raise FleetError("; ".join(away), "`polyfleet up` brings back a node that is down")
@@ -42,28 +42,30 @@ class Checkpoints:
 
     def show(self, ref: str) -> KeyValueView:
         ref = of_job(self._client, ref)
-        told = _here("show", {"path": ref}) if is_local(ref) else self._client.checkpoint_show(ref)
-        return KeyValueView(told, show.describe_table)
+        summary = _here("show", {"path": ref}) if is_local(ref) else self._client.checkpoint_show(ref)
+        return KeyValueView(summary, show.describe_table)
 
     def verify(self, ref: str, progress: Bytes | None = None) -> KeyValueView:
         """Read every byte and compare with the manifest's hashes."""
         return KeyValueView(self._run("verify", {"place": ref}, progress), show.verified)
 
     def plan(self, ref: str, to_kind: str, count: int = 1) -> KeyValueView:
-        """What devices of another kind would keep, convert or refuse, and whether it fits."""
+        """Report what devices of another kind would keep, convert or refuse, and whether the checkpoint fits."""
         return KeyValueView(self._client.checkpoint_plan(of_job(self._client, ref), to_kind, count), show.planned)
 
     def copy(
         self, source: str, target: str, to_kind: str = "", on_lossy: str = "error", progress: Bytes | None = None
     ) -> KeyValueView:
-        """Copy between pools, folders of this machine and object stores, and verify there. Only what is missing
-        travels, so that a copy that was cut goes on. Between pools and stores it is converted first for `to_kind`.
+        """Copy between pools, folders of this machine and object stores, and verify the copy. Only missing chunks are
+        sent, so an interrupted copy resumes. Between pools and stores, `to_kind` converts the checkpoint first.
         """
         source = of_job(self._client, source)
         between = between_here_and_a_pool(source, target)
         if between or all_local(source, target):
             if to_kind:
-                raise SpecError("to_kind", "a copy from or to this machine does not convert", "convert it afterwards")
+                raise SpecError(
+                    "to_kind", "a copy from or to this machine cannot be converted on the way", "convert it afterwards"
+                )
             return KeyValueView(self._copied_here(source, target, between, progress), show.copied)
         order = {"source": source, "target": target, "to_kind": to_kind, "on_lossy": on_lossy}
         return KeyValueView(self._client.checkpoint_copy(order, progress), show.copied)
@@ -77,13 +79,13 @@ class Checkpoints:
         return carry(self._client, source, target, progress or _quiet)
 
     def diff(self, a: str, b: str, progress: Bytes | None = None) -> KeyValueView:
-        """What differs, tensor by tensor."""
+        """Compare two checkpoints tensor by tensor."""
         return KeyValueView(self._run("diff", {"a": a, "b": b}, progress), show.differences)
 
     def convert(
         self, source: str, target: str, to_kind: str, on_lossy: str = "error", progress: Bytes | None = None
     ) -> KeyValueView:
-        """Write a copy in the dtypes that a kind computes with, into a folder of the same pool or machine."""
+        """Write a copy in the dtypes that a kind computes with to a folder of the same pool or machine."""
         options = {"to_kind": to_kind, "on_lossy": on_lossy}
         return KeyValueView(
             self._run("convert", {"source": source, "root": target}, progress, options), show.conversion
@@ -99,17 +101,17 @@ class Checkpoints:
         drop: bool = False,
         progress: Bytes | None = None,
     ) -> KeyValueView:
-        """Make a checkpoint of safetensors, a file of torch.save, a folder of DCP, Accelerate or the Trainer, in a
-        pool or here. A file of this machine is sent to the pool of `target`. Nothing in it is run. `left_out` of the
-        answer has name and reason of each part that was not taken.
+        """Import safetensors, a torch.save file, or a folder of DCP, Accelerate or the Trainer as a checkpoint in a
+        pool or on this machine. A file of this machine is sent to the pool of `target`. No code in it is run.
+        `left_out` of the result has name and reason of each part that was not imported.
         """
         options = _given(format=format or None, step=step, drop=drop or None)
         if target and is_local(source) and between_here_and_a_pool(source, target):
             from orchestrator.checkpoint_transfer import bring_in
 
             return KeyValueView(bring_in(self._client, source, target, options, progress or _quiet), show.imported)
-        places = {"source": source} | ({"root": target} if target else {})
-        return KeyValueView(self._run("import", places, progress, options), show.imported)
+        locations = {"source": source} | ({"root": target} if target else {})
+        return KeyValueView(self._run("import", locations, progress, options), show.imported)
 
     def export(
         self,
@@ -120,36 +122,36 @@ class Checkpoints:
         entry: str = "",
         progress: Bytes | None = None,
     ) -> KeyValueView:
-        """Write a checkpoint as other tools have them: safetensors, torch, dcp, accelerate or trainer."""
+        """Write a checkpoint in the format of another tool: safetensors, torch, dcp, accelerate or trainer."""
         options = _given(format=format, entry=entry or None)
         return KeyValueView(self._run("export", {"source": source, "target": target}, progress, options), show.exported)
 
     def prune(self, root: str, keep: int, dry_run: bool = False) -> KeyValueView:
-        """Delete older checkpoints of a folder that newer, verified ones make superfluous."""
+        """Delete all but the newest `keep` verified checkpoints of a folder."""
         return KeyValueView(self._run("prune", {"root": root}, None, {"keep": keep, "dry_run": dry_run}), show.pruned)
 
     def pin(self, ref: str, remove: bool = False) -> KeyValueView:
-        """Keep a checkpoint for good: neither `keep` nor `prune` deletes it. `remove` takes the pin away."""
+        """Protect a checkpoint from deletion by `keep` and `prune`. `remove` removes the pin."""
         return KeyValueView(self._run("pin", {"path": ref}, None, {"remove": remove}), facts)
 
     def _run(
-        self, verb: str, named: dict[str, str], progress: Bytes | None = None, options: Data | None = None
+        self, verb: str, locations: dict[str, str], progress: Bytes | None = None, options: Data | None = None
     ) -> Data:
-        """On this machine where all places are, else on a node."""
-        named = named | {name: of_job(self._client, named[name]) for name in names_checkpoints(verb)}
-        arguments: Data = {**named, **(options or {})}
-        if all_local(*named.values()):
+        """Run a tool on this machine if it can open all locations, else on a node."""
+        locations = locations | {name: of_job(self._client, locations[name]) for name in names_checkpoints(verb)}
+        arguments: Data = {**locations, **(options or {})}
+        if all_local(*locations.values()):
             return _here(verb, arguments, progress)
         return self._client.checkpoint_tool(verb, arguments, progress)
 
 
 def _here(verb: str, arguments: Data, progress: Bytes | None = None) -> Data:
-    """In a child: this process imports no torch."""
+    """Run a tool on this machine in a child process, so that this process does not import torch."""
     from workers.checkpoint.tools import run_in_child
 
     paths = {name: expanded(value) for name, value in arguments.items()}
-    told: Data = run_in_child(verb, paths, progress, follow_links=True)
-    return told
+    result: Data = run_in_child(verb, paths, progress, follow_links=True)
+    return result
 
 
 def _given(**options: Any) -> Data:

@@ -1,4 +1,4 @@
-"""What the server does with checkpoints on request: tools on a node, and copies, converted on the way if asked."""
+"""Checkpoint requests that the server carries out: tools on a node, and copies with optional conversion."""
 
 import secrets
 from contextlib import suppress
@@ -23,25 +23,25 @@ OPTIONS: dict[str, Options] = {
 
 
 def run(checkpoints: CheckpointService, verb: str, arguments: dict[str, Any], progress: Progress) -> Any:
-    """A tool by name, with places as POOL:PATH or URIs. Raises SpecError for an argument it does not take."""
+    """Run the tool `verb`; locations are POOL:PATH or URIs. Raises SpecError for a wrong or missing argument."""
     if verb not in OPTIONS:
         raise SpecError("verb", f"no tool {verb!r}", nearest(verb, tuple(OPTIONS)))
-    taken, options = checkpoint_location.TOOLS[verb], OPTIONS[verb]
+    locations, options = checkpoint_location.TOOLS[verb], OPTIONS[verb]
     for name, value in arguments.items():
-        wanted = str if name in taken else options.get(name)
-        if wanted is None:
-            raise SpecError(name, f"`{verb}` takes no {name!r}", nearest(name, (*taken, *options)))
-        if type(value) is not wanted:
-            raise SpecError(name, f"{value!r} is no {wanted.__name__}", f"give a {wanted.__name__}")
-    if missing := [name for name in taken if name not in arguments]:
-        raise SpecError(missing[0], "is missing", "give POOL:PATH")
-    named = {name: arguments[name] for name in taken}
-    return checkpoints.tool(verb, named, {k: v for k, v in arguments.items() if k not in taken}, progress)
+        expected = str if name in locations else options.get(name)
+        if expected is None:
+            raise SpecError(name, f"`{verb}` has no argument {name!r}", nearest(name, (*locations, *options)))
+        if type(value) is not expected:
+            raise SpecError(name, f"{value!r} is not a {expected.__name__}", f"write a {expected.__name__}")
+    if missing := [name for name in locations if name not in arguments]:
+        raise SpecError(missing[0], "is missing", "write POOL:PATH")
+    paths = {name: arguments[name] for name in locations}
+    return checkpoints.tool(verb, paths, {k: v for k, v in arguments.items() if k not in locations}, progress)
 
 
 @dataclass(frozen=True, slots=True)
 class CopyRequest:
-    """`source` and `target` are POOL:PATH or URIs. With `to_kind` what arrives is the copy `convert` would write."""
+    """Copy `source` to `target`, POOL:PATH or URIs. With `to_kind` the target is what `convert` would write."""
 
     source: str
     target: str
@@ -50,67 +50,72 @@ class CopyRequest:
     on_lossy: str = "error"
 
 
-def copy(checkpoints: CheckpointService, move: CopyRequest, progress: Progress) -> dict[str, Any]:
-    """Copy to another pool or an object store, converted on the way if asked. Bits stay as they are otherwise."""
-    for field, place in (("source", move.source), ("target", move.target)):
-        checkpoint_location.parse_location(place, field)
-    if not move.to_kind:
-        return _copied(checkpoints, move.source, move.target, progress)
-    require_kind(move.to_kind)
-    side = _side(move)
-    pool = checkpoint_location.parse_pool_path(move.source if side == "source" else move.target, side).pool
-    aside = f"{pool}:.converting-{secrets.token_hex(4)}"
+def copy(checkpoints: CheckpointService, request: CopyRequest, progress: Progress) -> dict[str, Any]:
+    """Copy to another pool or an object store: converted if `to_kind` is set, else bit by bit."""
+    for field, location in (("source", request.source), ("target", request.target)):
+        checkpoint_location.parse_location(location, field)
+    if not request.to_kind:
+        return _copied(checkpoints, request.source, request.target, progress)
+    require_kind(request.to_kind)
+    side = _side(request)
+    pool = checkpoint_location.parse_pool_path(request.source if side == "source" else request.target, side).pool
+    staging = f"{pool}:.converting-{secrets.token_hex(4)}"
     steps = _convert_then_copy if side == "source" else _copy_then_convert
     try:
-        return steps(checkpoints, move, aside, progress)
+        return steps(checkpoints, request, staging, progress)
     finally:
-        with suppress(PolyfleetError):  # a left-over aside is hidden, and the first error is the one to tell
-            checkpoints.discard(checkpoint_location.parse_pool_path(aside))
+        with suppress(PolyfleetError):  # a remaining staging folder is hidden; the first error is the one to report
+            checkpoints.discard(checkpoint_location.parse_pool_path(staging))
 
 
-def require_kind(word: str) -> None:
-    """Before anything is copied. Raises SpecError for a kind that nobody lists, naming the nearest."""
+def require_kind(kind: str) -> None:
+    """Check `to_kind` before anything is copied. Raises SpecError with the nearest valid name for an unknown kind."""
     try:
-        require_known_kind(word)
+        require_known_kind(kind)
     except UserError as e:
         raise SpecError("to_kind", e.message, e.remedy) from None
 
 
-def _side(move: CopyRequest) -> str:
-    """Where it can be converted: on a node of a pool."""
-    stores = {"source": checkpoint_location.is_uri(move.source), "target": checkpoint_location.is_uri(move.target)}
-    if all(stores.values()):
-        raise SpecError("to_kind", "neither end is a pool, so no node converts it", "copy it to a pool first")
-    wanted = move.convert_at
-    return wanted if not stores[wanted] else next(side for side, store in stores.items() if not store)
+def _side(request: CopyRequest) -> str:
+    """Choose the end at which to convert: it must be a pool, because a node of the pool converts."""
+    is_store = {
+        "source": checkpoint_location.is_uri(request.source),
+        "target": checkpoint_location.is_uri(request.target),
+    }
+    if all(is_store.values()):
+        raise SpecError(
+            "to_kind", "neither end is a pool, so no node can convert", "copy the checkpoint to a pool first"
+        )
+    preferred = request.convert_at
+    return preferred if not is_store[preferred] else next(side for side, store in is_store.items() if not store)
 
 
 def _convert_then_copy(
-    checkpoints: CheckpointService, move: CopyRequest, aside: str, progress: Progress
+    checkpoints: CheckpointService, request: CopyRequest, staging: str, progress: Progress
 ) -> dict[str, Any]:
-    told = _convert(checkpoints, move, move.source, aside, progress)
-    moved = _copied(checkpoints, told["path"], move.target, progress)
-    return moved | {"source": move.source, "conversion": told | {"path": moved["target"]}}
+    converted = _convert(checkpoints, request, request.source, staging, progress)
+    copied = _copied(checkpoints, converted["path"], request.target, progress)
+    return copied | {"source": request.source, "conversion": converted | {"path": copied["target"]}}
 
 
 def _copy_then_convert(
-    checkpoints: CheckpointService, move: CopyRequest, aside: str, progress: Progress
+    checkpoints: CheckpointService, request: CopyRequest, staging: str, progress: Progress
 ) -> dict[str, Any]:
-    moved = _copied(checkpoints, move.source, aside, progress)
-    told = _convert(checkpoints, move, moved["target"], move.target, progress)
-    return moved | {"target": told["path"], "conversion": told}
+    copied = _copied(checkpoints, request.source, staging, progress)
+    converted = _convert(checkpoints, request, copied["target"], request.target, progress)
+    return copied | {"target": converted["path"], "conversion": converted}
 
 
 def _convert(
-    checkpoints: CheckpointService, move: CopyRequest, source: str, root: str, progress: Progress
+    checkpoints: CheckpointService, request: CopyRequest, source: str, root: str, progress: Progress
 ) -> dict[str, Any]:
-    options = {"to_kind": move.to_kind, "on_lossy": move.on_lossy}
-    told: dict[str, Any] = checkpoints.tool("convert", {"source": source, "root": root}, options, progress)
-    return told
+    options = {"to_kind": request.to_kind, "on_lossy": request.on_lossy}
+    result: dict[str, Any] = checkpoints.tool("convert", {"source": source, "root": root}, options, progress)
+    return result
 
 
 def _copied(checkpoints: CheckpointService, source: str, target: str, progress: Progress) -> dict[str, Any]:
     if not checkpoint_location.is_uri(source) and not checkpoint_location.is_uri(target):
         return checkpoints.copy(source, target, progress)
-    told: dict[str, Any] = checkpoints.tool("copy", {"source": source, "target": target}, {}, progress)
-    return {"source": source, **told}
+    result: dict[str, Any] = checkpoints.tool("copy", {"source": source, "target": target}, {}, progress)
+    return {"source": source, **result}

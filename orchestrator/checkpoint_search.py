@@ -1,4 +1,4 @@
-"""Which storage of a pool has the checkpoint that a user named: its nodes may share one, or each have their own."""
+"""Find the storage of a pool that has a checkpoint: the pool's nodes may share one storage or each have their own."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -14,79 +14,84 @@ if TYPE_CHECKING:
     from orchestrator.runtime.agents import Agents
 
 Answer = dict[str, Any] | PolyfleetError
-"""Of `resolve_checkpoint`: {"path", "passed_over": [{"path", "reason"}]}, "" for nothing there; or what was raised."""
+"""Result of `resolve_checkpoint`: {"path", "passed_over": [{"path", "reason"}]}, path "" if nothing is there; or the
+error that it raised.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A checkpoint, a node whose storage has it, and the newer ones of its folder that are passed over, wherever."""
+    """A checkpoint, a node whose storage has it, and the newer ones of its folder that any node passed over."""
 
     node: str
     place: CheckpointLocation
     passed_over: tuple[dict[str, str], ...] = ()
 
 
-def newest(pool: str, answers: Mapping[str, Answer]) -> Found | None:
-    """The newest that any node has, of equal ones the first; None where all say that nothing is there. Raises what a
-    node raised where no other has one: it may lie there.
+def newest(pool: str, outcomes: Mapping[str, Answer]) -> Found | None:
+    """The newest checkpoint that any node has, the first node's if equal. None if all nodes report that there is none.
+    If no node has one and some raised an error, raises the first error, since the checkpoint may be on that node.
     """
-    told = {node: answer for node, answer in answers.items() if isinstance(answer, dict)}
-    having = {node: PurePosixPath(answer["path"]).name for node, answer in told.items() if answer["path"]}
-    if not having:
-        for answer in answers.values():
-            if isinstance(answer, PolyfleetError):
-                raise answer
+    replies = {node: outcome for node, outcome in outcomes.items() if isinstance(outcome, dict)}
+    names = {node: PurePosixPath(outcome["path"]).name for node, outcome in replies.items() if outcome["path"]}
+    if not names:
+        for outcome in outcomes.values():
+            if isinstance(outcome, PolyfleetError):
+                raise outcome
         return None
-    node = max(having, key=lambda one: having[one])  # the first of equal ones
-    passed_over = {row["path"]: row for answer in told.values() for row in answer["passed_over"]}
-    newer = (row for path, row in passed_over.items() if PurePosixPath(path).name > having[node])
-    return Found(node, CheckpointLocation(pool, told[node]["path"]), tuple(newer))
+    node = max(names, key=lambda one: names[one])  # max returns the first of equal ones
+    passed_over = {row["path"]: row for outcome in replies.values() for row in outcome["passed_over"]}
+    newer = (row for path, row in passed_over.items() if PurePosixPath(path).name > names[node])
+    return Found(node, CheckpointLocation(pool, replies[node]["path"]), tuple(newer))
 
 
 class Storages:
-    """Of pools, by the nodes that serve them. All may raise FleetError, or SpecError for a pool that nobody knows.
+    """Storages of pools, reached through their nodes. All methods may raise FleetError, or SpecError for an unknown
+    pool.
 
-    `job_id` is the id of the newest job of a name, or "": checkpoints lie below ids, and users type names.
+    `job_id` returns the id of the newest job with a name, or "": checkpoints are stored by job id, users type names.
     """
 
     def __init__(self, agents: "Agents", job_id: Callable[[str], str] = lambda name: ""):
         self._agents, self._job_id = agents, job_id
 
     def of_job(self, path: str) -> str:
-        """`path` with the id of a job in place of its name; "" where it does not begin with a job's name."""
+        """`path` with the job's name at its beginning replaced by its id; "" if it does not begin with a job's name."""
         name, slash, rest = path.partition("/")
         job = self._job_id(name) if name else ""
         return f"{job}{slash}{rest}" if job not in ("", name) else ""
 
-    def folder(self, place: CheckpointLocation) -> CheckpointLocation:
-        """The folder of checkpoints that `place` means: of a job that is so called, where no checkpoint lies there."""
-        path = self.of_job(place.path)
-        if not path or any(self._agents.call(node, "checkpoints", place.path) for node in self.nodes_of(place.pool)):
-            return place
-        return CheckpointLocation(place.pool, path)
+    def folder(self, location: CheckpointLocation) -> CheckpointLocation:
+        """The folder of checkpoints at `location`; if no checkpoint is there, the folder of the job with that name."""
+        path = self.of_job(location.path)
+        if not path or any(
+            self._agents.call(node, "checkpoints", location.path) for node in self.nodes_of(location.pool)
+        ):
+            return location
+        return CheckpointLocation(location.pool, path)
 
     def find(self, reference: CheckpointLocation, field: str = "checkpoint") -> Found:
-        """Raises NotFound naming the nearest one that is there."""
-        answers: dict[str, Answer] = {}
+        """Find a checkpoint on the pool's nodes. Raises NotFound that names the nearest existing one."""
+        replies: dict[str, Answer] = {}
         for node in self.nodes_of(reference.pool, field):
             try:
-                answer = self._agents.call(node, "resolve_checkpoint", reference.path, reference.pool)
+                reply = self._agents.call(node, "resolve_checkpoint", reference.path, reference.pool)
             except PolyfleetError as e:
-                answers[node] = e
+                replies[node] = e
                 continue
-            answers[node] = answer
-            if answer["path"] == reference.path:
-                return Found(node, reference, tuple(answer["passed_over"]))
-        if found := newest(reference.pool, answers):
-            return found
+            replies[node] = reply
+            if reply["path"] == reference.path:
+                return Found(node, reference, tuple(reply["passed_over"]))
+        if match := newest(reference.pool, replies):
+            return match
         if path := self.of_job(reference.path):
             return self.find(CheckpointLocation(reference.pool, path), field)
-        here = [row["path"] for node in answers for row in self._agents.call(node, "checkpoints", "")]
-        raise NotFound(f"no checkpoint at {reference}", nearest(reference.path, here))
+        existing = [row["path"] for node in replies for row in self._agents.call(node, "checkpoints", "")]
+        raise NotFound(f"no checkpoint at {reference}", nearest(reference.path, existing))
 
     def nodes_of(self, pool: str, field: str = "pool") -> list[str]:
-        """One for each storage that its nodes see; where they cannot tell, they count as sharing one. Those that have
-        been silent come last.
+        """One node for each storage of the pool. Nodes that do not report a storage id count as sharing one. Nodes that
+        have been silent come last.
         """
         first, now_s = self.node_of(pool, field), time.monotonic()
         serving = sorted(self._agents.of_pool(pool), key=lambda one: one[1].silent_s(now_s) > NODE_SILENT_S)
@@ -96,13 +101,13 @@ class Storages:
         return [*by_storage.values()] or [first]
 
     def node_of(self, pool: str, field: str = "pool") -> str:
-        """One that serves the pool's storage: where they have several, that of what is written there."""
+        """A node that serves the pool's storage. If there are several storages, new data goes to this one."""
         serving = self._agents.of_pool(pool)
         if serving:
             return serving[0][0]
-        known = sorted({a.facts.pool for _, a in self._agents.items() if a.facts})
-        if pool in known:
+        pools = sorted({a.facts.pool for _, a in self._agents.items() if a.facts})
+        if pool in pools:
             raise FleetError(
                 f"no node of pool {pool!r} is up to reach its storage", "`polyfleet up` restarts lost nodes"
             )
-        raise SpecError(field, f"no pool {pool!r}", nearest(pool, known))
+        raise SpecError(field, f"no pool {pool!r}", nearest(pool, pools))

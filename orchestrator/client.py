@@ -1,4 +1,4 @@
-"""Client of the server: finds or starts it, then speaks REST. The CLI and `orchestrator.Orchestrator` use it alike."""
+"""REST client of the server, which it finds or starts. The CLI and `orchestrator.Orchestrator` both use it."""
 
 import base64
 import json
@@ -18,9 +18,9 @@ POLL_S = (0.05, 1.0)
 
 
 def connect(home: Path | None = None, *, start: bool = True, progress: Progress | None = None) -> "Client":
-    """A client of this home's server; started when there is none, unless `start` is false: then FleetError.
+    """Return a client of this home's server. If none runs, start one; raises FleetError instead if `start` is false.
 
-    Raises UserError when the server that runs is of another version.
+    Raises UserError if the running server has another version.
     """
     home = home or paths.home()
     token.check_token_private(home)
@@ -57,11 +57,15 @@ class Client(FileClient):
         return self.post("/v1/shutdown", {})
 
     def submit(self, spec: Data, package: str = "", key: str = "") -> Data:
-        """The job as it was accepted. Raises ResponseLost where no answer comes; with the key it counts once."""
+        """Submit a job and return it as accepted. Raises ResponseLost if no response arrives; repeating the call with
+        the same key submits the job only once.
+        """
         return self.once("/v1/jobs", {"spec": spec, "package": package}, key)
 
     def submit_many(self, jobs: list[Data], key: str = "") -> Data:
-        """Up to 1,000 of {"spec", "package"}, all or none: {"jobs": [{"id", "name"}], "note"}. Raises as `submit`."""
+        """Submit up to 1,000 of {"spec", "package"}, all or none. Returns {"jobs": [{"id", "name"}], "note"}; raises as
+        `submit` does.
+        """
         return self.once("/v1/jobs/bulk", {"jobs": jobs}, key)
 
     def plan(self, spec: Data, content_sha: str = "") -> Data:
@@ -81,7 +85,7 @@ class Client(FileClient):
         since_s: float = 0.0,
         fields: tuple[str, ...] = (),
     ) -> list[Data]:
-        """The newest `limit`, the newest last. Fields: those of a job's view."""
+        """The newest `limit` jobs, the newest last. `fields`: those of a job's view."""
         return self.rows("/v1/jobs", **_wanted(states, limit, name, since_s, fields))
 
     def job_pages(
@@ -93,7 +97,7 @@ class Client(FileClient):
         fields: tuple[str, ...] = (),
         page: int = 1000,
     ) -> Iterator[list[Data]]:
-        """All of them, page by page, the newest page first; within a page the newest is last."""
+        """All jobs, page by page: the newest page first; within a page the newest job is last."""
         path: str = "/v1/jobs"
         params: Data | None = _wanted(states, page, name, since_s, fields)
         while path:
@@ -105,7 +109,9 @@ class Client(FileClient):
         return self.get(f"/v1/jobs/{segment(ref)}")
 
     def wait(self, ref: str, timeout_s: float | None = None, seen: Callable[[Data], None] | None = None) -> Data:
-        """The job once it has ended. `seen` gets each view on the way. Raises FleetError when the time is up."""
+        """Wait until the job has ended and return it. `seen` is called with each view until then. Raises FleetError
+        after `timeout_s`.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         pause_s = POLL_S[0]
         while True:
@@ -161,21 +167,23 @@ class Client(FileClient):
         tail: int | None = None,
         cursor: dict[str, int] | None = None,
     ) -> Data:
-        """One page: {"job", "lines", "cursor", "ended", "away"}. Go on with job and cursor until one has no lines."""
+        """One page of the log: {"job", "lines", "cursor", "ended", "away"}. To read all, repeat with the job and cursor
+        of the last page until a page has no lines.
+        """
         where = {"rank": rank, "epoch": epoch, "tail": tail, "cursor": json.dumps(cursor) if cursor else None}
         return self.get(f"/v1/jobs/{segment(ref)}/logs", **where)
 
     def follow_logs(
         self, ref: str, *, rank: int | None = None, epoch: int | None = None, tail: int | None = None
     ) -> Iterator[Data]:
-        """Every line as it comes, until the job has ended and its log is read to the end."""
+        """Yield every log line as it arrives, until the job has ended and its log is read to the end."""
         for lines in self.follow_log_pages(ref, rank=rank, epoch=epoch, tail=tail):
             yield from lines
 
     def follow_log_pages(
         self, ref: str, *, rank: int | None = None, epoch: int | None = None, tail: int | None = None
     ) -> Iterator[list[Data]]:
-        """The same lines, as many at a time as came together. A name is the job it means now, also later."""
+        """Yield the same lines in the batches in which they arrive. A job's name is resolved once, at the beginning."""
         for page in self.log_pages(ref, rank=rank, epoch=epoch, tail=tail):
             yield page["lines"]
 
@@ -188,7 +196,7 @@ class Client(FileClient):
         tail: int | None = None,
         cursor: dict[str, int] | None = None,
     ) -> Iterator[Data]:
-        """The same as {"job", "lines", "cursor"}: whoever was interrupted goes on from the cursor."""
+        """Yield the same batches as {"job", "lines", "cursor"}: an interrupted caller can continue from the cursor."""
         while True:
             at = json.dumps(cursor) if cursor else None
             where = non_empty(rank=rank, epoch=epoch, tail=tail, cursor=at)
@@ -198,30 +206,33 @@ class Client(FileClient):
                         return
                     ref, cursor, tail = data["job"], data["cursor"], None
                     yield data
-                gone = FleetError("the server has ended", f"`polyfleet logs -f {ref}` starts one and follows on")
+                error = FleetError(
+                    "the server has stopped", f"run `polyfleet logs -f {ref}`: it starts a server and continues the log"
+                )
             except ServerUnreachable as e:
-                gone = e
-            self.reconnect(gone)
+                error = e
+            self.reconnect(error)
 
     def exec_run(self, ref: str, order: Data) -> Iterator[tuple[str, Data]]:
-        """("started", {"exec", "job", "epoch", "rank", "node"}), then ("output", {"stream", "data"}) as it comes, then
-        ("end", {"code", "reason"}). The command ends when this is left. `order` is a Command of the server's.
+        """Run a command in a job. Yields ("started", {"exec", "job", "epoch", "rank", "node"}), then ("output",
+        {"stream", "data"}) as it arrives, then ("end", {"code", "reason"}). Closing this iterator ends the command.
+        `order` has the fields of the server's Command.
         """
         yield from self.events("POST", f"/v1/jobs/{segment(ref)}/exec", json=order)
 
-    def exec_input(self, known: str, offset: int, data: bytes, end: bool = False) -> Data:
+    def exec_input(self, exec_id: str, offset: int, data: bytes, end: bool = False) -> Data:
         """{"taken", "closed"}"""
-        told = {"offset": offset, "data": base64.b64encode(data).decode(), "end": end}
-        return self.post(f"/v1/execs/{segment(known)}/input", told)
+        body = {"offset": offset, "data": base64.b64encode(data).decode(), "end": end}
+        return self.post(f"/v1/execs/{segment(exec_id)}/input", body)
 
-    def exec_resize(self, known: str, rows: int, columns: int) -> None:
-        self.post(f"/v1/execs/{segment(known)}/size", {"rows": rows, "columns": columns})
+    def exec_resize(self, exec_id: str, rows: int, columns: int) -> None:
+        self.post(f"/v1/execs/{segment(exec_id)}/size", {"rows": rows, "columns": columns})
 
-    def exec_end(self, known: str) -> None:
-        self.post(f"/v1/execs/{segment(known)}/end", {})
+    def exec_end(self, exec_id: str) -> None:
+        self.post(f"/v1/execs/{segment(exec_id)}/end", {})
 
     def benchmark_begin(self, request: Data, package: str = "", key: str = "") -> Data:
-        """Raises ResponseLost as `submit`."""
+        """Start a benchmark run. Raises ResponseLost as `submit` does."""
         return self.once("/v1/benchmarks", {"request": request, "package": package}, key)
 
     def benchmarks(self) -> list[Data]:
@@ -243,12 +254,12 @@ class Client(FileClient):
         return self.get("/v1/changes", after=after, timeout_s=timeout_s)
 
     def follow_changes(self, after: int = 0) -> Iterator[Data]:
-        """Every change of every job after `after`; ends when the server does."""
+        """Yield every change of every job after number `after`, until the server stops."""
         for _, data in self.events("GET", "/v1/changes/stream", params={"after": after}):
             yield data
 
     def upload(self, sha: str, archive: Path) -> None:
-        """Send a package, unless the server has it. Its name is its content's: sending it twice has one effect."""
+        """Send a code archive unless the server has it. Its content hash is its name, so sending it twice is safe."""
         for tries_left in reversed(range(TRIES)):
             try:
                 self._upload(f"/v1/packages/{sha}", archive)
@@ -270,9 +281,9 @@ class Client(FileClient):
         return self.rows("/v1/checkpoints", pool=pool, prefix=prefix)
 
     def checkpoints_away(self, pool: str = "") -> list[str]:
-        """Whose checkpoints are not listed now, and why: a sentence for each storage."""
-        told: list[str] = self.call("GET", "/v1/checkpoints/away", params={"pool": pool})
-        return told
+        """A sentence for each storage whose checkpoints are not listed now, with the reason."""
+        reasons: list[str] = self.call("GET", "/v1/checkpoints/away", params={"pool": pool})
+        return reasons
 
     def checkpoint_show(self, ref: str) -> Data:
         return self.get("/v1/checkpoints/show", ref=ref)
@@ -281,14 +292,16 @@ class Client(FileClient):
         return self.get("/v1/checkpoints/plan", ref=ref, to_kind=to_kind, count=count)
 
     def checkpoint_copy(self, order: Data, progress: Bytes | None = None, key: str = "") -> Data:
-        """The report of a copy; `order` is a CopyBody. `progress` gets bytes done and bytes in all."""
+        """Copy a checkpoint and return the result. `order` has the fields of CopyBody. `progress` receives bytes done
+        and bytes in total.
+        """
         return self.told("/v1/checkpoints/copy", order, progress, key)
 
     def checkpoint_tool(self, verb: str, arguments: Data, progress: Bytes | None = None, key: str = "") -> Data:
-        """The result of a tool on a node."""
+        """Run a checkpoint tool on a node and return its result."""
         return self.told(f"/v1/checkpoints/tools/{verb}", {"arguments": arguments}, progress, key)
 
 
 def _wanted(states: list[str] | None, limit: int, name: str, since_s: float, fields: tuple[str, ...]) -> Data:
-    told: Data = {"state": states, "limit": limit, "name": name, "fields": ",".join(fields)}
-    return {key: value for key, value in told.items() if value} | ({"since": since_s} if since_s else {})
+    params: Data = {"state": states, "limit": limit, "name": name, "fields": ",".join(fields)}
+    return {key: value for key, value in params.items() if value} | ({"since": since_s} if since_s else {})

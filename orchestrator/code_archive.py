@@ -1,8 +1,8 @@
-"""A working folder as one zip archive: the same files with the same times give the same bytes, named by their SHA-256.
+"""Pack a working folder into a reproducible zip archive, named by its SHA-256: equal files and times give equal bytes.
 
-Left out: what `.polyfleetignore` names, and, told to the user, version control, caches, environments, compiled files,
-what .gitignore names, what looks like credentials, and what has no content. Links inside the folder come as links or,
-where that is not safe, as copies; links out of it are refused.
+Files that `.polyfleetignore` names are left out. Also left out, but reported to the user, are version control, caches,
+environments, compiled files, files that .gitignore names, files that look like credentials, and files without content.
+Links inside the folder are stored as links or, where that is not safe, as copies; links out of it are refused.
 """
 
 import hashlib
@@ -49,12 +49,12 @@ class CodeArchive:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A private folder for an archive on its way. Those of processes that were killed go with the next one."""
-    for left in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
-        pid = left.name.removeprefix(SCRATCH).partition("-")[0]
+    """Private temporary folder for an archive that is being sent. Also removes those of processes that were killed."""
+    for leftover in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
+        pid = leftover.name.removeprefix(SCRATCH).partition("-")[0]
         with suppress(OSError):
-            if left.stat().st_uid == os.geteuid() and pid.isdigit() and not _lives(int(pid)):
-                shutil.rmtree(left, ignore_errors=True)
+            if leftover.stat().st_uid == os.geteuid() and pid.isdigit() and not _lives(int(pid)):
+                shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-") as folder:
         yield Path(folder)
 
@@ -68,10 +68,10 @@ def _lives(pid: int) -> bool:
 
 
 def pack(folder: Path, task: str, archive: Path) -> CodeArchive:
-    """Write `folder` to the file `archive`. Raises SpecError or UserError, with nothing left behind."""
+    """Write `folder` to the file `archive`. If it raises SpecError or UserError, no file remains."""
     _refuse_unless_folder(folder)
     rules = ignore_file.ignored(folder)
-    walk = Walk(folder.resolve(), copied=OUR_NAMES)  # so that it is seen whether what they hold hides ours
+    walk = Walk(folder.resolve(), copied=OUR_NAMES)  # their files are needed to check whether they hide our packages
     entries = sorted(_within_limits(folder, walk.entries(folder, rules)), key=attrgetter("name"))
     check_module_names((entry.name for entry in entries), task)
     try:
@@ -82,7 +82,7 @@ def pack(folder: Path, task: str, archive: Path) -> CodeArchive:
             f"{e.filename or folder} cannot be packed: {e.strerror or e}", "make it readable, or move it away"
         ) from e
     try:
-        archive_checks.check(archive)  # what no node would take is told before it is sent
+        archive_checks.check(archive)  # report an archive that every node would refuse before it is sent
     except UserError:
         archive.unlink(missing_ok=True)
         raise
@@ -96,17 +96,20 @@ def _refuse_unless_folder(folder: Path) -> None:
     try:
         mode = folder.stat().st_mode
     except OSError as e:
-        what = "does not exist" if isinstance(e, FileNotFoundError) else f"cannot be read: {e.strerror}"
+        problem = "does not exist" if isinstance(e, FileNotFoundError) else f"cannot be read: {e.strerror}"
     else:
-        what = "" if stat.S_ISDIR(mode) else "is not a folder"
-    if what:
-        raise SpecError("working_dir", f"{folder} {what}", "name a folder; a path in a file is relative to that file")
+        problem = "" if stat.S_ISDIR(mode) else "is not a folder"
+    if problem:
+        raise SpecError(
+            "working_dir", f"{folder} {problem}", "name a folder; a path in a file is relative to that file"
+        )
 
 
 def check_module_names(names: Iterable[str], task: str) -> None:
-    """Raises SpecError when one of a package's file names would hide a package of ours from the code that needs it.
+    """Raise SpecError if a file name in a code archive would hide one of our packages from the code that imports it.
 
-    Only for tasks that load our library beside the user's code; a `run` command has its own folder first on its path.
+    This applies only to tasks that load our library beside the user's code; a `run` command has its own folder first on
+    its path.
     """
     if task not in OUR_TASKS:
         return
@@ -122,7 +125,7 @@ def check_module_names(names: Iterable[str], task: str) -> None:
 
 
 def _within_limits(folder: Path, entries: Iterator[Entry]) -> Iterator[Entry]:
-    """`entries` itself. Stops at the limits, before a whole disk was walked, and names what is large."""
+    """Yield `entries`. At a limit, before it walks an entire disk, raises SpecError that names the largest folders."""
     total = count = 0
     by_top: dict[str, int] = {}
     for entry in entries:
@@ -142,8 +145,8 @@ def _within_limits(folder: Path, entries: Iterator[Entry]) -> Iterator[Entry]:
 
 
 def _mode(entry: Entry) -> int:
-    """Type and the owner's rights. Others have the same but for writing, or none: not what this user's umask happens to
-    be.
+    """File type and permissions. Group and others get the owner's permissions without writing, or none, so that the
+    archive does not depend on this user's umask.
     """
     if entry.link:
         return stat.S_IFLNK | 0o777
@@ -163,10 +166,10 @@ def _write(entries: list[Entry], archive: Path) -> tuple[int, str]:
             info.compress_type = zipfile.ZIP_DEFLATED
             info.create_system = 3
             info.external_attr = _mode(entry) << 16
-            size, held = _write_file(zipped, info, entry.path) if entry.has_content else (0, entry.link)
+            size, content = _write_file(zipped, info, entry.path) if entry.has_content else (0, entry.link)
             if not entry.has_content:
                 zipped.writestr(info, entry.link)
-            facts.append((info.filename, archive_entries.rights(info), held))
+            facts.append((info.filename, archive_entries.rights(info), content))
             total += size
     return total, archive_entries.content_sha(facts)
 

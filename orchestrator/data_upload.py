@@ -1,4 +1,4 @@
-"""Data of this machine on its way to the server, before the jobs that want it: named by its content, sent once."""
+"""Send data of this machine to the server before the jobs that need it: named by its content hash, sent once."""
 
 import hashlib
 import socket
@@ -21,35 +21,37 @@ if TYPE_CHECKING:
 
 
 def named(specs: Iterable[JobSpec]) -> list[JobSpec]:
-    """The same jobs with the hash of each file and folder of this machine that they read. Raises SpecError for one that
-    is not there, or is something else than its `sha256` says.
+    """Return the jobs with the hash of each file and folder of this machine that they read. Raises SpecError if one
+    does not exist or does not match its `sha256`.
     """
-    known: dict[str, str] = {}
-    return [_named(spec, known) for spec in specs]
+    hashes: dict[str, str] = {}
+    return [_named(spec, hashes) for spec in specs]
 
 
-def _named(spec: JobSpec, known: dict[str, str]) -> JobSpec:
+def _named(spec: JobSpec, hashes: dict[str, str]) -> JobSpec:
     if not any(of_this_machine(one.uri) for one in spec.data):
         return spec
-    told = tuple(_with_hash(one, f"data.{index}", known) for index, one in enumerate(spec.data))
-    return spec.model_copy(update={"data": told})
+    data_specs = tuple(_with_hash(one, f"data.{index}", hashes) for index, one in enumerate(spec.data))
+    return spec.model_copy(update={"data": data_specs})
 
 
-def _with_hash(data: DataSpec, field: str, known: dict[str, str]) -> DataSpec:
+def _with_hash(data: DataSpec, field: str, hashes: dict[str, str]) -> DataSpec:
     if not of_this_machine(data.uri):
         return data
     path = str(Path(data.uri).expanduser().absolute())
-    if path not in known:
-        known[path] = _hashed(Path(path), f"{field}.uri")
-    if data.sha256 not in ("", known[path]):
-        told = f"is {data.sha256}, and {path} has the SHA-256 {known[path]}"
-        raise SpecError(f"{field}.sha256", told, "correct the hash, or put the right data there")
-    return data.model_copy(update={"uri": path, "sha256": known[path]})
+    if path not in hashes:
+        hashes[path] = _hashed(Path(path), f"{field}.uri")
+    if data.sha256 not in ("", hashes[path]):
+        message = f"is {data.sha256}, but {path} has the SHA-256 {hashes[path]}"
+        raise SpecError(f"{field}.sha256", message, f"correct the hash, or put the right data at {path}")
+    return data.model_copy(update={"uri": path, "sha256": hashes[path]})
 
 
 def _hashed(path: Path, field: str) -> str:
     if not path.exists():
-        raise SpecError(field, f"there is no file or folder {path}", "create it, or write POOL:PATH or a store's URI")
+        raise SpecError(
+            field, f"there is no file or folder {path}", "create it, or write POOL:PATH or the URI of an object store"
+        )
     try:
         return content_of(path.resolve(), follow=True).sha256
     except UserError as e:
@@ -58,18 +60,16 @@ def _hashed(path: Path, field: str) -> str:
         raise SpecError(field, f"{path} cannot be read: {e.strerror}", "make it readable") from None
 
 
-def send(client: "Client", specs: Iterable[JobSpec], tell: Callable[[str], None]) -> None:
-    """All that the server has not got. What arrived of one that was cut off does not travel again. `tell` is told now
-    and then what is done.
-    """
+def send(client: "Client", specs: Iterable[JobSpec], print_message: Callable[[str], None]) -> None:
+    """Send all data that the server does not have. An interrupted upload resumes. Progress goes to `print_message`."""
     for path, sha256 in {(one.uri, one.sha256) for spec in specs for one in spec.data if of_this_machine(one.uri)}:
         if not client.data_has(sha256):
-            until_reached(client, partial(_send, client, Path(path).resolve(), sha256, tell))
+            until_reached(client, partial(_send, client, Path(path).resolve(), sha256, print_message))
 
 
-def _send(client: "Client", path: Path, sha256: str, tell: Callable[[str], None]) -> None:
+def _send(client: "Client", path: Path, sha256: str, print_message: Callable[[str], None]) -> None:
     def progress(done: int, total: int) -> None:
-        tell(f"sending {path}: {size(done)} of {size(total)}")
+        print_message(f"sending {path}: {size(done)} of {size(total)}")
 
     upload = hashlib.sha256(f"{socket.gethostname()}\n{sha256}".encode()).hexdigest()[:24]
     send_folder(client, "", upload, path, progress)

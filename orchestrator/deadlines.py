@@ -1,4 +1,4 @@
-"""When a job has to be done: a time with its zone, or so long after the job is submitted."""
+"""Deadlines of jobs: a time with its time zone, or a duration after the submission."""
 
 from datetime import UTC, datetime
 
@@ -10,7 +10,7 @@ FORMS = "write a time with its zone, e.g. 2026-12-01T18:00:00Z, or a duration fr
 
 
 def refusal(written: object) -> str:
-    """ "" or why this is no deadline at any time."""
+    """ "" or the reason why `written` can never be a valid deadline."""
     if (after_s := _after_s(written)) is not None:
         return "" if 0 < after_s <= LONGEST_S else f"{written} is not between now and in 10 years"
     if (moment := _moment(written)) is None:
@@ -19,11 +19,11 @@ def refusal(written: object) -> str:
 
 
 def wall_s(written: object, submitted_s: float) -> float:
-    """Seconds of the wall clock. Raises SpecError where that is over when the job is submitted."""
+    """The deadline as Unix time in seconds. Raises SpecError if it is in the past when the job is submitted."""
     after_s, moment = _after_s(written), _moment(written)
     if after_s is not None:
         return submitted_s + after_s
-    assert moment is not None  # `refusal` has been asked
+    assert moment is not None  # the caller has called `refusal`
     if moment.timestamp() <= submitted_s:
         now = datetime.fromtimestamp(submitted_s, UTC).isoformat(timespec="seconds")
         raise SpecError("deadline", f"{written} is in the past; it is {now} now", FORMS)

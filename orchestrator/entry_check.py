@@ -1,7 +1,7 @@
-"""Whether a job's entry is in the folder sent along: seen here, before anything is submitted. Read, never run.
+"""Check before submission that a job's entry is in its working folder. The file is parsed, never run.
 
-What cannot be told without running it (a module of the pool's environment, names a star import brings) is left to the
-attempt, which says it as clearly, but later.
+What cannot be decided without running it (a module of the pool's environment, names from a star import) is left to the
+attempt, which reports it as clearly, but later.
 """
 
 import ast
@@ -17,26 +17,26 @@ LIMIT_BYTES = 4 << 20
 
 
 def is_transformers(entry: str) -> str:
-    """`bert` of `transformers:bert`: a model type, or the configuration's file; "" of any other entry."""
+    """Return `bert` for `transformers:bert`: a model type, or a configuration file; "" for any other entry."""
     where, _, named = entry.partition(":")
     return named if where == "transformers" else ""
 
 
 def is_in_folder(entry: str) -> bool:
-    """Whether the entry is a file, which must come along."""
+    """Return whether the entry is a file, which the working folder must contain."""
     return entry.partition(":")[0].endswith(".py") or is_transformers(entry).endswith(".json")
 
 
 def needs_no_folder(entry: str) -> bool:
-    """Whether it is a model type of transformers."""
+    """Return whether the entry is a model type of transformers."""
     return bool(is_transformers(entry)) and not is_in_folder(entry)
 
 
 def check(
     entry: str, folder: Path, field: str = "entry", default: str = "", call: tuple[str, ...] | None = None
 ) -> None:
-    """Raises SpecError: the file of `entry` is not in `folder`, is not Python, has no such function, or one that cannot
-    be called with the arguments in `call` (None: any will do).
+    """Raise SpecError if the file of `entry` is not in `folder`, is not Python, has no such function, or has one that
+    cannot be called with the arguments in `call` (None: not checked).
     """
     if named := is_transformers(entry):
         _check_configuration(named, folder, field)
@@ -49,14 +49,14 @@ def check(
     tree = _parsed(path, where, field)
     bound = _bound(tree)
     if function not in bound and not bound & DYNAMIC:
-        there = [node.name for node in tree.body if isinstance(node, DEFINITIONS) and not node.name.startswith("_")]
-        raise SpecError(field, f"{where} has no function {function!r}", nearest(function, there[:20]))
+        functions = [node.name for node in tree.body if isinstance(node, DEFINITIONS) and not node.name.startswith("_")]
+        raise SpecError(field, f"{where} has no function {function!r}", nearest(function, functions[:20]))
     if call is not None and not bound & DYNAMIC and (definition := _only_definition(tree, function)):
         _check_call(definition, call, where, field)
 
 
 def _only_definition(tree: ast.Module, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """None where decorators, conditions or other bindings of the name leave open what is called."""
+    """The function's definition; None if decorators, conditions or other bindings of the name make it ambiguous."""
     if any(isinstance(node, ast.Global) and name in node.names for node in ast.walk(tree)):
         return None
     nodes = [node for node in _scope(tree) if name in _names(node)]
@@ -65,7 +65,7 @@ def _only_definition(tree: ast.Module, name: str) -> ast.FunctionDef | ast.Async
 
 
 def _scope(node: ast.AST) -> Iterator[ast.AST]:
-    """What is below `node`, and not in the body of a function or class there."""
+    """All nodes below `node`, but not those in the body of a function or class there."""
     for child in ast.iter_child_nodes(node):
         yield child
         if not isinstance(child, (*DEFINITIONS, ast.Lambda)):
@@ -84,28 +84,30 @@ def _check_call(node: ast.FunctionDef | ast.AsyncFunctionDef, call: tuple[str, .
         raise SpecError(field, f"{written} has a `yield`: calling it does not run it", "return instead")
 
 
-def _takes(given: ast.arguments, count: int) -> bool:
-    """Whether `count` positional arguments will do."""
-    positional = len(given.posonlyargs) + len(given.args)
-    missing = any(default is None for default in given.kw_defaults)
+def _takes(arguments: ast.arguments, count: int) -> bool:
+    """Return whether the function can be called with `count` positional arguments."""
+    positional = len(arguments.posonlyargs) + len(arguments.args)
+    missing = any(default is None for default in arguments.kw_defaults)
     return (
-        positional - len(given.defaults) <= count and (count <= positional or given.vararg is not None) and not missing
+        positional - len(arguments.defaults) <= count
+        and (count <= positional or arguments.vararg is not None)
+        and not missing
     )
 
 
 def _check_configuration(named: str, folder: Path, field: str) -> None:
     if named.endswith(".json") and not (folder / named).is_file():
-        found = sorted(path.name for path in folder.glob("*.json"))
-        raise SpecError(field, f"there is no file {named} in {folder}", nearest(named, found[:20]))
+        existing = sorted(path.name for path in folder.glob("*.json"))
+        raise SpecError(field, f"there is no file {named} in {folder}", nearest(named, existing[:20]))
 
 
 def _file(where: str, folder: Path, field: str) -> Path | None:
-    """The file `where` stands for; None for a module that is not in the folder: the pool's environment may have it."""
+    """The file of `where`; None for a module that is not in the folder, since the pool's environment may have it."""
     if where.endswith(".py"):
         if (folder / where).is_file():
             return folder / where
-        found = sorted(path.name for path in folder.glob("*.py"))
-        raise SpecError(field, f"there is no file {where} in {folder}", nearest(where, found[:20]))
+        existing = sorted(path.name for path in folder.glob("*.py"))
+        raise SpecError(field, f"there is no file {where} in {folder}", nearest(where, existing[:20]))
     base = folder.joinpath(*where.split("."))
     return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
 
@@ -113,18 +115,23 @@ def _file(where: str, folder: Path, field: str) -> Path | None:
 def _parsed(path: Path, where: str, field: str) -> ast.Module:
     try:
         return ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as e:  # also NUL bytes; nested too deep to parse
+    except (
+        SyntaxError,
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ) as e:  # ValueError: NUL bytes; RecursionError: nested too deeply
         line = f":{e.lineno}" if isinstance(e, SyntaxError) and e.lineno else ""
-        said = e.msg if isinstance(e, SyntaxError) else e
+        reason = e.msg if isinstance(e, SyntaxError) else e
         raise SpecError(
-            field, f"{where}{line}: not Python: {said}", "correct the file: no node could import it"
+            field, f"{where}{line}: not valid Python: {reason}", "correct the file: no node could import it"
         ) from None
     except OSError as e:
         raise SpecError(field, f"{path} cannot be read: {e.strerror}", "make it readable") from None
 
 
 def _bound(tree: ast.Module) -> set[str]:
-    """Every name the file binds, at any depth, and those of DYNAMIC it uses: too many rather than too few."""
+    """Every name the file binds at any depth, and those of DYNAMIC it uses. Errs on the side of too many names."""
     names: set[str] = set()
     for node in ast.walk(tree):
         names |= _names(node)

@@ -1,8 +1,8 @@
-"""Variables from a file in the form of .env files: `KEY=VALUE` a line, as a shell, docker and dotenv tools share it.
+"""Read variables from .env files: one `KEY=VALUE` a line, in the syntax that shells, docker and dotenv tools share.
 
-`export ` before a name is left out, `#` begins a comment at a line's start or after a space, blank lines count for
-nothing. In single quotes everything stands for itself, in double quotes a backslash escapes `n`, `t`, `r`, `"`, `$` and
-itself; both may go on over several lines. Nothing is put in place of `$NAME`: tools disagree on that.
+`export ` before a name is ignored, `#` begins a comment at a line's start or after a space, blank lines are ignored.
+Single quotes take everything literally; in double quotes a backslash escapes `n`, `t`, `r`, `"`, `$` and itself. Both
+may span several lines. `$NAME` is not expanded, because tools disagree on that.
 """
 
 import re
@@ -26,7 +26,7 @@ _COMMENT = re.compile(r"[ \t]+#.*")
 
 
 def read(path: Path) -> dict[str, str]:
-    """Raises UserError, with the number of the line."""
+    """Read the variables of a file. Raises UserError with the line number."""
     try:
         text = untrusted_files.read_bytes(path.expanduser().resolve(), LARGEST_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
@@ -39,9 +39,9 @@ def read(path: Path) -> dict[str, str]:
 
 
 def parse(text: str, what: str) -> dict[str, str]:
-    """Of one name given twice the last counts. Raises UserError."""
+    """Parse variables. If a name occurs twice, the last value counts. Raises UserError."""
     text = text.replace("\r\n", "\n")
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     at = 0
     while at < len(text):
         line = _LINE.match(text, at)[0]  # type: ignore[index]  # it matches nothing, too
@@ -53,22 +53,22 @@ def parse(text: str, what: str) -> dict[str, str]:
         name, at = _name(text, at, where)
         value, at = _value(text, at, where)
         try:
-            found[name] = variable(name, value)
+            variables[name] = variable(name, value)
         except WrongValueError as e:
             raise UserError(f"{where}: {e.message}", e.remedy) from None
-    return found
+    return variables
 
 
 def _name(text: str, at: int, where: str) -> tuple[str, int]:
-    """What a line without a name says is never repeated: it may be a secret."""
+    """Parse a name. The error does not quote the line, because it may contain a secret."""
     match = _BEGINNING.match(text, at)
     if match is None:
-        raise UserError(f"{where}: is not KEY=VALUE", "write e.g. LR=0.1; a comment begins with #")
+        raise UserError(f"{where}: not of the form KEY=VALUE", "write e.g. LR=0.1; a comment begins with #")
     return match["name"], match.end()
 
 
 def _value(text: str, at: int, where: str) -> tuple[str, int]:
-    """The value that begins at `at`, and where the next line does."""
+    """The value that begins at `at`, and the position where the next line begins."""
     begins = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
     quote = text[begins : begins + 1]
     if quote not in ("'", '"'):
@@ -79,10 +79,10 @@ def _value(text: str, at: int, where: str) -> tuple[str, int]:
         raise UserError(f"{where}: the value has no closing {quote}", f"write {quote} at its end")
     rest = _REST.match(text, quoted.end())
     if rest is None:
-        raise UserError(f"{where}: there is text behind the closing {quote}", "put all of the value into the quotes")
+        raise UserError(f"{where}: there is text after the closing {quote}", "put the complete value into the quotes")
     return (_ESCAPE.sub(_escaped, quoted[1]) if quote == '"' else quoted[1]), max(rest.end(), at + 1)
 
 
 def _escaped(match: "re.Match[str]") -> str:
-    """What no escape is stays as it is, with its backslash."""
+    """The escaped character. An unknown escape keeps its backslash."""
     return ESCAPES.get(match[1], match[0])

@@ -1,4 +1,4 @@
-"""What stays behind of a submitted folder, and how its user is told."""
+"""Files of a submitted folder that are left out, and the messages that report them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,17 +7,18 @@ from orchestrator import ignore_file
 from orchestrator.ignore_patterns import quoted
 
 GIT = ".git"
-"""A folder, or in a worktree or a submodule a file that names one: no part of the code, and it may hold credentials."""
+"""A folder, or in a worktree or submodule a file that names one. It is not part of the code and may hold credentials.
+"""
 MOST_NAMED = 5
 MOST_COUNTED = 10_000
-"""Files in folders that stay behind: a data set of millions is not walked to tell how many it has."""
+"""Files counted in folders that are left out: a data set of millions of files is not walked just to count it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What stays behind and is told of: files and folders (these end in `/`) by the place they have in the folder;
-    `files` counts what is in the folders of `by_git` as well, up to MOST_COUNTED. `generated` is what tools make anew;
-    `special` are (what it is, where): links to nothing, sockets and the like, which have no content to send.
+    """Files and folders that are left out and reported, as paths in the submitted folder; folders end in `/`. `files`
+    also counts the files in folders of `by_git`, up to MOST_COUNTED. `generated`: what tools create again. `special`:
+    (path, what it is) of broken links, sockets and the like, which have no content to send.
     """
 
     credentials: tuple[str, ...] = ()
@@ -28,7 +29,7 @@ class LeftOut:
 
     @property
     def told(self) -> tuple[str, ...]:
-        """A line for each reason; none when all of the folder travels."""
+        """One line for each reason; none if the complete folder is sent."""
         lines = []
         if self.by_git:
             files = f"at least {self.files:,} files" if self.files >= MOST_COUNTED else _count(self.files, "file")
@@ -43,16 +44,18 @@ class LeftOut:
             )
         if self.generated:
             names = [name for name in self.generated if Path(name).name != GIT]
-            how = _take_back(names[0]) if names else f"{GIT} is never sent: a job that needs it clones the repository"
+            remedy = (
+                _take_back(names[0]) if names else f"{GIT} is never sent: a job that needs it clones the repository"
+            )
             lines.append(
-                "left out of the submitted folder, because they are no part of the code:"
-                f" {_named(self.generated)}. {how}"
+                "left out of the submitted folder, because they are not part of the code:"
+                f" {_named(self.generated)}. {remedy}"
             )
         if self.special:
-            shown = tuple(f"{name} ({what})" for name, what in self.special)
+            descriptions = tuple(f"{name} ({what})" for name, what in self.special)
             lines.append(
-                f"left out of the submitted folder, because they are no files: {_named(shown)}. To send a file in place"
-                f" of {self.special[0][0]}, put one there; to leave it out without this line, write"
+                f"left out of the submitted folder, because they are not files: {_named(descriptions)}. To send a file"
+                f" instead of {self.special[0][0]}, put one there; to leave it out without this message, write"
                 f" {quoted(self.special[0][0])} into {ignore_file.FILE}"
             )
         return tuple(lines)
@@ -68,7 +71,7 @@ def _named(names: tuple[str, ...]) -> str:
 
 
 def _take_back(name: str) -> str:
-    return f"To send {name} all the same, write !{quoted(name)} into {ignore_file.FILE}"
+    return f"To send {name} anyway, write !{quoted(name)} into {ignore_file.FILE}"
 
 
 def leave_out(name: str) -> str:
@@ -76,7 +79,7 @@ def leave_out(name: str) -> str:
 
 
 def send_as_data(path: Path, mount: str) -> str:
-    """How a job reaches what is left out; `mount` is where it lies in the folder."""
+    """Explain how a job can read a file that is left out; `mount` is its path in the folder."""
     mount += "/" if path.is_dir() else ""
     return (
         f"if the job needs it, also add `data: [{{uri: {path}, mount: {mount}}}]` to the job,"

@@ -1,4 +1,4 @@
-"""Files of a job's folder, fetched to this machine."""
+"""Download files of a job's folder to this machine."""
 
 import hashlib
 from pathlib import Path
@@ -15,49 +15,51 @@ if TYPE_CHECKING:
 
 Data = dict[str, Any]
 AGAIN_UP_TO_BYTES = 64 << 20
-CHANGED = "changed while it was read: it may hold parts of more than one state of it"
+CHANGED = "changed while it was read: the copy may mix parts of several versions"
 
 
 def get(
     client: "Client", ref: str, path: str = "", dest: str = "", force: bool = False, progress: Progress | None = None
 ) -> Report:
-    """A file goes to `dest` or into that folder; of a folder its content goes into `dest`, which is made. Without
-    `dest` it goes into the current folder, under its own name.
+    """Download a file or a folder. A file is written to `dest`, or into it if it is a folder; the content of a folder
+    is written into `dest`, which is created. Without `dest`, it is written into the current folder under its own name.
 
-    Raises Conflict, before anything is written, where a local file differs, unless `force`.
+    Raises Conflict before anything is written if a local file differs, unless `force` is set.
     """
-    wanted = plain(path)
-    told = listed(client, ref, wanted)
-    root, name = _local(told, wanted, dest)
-    if name and (why := told["entries"][0]["refused"] or _is_link(told["entries"][0])):
-        raise UserError(f"{told['job']}:{wanted} cannot be fetched: {why}", "name a file or a folder")
-    got = _Get(client, told, wanted, root, name, force)
-    return until_reached(client, lambda: got.run(progress))
+    remote = plain(path)
+    listing = listed(client, ref, remote)
+    root, name = _local(listing, remote, dest)
+    if name and (reason := listing["entries"][0]["refused"] or _is_link(listing["entries"][0])):
+        raise UserError(f"{listing['job']}:{remote} cannot be fetched: {reason}", "name a file or a folder")
+    download = _Get(client, listing, remote, root, name, force)
+    return until_reached(client, lambda: download.run(progress))
 
 
 def _is_link(entry: Entry) -> str:
     return f"it is a link to {entry['target']}" if entry["type"] == "link" else ""
 
 
-def _local(told: Data, path: str, dest: str) -> tuple[Path, str]:
+def _local(listing: Data, path: str, dest: str) -> tuple[Path, str]:
     """The folder that is written into, and the name of a single file there ("" for a folder)."""
     single = (
-        bool(path) and [entry["path"] for entry in told["entries"]] == [path] and told["entries"][0]["type"] != "folder"
+        bool(path)
+        and [entry["path"] for entry in listing["entries"]] == [path]
+        and listing["entries"][0]["type"] != "folder"
     )
-    name = path.rpartition("/")[2] or told["job"]
-    there = Path(dest).expanduser() if dest else Path()
+    name = path.rpartition("/")[2] or listing["job"]
+    target = Path(dest).expanduser() if dest else Path()
     if not single:
-        return (there if dest else there / name), ""
-    if not dest or dest.endswith("/") or there.is_dir():
-        return there, name
-    return there.parent, there.name
+        return (target if dest else target / name), ""
+    if not dest or dest.endswith("/") or target.is_dir():
+        return target, name
+    return target.parent, target.name
 
 
 class _Get:
-    def __init__(self, client: "Client", told: Data, path: str, root: Path, name: str, force: bool):
-        self._client, self._told, self._path, self._name, self._force = client, told, path, name, force
+    def __init__(self, client: "Client", listing: Data, path: str, root: Path, name: str, force: bool):
+        self._client, self._told, self._path, self._name, self._force = client, listing, path, name, force
         self._root, self._tree, self._umask = root, Tree(root), umask()
-        self._report = Report(told["job"], str(root / name) if name else str(root), notes=list(told["notes"]))
+        self._report = Report(listing["job"], str(root / name) if name else str(root), notes=list(listing["notes"]))
 
     def run(self, progress: Progress | None) -> Report:
         entries = [entry for entry in self._told["entries"] if self._travels(entry)]
@@ -65,46 +67,49 @@ class _Get:
         try:
             self._root.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
-            raise UserError(f"{self._root} is no folder", "name a folder to write into") from None
-        told = Told(sum(entry["bytes"] for entry in files), progress)
-        here = each(self._is_here, files)
+            raise UserError(f"{self._root} is not a folder", "name a folder to write into") from None
+        counter = Told(sum(entry["bytes"] for entry in files), progress)
+        is_present = each(self._is_here, files)
         for entry in entries:
             if entry["type"] == "folder":
                 self._tree.make(self._local(entry))
-        each_file(lambda entry: self._fetch(entry, told), [e for e, same in zip(files, here, strict=True) if not same])
-        for entry, same in zip(files, here, strict=True):
+        each_file(
+            lambda entry: self._fetch(entry, counter),
+            [e for e, same in zip(files, is_present, strict=True) if not same],
+        )
+        for entry, same in zip(files, is_present, strict=True):
             if same:
-                told.more(entry["bytes"], False)
+                counter.more(entry["bytes"], False)
         self._links([entry for entry in entries if entry["type"] == "link"])
         self._report.files = [self._local(entry) for entry in files]
         self._report.bytes = sum(entry["bytes"] for entry in files)
-        self._report.travelled_bytes = told.travelled
+        self._report.travelled_bytes = counter.travelled
         return self._report
 
     def _travels(self, entry: Entry) -> bool:
         refused = entry["refused"]
-        if entry["type"] == "link" and not refused:  # it may lead out of a part of the folder
+        if entry["type"] == "link" and not refused:  # it may lead out of the part of the folder that is fetched
             refused = link_refusal(self._local(entry), entry["target"])
         if refused:
             self._report.notes.append(f"{entry['path']} is left out: {refused}")
         return not refused
 
     def _local(self, entry: Entry) -> str:
-        """Its path below the folder that is written into."""
+        """Path of the entry below the folder that is written to."""
         return self._name or plain(entry["path"].removeprefix(self._path).lstrip("/"))
 
     def _is_here(self, entry: Entry) -> bool:
-        """Whether the same file is here. Raises Conflict where something else is."""
+        """Return whether this machine has the same file. Raises Conflict if something else is at its path."""
         local = self._local(entry)
         if not self._tree.exists(local):
             return False
-        there = self._tree.look(local)
-        if there["type"] == "file" and there["bytes"] == entry["bytes"] and self._same_content(entry, local):
+        existing = self._tree.look(local)
+        if existing["type"] == "file" and existing["bytes"] == entry["bytes"] and self._same_content(entry, local):
             return True
-        if there["type"] != "file" or not self._force:
-            what = "differs" if there["type"] == "file" else f"is a {there['type']}"
-            remedy = "add --force to write over it" if there["type"] == "file" else "name another place"
-            raise Conflict(f"{self._root / local} is there already and {what}; nothing was written", remedy)
+        if existing["type"] != "file" or not self._force:
+            problem = "differs" if existing["type"] == "file" else f"is a {existing['type']}"
+            remedy = "add --force to overwrite it" if existing["type"] == "file" else "choose another destination"
+            raise Conflict(f"{self._root / local} already exists and {problem}; nothing was written", remedy)
         return False
 
     def _same_content(self, entry: Entry, local: str) -> bool:
@@ -117,55 +122,55 @@ class _Get:
         return True
 
     def _asked(self, entry: Entry) -> tuple[str, Data, str]:
-        """Job, spot and path, as the routes for pieces take them."""
+        """Job, spot and path: the arguments of the routes for pieces."""
         folders = self._told["folders"]
         folder = next(one for one in folders if entry["path"].startswith(one["prefix"]))
         return self._told["job"], folder, entry["path"].removeprefix(folder["prefix"])
 
-    def _fetch(self, entry: Entry, told: Told) -> None:
-        """One that changes is fetched again, unless it is large: a log that grows would never be done."""
+    def _fetch(self, entry: Entry, counter: Told) -> None:
+        """Fetch a file, again if it changes meanwhile, unless it is large: fetching a growing log would never end."""
         for _ in range(TRIES - 1 if entry["bytes"] <= AGAIN_UP_TO_BYTES else 0):
-            if self._fetched(entry, told):
+            if self._fetched(entry, counter):
                 return
-        if not self._fetched(entry, told, last=True):
+        if not self._fetched(entry, counter, last=True):
             self._report.notes.append(f"{entry['path']} {CHANGED}")
 
-    def _fetched(self, entry: Entry, told: Told, last: bool = False) -> bool:
-        """False where it changed meanwhile; what came stays then if it is the `last` try."""
+    def _fetched(self, entry: Entry, counter: Told, last: bool = False) -> bool:
+        """Fetch a file. Return False if it changed meanwhile; the fetched file is then kept only on the `last` try."""
         local, (job, spot, path) = self._local(entry), self._asked(entry)
         first = self._client.file_piece(job, spot, path, 0)
         part = _beside(local, first.version)
         with self._tree.alone(part):
-            return self._taken(entry, told, last, (first, part))
+            return self._taken(entry, counter, last, (first, part))
 
-    def _taken(self, entry: Entry, told: Told, last: bool, begun: tuple[Piece, str]) -> bool:
-        local, (job, spot, path), (first, part) = self._local(entry), self._asked(entry), begun
+    def _taken(self, entry: Entry, counter: Told, last: bool, first_piece: tuple[Piece, str]) -> bool:
+        local, (job, spot, path), (first, part) = self._local(entry), self._asked(entry), first_piece
 
-        def take(at: int, piece: Piece) -> tuple[str, int]:
-            data = piece.data[: first.size_bytes - at]  # it may have grown
+        def store(at: int, piece: Piece) -> tuple[str, int]:
+            data = piece.data[: first.size_bytes - at]  # the file may have grown
             self._tree.write(part, at, data)
-            told.more(len(data), True)
+            counter.more(len(data), True)
             hashes[at // PIECE_BYTES] = digest(data)
             return piece.version, at + len(data)
 
         hashes = self._brought(part, entry) if first.size_bytes > PIECE_BYTES else {}
         same = set(hashes)
-        taken = [take(0, first)]
-        told.more(len(same) * PIECE_BYTES, False)
+        stored = [store(0, first)]
+        counter.more(len(same) * PIECE_BYTES, False)
         offsets = [at for at in range(PIECE_BYTES, first.size_bytes, PIECE_BYTES) if at // PIECE_BYTES not in same]
-        taken += each(lambda at: take(at, self._client.file_piece(job, spot, path, at)), offsets)
-        changed = any(version != first.version for version, _ in taken)
+        stored += each(lambda at: store(at, self._client.file_piece(job, spot, path, at)), offsets)
+        changed = any(version != first.version for version, _ in stored)
         if changed and not last:
             self._tree.remove(part)
             return False
-        short = [end for _, end in taken if end % PIECE_BYTES]
+        short = [end for _, end in stored if end % PIECE_BYTES]
         self._place(part, local, min([first.size_bytes, *short]), first, hashes)
         return not changed
 
     def _brought(self, part: str, entry: Entry) -> dict[int, str]:
-        """Pieces of it that an earlier try has brought, with their hashes."""
-        whole, first, same = self._tree.look(part)["bytes"] // PIECE_BYTES, 1, dict[int, str]()
-        while first < whole:
+        """Pieces that an earlier try has fetched and that are still equal, with their hashes."""
+        piece_count, first, same = self._tree.look(part)["bytes"] // PIECE_BYTES, 1, dict[int, str]()
+        while first < piece_count:
             theirs = self._client.file_hashes(*self._asked(entry), first)["sha256"]
             ours = self._tree.hashes(part, first, len(theirs))[1]
             pairs = enumerate(zip(theirs, ours, strict=False), first)
@@ -174,38 +179,39 @@ class _Get:
         return same
 
     def _place(self, part: str, local: str, size_bytes: int, piece: Piece, hashes: dict[int, str]) -> None:
-        """Once all of it was read back and compared."""
+        """Move a complete file to its path after reading it back and comparing the hashes."""
         mode = (0o777 if piece.mode & 0o100 else 0o666) & ~self._umask
         self._tree.finish(part, size_bytes, piece.modified_s, mode)
         expected = [hashes[index] for index in range(-(-size_bytes // PIECE_BYTES))]
         if self._tree.hashes(part)[1] != expected:
             self._tree.remove(part)
             raise FleetError(
-                f"{self._root / local} does not read back as it arrived",
-                "get it again; if that fails too, check the disk",
+                f"{self._root / local} read back differs from what arrived",
+                "run the command again; if that fails too, check the disk",
             )
         try:
             self._tree.move(part, self._tree, local, over=self._force)
         except Conflict:
             self._tree.remove(part)
             raise Conflict(
-                f"{self._root / local} appeared while it was fetched; it was not written over", "add --force"
+                f"{self._root / local} was created by another process while it was fetched; it was not overwritten",
+                "add --force to overwrite it",
             ) from None
 
     def _links(self, links: list[Entry]) -> None:
-        """After all files: nothing is ever written through one."""
+        """Create links after all files, so that no file is ever written through a link."""
         for entry in links:
             local = self._local(entry)
             if self._tree.exists(local):
-                there = self._tree.look(local)
-                if there["type"] == "link" and there["target"] == entry["target"]:
+                existing = self._tree.look(local)
+                if existing["type"] == "link" and existing["target"] == entry["target"]:
                     continue
-                raise Conflict(f"{self._root / local} is there already and is not the same link", "remove it first")
+                raise Conflict(f"{self._root / local} already exists and is not the same link", "remove it first")
             self._tree.link(local, entry["target"])
 
 
 def _beside(local: str, version: str) -> str:
-    """Where a file arrives: known to a later try for the same state of it, hidden to everything else."""
+    """Path to which a file is fetched: a hidden name that only later tries for the same version of the file use."""
     above, _, name = local.rpartition("/")
     mark = hashlib.sha256(version.encode()).hexdigest()[:12]
     part = f".{name[:120]}.{mark}.part"

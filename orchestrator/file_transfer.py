@@ -1,7 +1,7 @@
-"""Files between this machine and a job's folder: in pieces, each checked by its hash, a few files side by side.
+"""Copy files between this machine and a job's folder in pieces, each checked by its hash, a few files in parallel.
 
-A file arrives beside its place and is renamed to it once it is whole. What an earlier try has brought is compared piece
-by piece and not sent again; a server that is started anew meanwhile is waited for.
+A file is written beside its final path and renamed once it is complete. Pieces of an earlier try are compared by hash
+and not sent again. If the server restarts, the transfer waits for it.
 """
 
 import threading
@@ -27,7 +27,7 @@ TRIES = 4
 
 @dataclass
 class Report:
-    """What a transfer did. `files` are those that are at their places now, `travelled_bytes` what was sent for them."""
+    """Result of a transfer. `files`: those now at their final paths; `travelled_bytes`: bytes sent for them."""
 
     job: str
     target: str
@@ -41,7 +41,7 @@ class Report:
 
 
 class Told:
-    """Progress of several threads, which an error in `progress` ends."""
+    """Progress counter of several threads. An error that `progress` raises ends the transfer."""
 
     def __init__(self, total: int, progress: Progress | None):
         self._total, self._done, self._progress, self._lock = total, 0, progress, threading.Lock()
@@ -56,7 +56,7 @@ class Told:
 
 
 def listed(client: "Client", ref: str, path: str = "") -> Data:
-    """All pages of `client.files` as one; `job` is the id."""
+    """Join all pages of `client.files` into one; `job` is the job's id."""
     page = client.files(ref, path)
     entries = list(page["entries"])
     after = page["after"]
@@ -68,7 +68,7 @@ def listed(client: "Client", ref: str, path: str = "") -> Data:
 
 
 def until_reached(client: "Client", run: Callable[[], T]) -> T:
-    """Again with a server that was started meanwhile: what has arrived stays."""
+    """Call `run`, again if the server restarts in the meantime: data that has arrived is kept."""
     for tries_left in reversed(range(TRIES)):
         try:
             return run()
@@ -80,7 +80,7 @@ def until_reached(client: "Client", run: Callable[[], T]) -> T:
 
 
 def each_file(do: Callable[[Entry], Any], entries: list[Entry]) -> None:
-    """Small ones a few at a time, then the others one by one: their pieces go side by side."""
+    """Transfer small files a few at a time, then large ones one by one: their pieces are sent in parallel."""
     each(do, [entry for entry in entries if entry["bytes"] <= PIECE_BYTES])
     for entry in entries:
         if entry["bytes"] > PIECE_BYTES:
@@ -88,12 +88,12 @@ def each_file(do: Callable[[Entry], Any], entries: list[Entry]) -> None:
 
 
 def each(do: Callable[[Any], Any], items: "Sequence[Any]") -> list[Any]:
-    """A few at a time, in order; the first error is raised, and no other is begun after it."""
+    """Call `do` for each item, AT_ONCE at a time; results are in order. The first error stops the rest."""
     stopped = threading.Event()
 
     def one(item: Any) -> Any:
         if stopped.is_set():
-            raise FleetError("the transfer was stopped", "run it again: it goes on where it stopped")
+            raise FleetError("the transfer was stopped", "run the command again: it continues where it stopped")
         try:
             return do(item)
         except BaseException:

@@ -1,4 +1,4 @@
-"""Hosts of the fleet that is up: listed, added, removed. What a fleet file says is changed by its user only."""
+"""List, add and remove hosts of the running fleet. The fleet file itself is changed only by its user."""
 
 import time
 from collections.abc import Callable
@@ -19,25 +19,25 @@ from orchestrator.server import daemon
 Progress = Callable[[str], None]
 Data = dict[str, Any]
 MOVED_S = 60.0
-TO_LEAVE = "away: stopped once it is reached"
+TO_LEAVE = "away: it is stopped as soon as it can be reached"
 
 
 def rows() -> list[Data]:
-    """A row for each host, and for those that were away when they should have been left."""
+    """A row for each host, and for each removed host that could not be stopped yet because it was away."""
     record = embedded.record()
     states = _states()
-    known = record.hosts if record is not None else ()
+    hosts = record.hosts if record is not None else ()
     return [
         *(
             _row(host, _head(record, host) | {node: states.get(node, "unknown") for node in host.nodes})
-            for host in known
+            for host in hosts
         ),
         *(_row(host, dict.fromkeys(host.nodes, TO_LEAVE)) for host in pending_stops.hosts()),
     ]
 
 
 def _head(record: FleetRecord | None, host: HostRecord) -> dict[str, str]:
-    """Its state, on the host that has it."""
+    """State of the head, if it is on this host."""
     if record is None or host.name != record.head_host:
         return {}
     return {HEAD: "ready" if head.answers(record) else "does not answer"}
@@ -55,28 +55,30 @@ def _states() -> dict[str, str]:
 
 
 def add(pool: str, host: str, address: str, devices: int, progress: Progress) -> None:
-    """Raises NotFound for a pool without hosts, SpecError for what is no host; else as `up`."""
+    """Add a host to a pool. Raises NotFound for a pool without hosts, SpecError for an invalid host, else as `up`."""
     record = _up()
     if pool not in record.pools or not record.pools[pool].get("hosts"):
         with_hosts = [name for name, spec in record.pools.items() if spec.get("hosts")]
         raise NotFound(f"fleet {record.name!r} has no pool {pool!r} with hosts", nearest(pool, with_hosts))
-    asked = {"host": host, "address": address} | ({"devices": devices} if devices else {})
-    there = [one for one in record.pools[pool]["hosts"] if one["host"] != host]
-    lifecycle.change(_with_hosts(record, pool, [*there, asked]), progress)
+    added = {"host": host, "address": address} | ({"devices": devices} if devices else {})
+    others = [one for one in record.pools[pool]["hosts"] if one["host"] != host]
+    lifecycle.change(_with_hosts(record, pool, [*others, added]), progress)
 
 
 def remove(host: str, progress: Progress) -> None:
-    """Its attempts save and move first, for at most a minute. Raises NotFound, Conflict for the head's."""
+    """Remove a host after its attempts saved and moved, which gets at most a minute. Raises NotFound, and Conflict for
+    the host of the head.
+    """
     record = _up()
-    found = next((one for one in record.hosts if host in (one.host, one.name)), None)
-    if found is None:
+    removed = next((one for one in record.hosts if host in (one.host, one.name)), None)
+    if removed is None:
         raise NotFound(f"fleet {record.name!r} has no host {host!r}", nearest(host, [h.host for h in record.hosts]))
-    if found.name == record.head_host:
-        remedy = "`polyfleet down`, name another host in `head`, then `polyfleet up -f FILE`"
-        raise Conflict(f"host {found.host} has the fleet's head", remedy)
-    left = _without(record, found)
-    _move_away(found, progress)
-    lifecycle.change(left, progress)
+    if removed.name == record.head_host:
+        remedy = "run `polyfleet down`, write another host at `head` in the fleet file, then run `polyfleet up -f FILE`"
+        raise Conflict(f"host {removed.host} has the fleet's head", remedy)
+    remaining = _without(record, removed)
+    _move_away(removed, progress)
+    lifecycle.change(remaining, progress)
 
 
 def _up() -> FleetRecord:
@@ -87,8 +89,8 @@ def _up() -> FleetRecord:
 
 
 def _with_pools(record: FleetRecord, pools: Data) -> FleetSpec:
-    told = {"head": record.head_spec, "ssh": record.ssh_spec, "projects": record.projects}
-    return parse_fleet({"name": record.name, "pools": pools, **told})
+    settings = {"head": record.head_spec, "ssh": record.ssh_spec, "projects": record.projects}
+    return parse_fleet({"name": record.name, "pools": pools, **settings})
 
 
 def _with_hosts(record: FleetRecord, pool: str, hosts: list[Data]) -> FleetSpec:
@@ -97,21 +99,23 @@ def _with_hosts(record: FleetRecord, pool: str, hosts: list[Data]) -> FleetSpec:
 
 
 def _without(record: FleetRecord, host: HostRecord) -> FleetSpec:
-    """Raises Conflict where a pool would have no host left: that is another fleet."""
+    """The fleet without `host`. Raises NotFound if a pool would have no host left: that would be another fleet."""
     pools = {}
     for name, pool in record.pools.items():
-        kept = [one for one in pool["hosts"] if one["host"] != host.host]
-        if pool["hosts"] and not kept:
+        remaining = [one for one in pool["hosts"] if one["host"] != host.host]
+        if pool["hosts"] and not remaining:
             raise NotFound(
                 f"host {host.host} is the last one of pool {name!r}",
-                "`polyfleet down`, and take the pool out of the fleet file",
+                "run `polyfleet down`, remove the pool from the fleet file, then run `polyfleet up -f FILE`",
             )
-        pools[name] = pool | {"hosts": kept, "min_hosts": min(pool["min_hosts"], len(kept))}
+        pools[name] = pool | {"hosts": remaining, "min_hosts": min(pool["min_hosts"], len(remaining))}
     return _with_pools(record, pools)
 
 
 def _move_away(host: HostRecord, progress: Progress) -> None:
-    """And forget its nodes: they are not lost. Their names may come back one day, and take work then."""
+    """Drain the host, stop it and remove its nodes from the server, so that they do not count as lost. Nodes of the
+    same name may join again later and take work then.
+    """
     with connect(progress=progress) as client:
         for node in host.nodes:
             with suppress(PolyfleetError):
@@ -124,7 +128,7 @@ def _move_away(host: HostRecord, progress: Progress) -> None:
 
 
 def _forgotten(client: Client, node: str) -> bool:
-    """Refused until Ray has missed it."""
+    """Remove a node from the server; return whether it is removed. The server refuses until Ray has noticed its end."""
     try:
         client.node_remove(node)
     except NotFound:
@@ -134,9 +138,9 @@ def _forgotten(client: Client, node: str) -> bool:
     return True
 
 
-def _wait(truth: Callable[[], bool]) -> None:
+def _wait(is_done: Callable[[], bool]) -> None:
     deadline = time.monotonic() + MOVED_S
-    while time.monotonic() < deadline and not truth():
+    while time.monotonic() < deadline and not is_done():
         time.sleep(0.2)
 
 

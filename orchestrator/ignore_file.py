@@ -1,10 +1,10 @@
-"""Which files of a submitted folder stay behind: those that .gitignore names, those that look like credentials, and
-those that `.polyfleetignore` names, whose lines come last and can take anything back with `!`.
+"""Decide which files of a submitted folder are left out: those that .gitignore names, those that look like credentials,
+and those that `.polyfleetignore` names, whose lines count last and can include any file again with `!`.
 
-.gitignore counts as for git: within a repository only, there in every folder, deeper ones first, and from the folders
-above up to the repository's own.
-What only this user has told git (core.excludesFile, .git/info/exclude) does not count: the same commit gives the same
-archive, whoever submits it. As with git, nothing below a folder that is left out can be taken back.
+.gitignore is read as git does: only within a repository, in every folder, deeper ones first, and in the folders above
+up to the repository's root. Settings of this user alone (core.excludesFile, .git/info/exclude) are not read, so that
+the same commit gives the same archive for every user. As with git, nothing below a folder that is left out can be
+included again.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ FILE = ".polyfleetignore"
 GIT_FILE = ".gitignore"
 MOST_LINES, MOST_GIT_LINES = 1000, 10_000
 LONGEST_LINE_BYTES = 64
-"""On average."""
+"""Average per line, for the limit on the file's size."""
 CREDENTIALS = parsed(
     ".env .env.* !.env.example !.env.sample !.env.template "
     ".netrc _netrc .pgpass .pypirc .git-credentials *.pem *.p12 *.pfx "
@@ -29,7 +29,7 @@ CREDENTIALS = parsed(
 
 
 class Why(Enum):
-    """What leaves a file out."""
+    """Why a file is left out."""
 
     ASKED = FILE
     CREDENTIALS = "credentials"
@@ -38,9 +38,9 @@ class Why(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """The rules that hold in one folder: `own` is the user's file; `git` has each .gitignore with the path of its
-    folder, the deepest first. That path ends in a slash and is relative to the submitted folder; one above it is told
-    by what is to be put before a name instead, as `../sub/` is. `in_repository`: the folder lies in one.
+    """Rules that apply in one folder. `own`: the user's .polyfleetignore. `git`: each .gitignore with the path of its
+    folder, deepest first. That path ends in a slash and is relative to the submitted folder; for a folder above, it is
+    `../` and the prefix that a name gets there, e.g. `../sub/`. `in_repository`: the folder is in a git repository.
     """
 
     own: Rules
@@ -48,7 +48,7 @@ class Ignored:
     in_repository: bool = False
 
     def why(self, name: str, is_folder: bool, is_link: bool = False) -> Why | None:
-        """What leaves `name`, relative to the submitted folder, out; None: it is sent."""
+        """Why `name`, relative to the submitted folder, is left out; None if it is sent."""
         if rule := self.own.match(name, is_folder):
             return None if rule.takes_back else Why.ASKED
         if (rule := CREDENTIALS.match(name, is_folder)) and not rule.takes_back:
@@ -59,7 +59,7 @@ class Ignored:
         return None
 
     def inside(self, folder: Path, prefix: str) -> "Ignored":
-        """The rules in `folder`, which lies at `prefix` (`a/b/`) of the submitted one. Raises SpecError."""
+        """The rules in `folder`, which is at `prefix` (`a/b/`) in the submitted folder. Raises SpecError."""
         in_repository = self.in_repository or (folder / ".git").exists()
         rules = _git_file(folder) if in_repository else Rules()
         git = ((prefix, rules), *self.git) if rules.rules else self.git
@@ -67,12 +67,12 @@ class Ignored:
 
 
 def ignored(folder: Path) -> Ignored:
-    """Before the submitted folder is entered: its own file, and what folders above say. Raises SpecError for a file
-    that cannot be read.
+    """Rules from the .polyfleetignore of the submitted folder and .gitignore of the folders above. Raises SpecError for
+    a file that cannot be read.
     """
-    here = folder.resolve()
-    in_repository = any((one / ".git").exists() for one in (here, *here.parents))
-    return Ignored(_own_file(folder), tuple(_above(here)), in_repository)
+    resolved = folder.resolve()
+    in_repository = any((one / ".git").exists() for one in (resolved, *resolved.parents))
+    return Ignored(_own_file(folder), tuple(_above(resolved)), in_repository)
 
 
 def _seen_from(where: str, name: str) -> str:
@@ -81,20 +81,20 @@ def _seen_from(where: str, name: str) -> str:
 
 
 def _above(folder: Path) -> list[tuple[str, Rules]]:
-    """.gitignore files of the folders above, up to the repository's; none where there is no repository."""
-    found: list[tuple[str, Rules]] = []
-    here = folder
+    """Rules of .gitignore in the folders above, up to the repository's root; empty outside of a repository."""
+    rules_above: list[tuple[str, Rules]] = []
+    current = folder
     for parent in folder.parents:
-        if (here / ".git").exists():
-            return found
-        here = parent
+        if (current / ".git").exists():
+            return rules_above
+        current = parent
         if (rules := _git_file(parent)).rules:
-            found.append((f"../{folder.relative_to(parent).as_posix()}/", rules))
-    return found if (here / ".git").exists() else []
+            rules_above.append((f"../{folder.relative_to(parent).as_posix()}/", rules))
+    return rules_above if (current / ".git").exists() else []
 
 
 def _git_file(folder: Path) -> Rules:
-    """As for git, one that is a link or a folder does not count, and one that is not UTF-8 is read as bytes."""
+    """Rules of the .gitignore in `folder`. As in git, a link or a folder is ignored, and non-UTF-8 is read as bytes."""
     path = folder / GIT_FILE
     if path.is_symlink() or not path.is_file():
         return Rules()
@@ -110,12 +110,12 @@ def _own_file(folder: Path) -> Rules:
         raise SpecError("working_dir", f"{folder / FILE} is not UTF-8 text", "save it as UTF-8") from None
 
 
-def _lines(path: Path, most: int) -> bytes:
-    """Raises SpecError, FileNotFoundError."""
+def _lines(path: Path, max_lines: int) -> bytes:
+    """Content of an ignore file. Raises SpecError, FileNotFoundError."""
     try:
-        data = untrusted_files.read_bytes(path, most * LONGEST_LINE_BYTES)
+        data = untrusted_files.read_bytes(path, max_lines * LONGEST_LINE_BYTES)
     except untrusted_files.UnreadableFile as e:
         raise SpecError("working_dir", e.message, e.remedy) from None
-    if data.count(b"\n") > most:
-        raise SpecError("working_dir", f"{path} has more than {most:,} lines", "name folders, not files")
+    if data.count(b"\n") > max_lines:
+        raise SpecError("working_dir", f"{path} has more than {max_lines:,} lines", "name folders, not files")
     return data

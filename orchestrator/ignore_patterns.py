@@ -1,8 +1,8 @@
-"""The pattern language of .gitignore: which names a file's lines match, as git matches them.
+"""Match names against patterns of .gitignore as git does.
 
-Source: gitignore(5), and git's dir.c (parse_path_pattern, last_matching_pattern) and wildmatch.c. One thing follows the
-manual and not the program: in `foo**/bar` the asterisks are ordinary ones. Names are never turned into regular
-expressions, whose time some patterns make exponential.
+Source: gitignore(5), and git's dir.c (parse_path_pattern, last_matching_pattern) and wildmatch.c. One case follows the
+manual, not the program: in `foo**/bar` the asterisks count as single ones. Patterns are not translated to regular
+expressions, because some would take exponential time.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ CLASSES = {
     "digit": ("09",), "graph": ("!~",), "lower": ("az",), "print": (" ~",), "punct": ("!/", ":@", "[`", "{~"),
     "space": ("\t\r", "  "), "upper": ("AZ",), "xdigit": ("09", "AF", "af"),
 }  # fmt: skip
-"""First and last character of each range, as the C locale has them."""
+"""First and last character of each range in the C locale."""
 
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """A character within one of `ranges` of code points, or within none where `negated`."""
+    """Matches a character in one of `ranges` of code points, or, if `negated`, in none of them."""
 
     ranges: tuple[tuple[str, str], ...]
     negated: bool = False
@@ -36,8 +36,9 @@ Part = tuple[Piece, ...] | str
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`parts` are the names on the way, each as what its characters must be; ANY_FOLDERS stands for any number of
-    names. Not `anchored`: only the last name counts. `exact` and `suffix` say the same of the most common patterns.
+    """One pattern. `parts`: one for each name of the path, as pieces that match its characters; ANY_FOLDERS matches any
+    number of names. If not `anchored`, only the last name counts. `exact` and `suffix` are shortcuts for the most
+    common patterns.
     """
 
     parts: tuple[Part, ...]
@@ -48,7 +49,7 @@ class Rule:
     suffix: str = ""
 
     def matches(self, name: str) -> bool:
-        """`name` is relative to the folder that the pattern's file lies in."""
+        """Return whether the rule matches `name`, relative to the folder of the pattern's file."""
         subject = name if self.anchored else name.rpartition("/")[2]
         if self.exact:
             return subject == self.exact
@@ -59,12 +60,12 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """In the order in which they were written."""
+    """Rules of one file, in its order."""
 
     rules: tuple[Rule, ...] = ()
 
     def match(self, name: str, is_folder: bool) -> Rule | None:
-        """The last rule that matches, which decides; it may take the name back."""
+        """The last rule that matches: it decides, and may include the name again."""
         for rule in reversed(self.rules):
             if (is_folder or not rule.folders_only) and rule.matches(name):
                 return rule
@@ -72,25 +73,25 @@ class Rules:
 
 
 def parsed(text: str) -> Rules:
-    """Of a whole file."""
+    """Parse the text of an ignore file."""
     lines = (line.removesuffix("\r") for line in text.removeprefix("\ufeff").split("\n"))
     return Rules(tuple(rule for line in lines if line and line[0] != "#" if (rule := _rule(_trimmed(line)))))
 
 
 def quoted(name: str) -> str:
-    """A pattern that matches this name alone, seen from the folder of the pattern's file."""
+    """A pattern that matches only this name, relative to the folder of the pattern's file."""
     return "/" + "".join(f"\\{char}" if char in "\\*?[ " else char for char in name)
 
 
 def _trimmed(line: str) -> str:
-    """Without the spaces at its end, but for one that is escaped."""
+    """Remove spaces at the end of a line, except an escaped one."""
     text = line.rstrip(" ")
     slashes = len(text) - len(text.rstrip("\\"))
     return line[: len(text) + slashes % 2]
 
 
 def _rule(line: str) -> Rule | None:
-    """None for a line that matches nothing."""
+    """Parse one line; None if it can match nothing."""
     takes_back = line.startswith("!")
     text = line[1:] if takes_back else line
     folders_only = text.endswith("/")
@@ -107,7 +108,7 @@ def _rule(line: str) -> Rule | None:
 
 
 def _simple(pieces: tuple[Piece, ...], anchored: bool) -> tuple[str, str]:
-    """(the whole name, or what it ends in), "" for what the pattern does not say so simply."""
+    """(`exact`, `suffix`) of Rule: each "" unless the pattern is that simple."""
     starred = pieces[:1] == (ANY,) and not anchored
     rest = pieces[1:] if starred else pieces
     if not rest or any(piece in (ANY, ONE) or isinstance(piece, OneOf) or len(piece) > 1 for piece in rest):
@@ -117,7 +118,7 @@ def _simple(pieces: tuple[Piece, ...], anchored: bool) -> tuple[str, str]:
 
 
 def _parts(pieces: tuple[Piece, ...]) -> list[Part]:
-    """Cut at slashes. A part of nothing but two or more asterisks stands for any number of folders."""
+    """Split pieces at slashes. A part that is only two or more asterisks matches any number of folders."""
     names: list[list[Piece]] = [[]]
     for piece in pieces:
         if piece == "/":
@@ -132,44 +133,45 @@ def _within_a_name(part: tuple[Piece, ...]) -> tuple[Piece, ...]:
 
 
 def _pieces(text: str) -> tuple[Piece, ...] | None:
-    """What each character of a name must be: itself, ONE any, ANY any number of any, or one of a set. Two or more
-    asterisks are one ANY_FOLDERS here. None: an escape or a set has no end, and git lets it match nothing.
+    """Parse a pattern into pieces: a character that matches itself, ONE (any character), ANY (any number of
+    characters), a set, or ANY_FOLDERS for two or more asterisks. None if an escape or a set has no end: in git it
+    matches nothing.
     """
-    found: list[Piece] = []
+    pieces: list[Piece] = []
     at = 0
     while at < len(text):
         char = text[at]
         if char == "*":
             stars = len(text[at:]) - len(text[at:].lstrip("*"))
-            found.append(ANY if stars == 1 else ANY_FOLDERS)
+            pieces.append(ANY if stars == 1 else ANY_FOLDERS)
             at += stars
         elif char == "[":
-            if (read := _Set(text, at + 1).read()) is None:
+            if (parsed_set := _Set(text, at + 1).read()) is None:
                 return None
-            piece, at = read
-            found.append(piece)
-        elif char == "\\":  # what follows stands for itself
+            piece, at = parsed_set
+            pieces.append(piece)
+        elif char == "\\":  # the next character matches itself
             if at + 1 == len(text):
                 return None
             escaped = text[at + 1]
-            found.append(escaped if escaped not in (ANY, ONE) else OneOf(((escaped, escaped),)))
+            pieces.append(escaped if escaped not in (ANY, ONE) else OneOf(((escaped, escaped),)))
             at += 2
         else:
-            found.append(char)
+            pieces.append(char)
             at += 1
-    return tuple(found)
+    return tuple(pieces)
 
 
 class _Set:
-    """Reads `[a-z[:digit:]_]` from behind its bracket on, character by character, as wildmatch does."""
+    """Parser of a set such as `[a-z[:digit:]_]`, starting after its bracket, character by character like wildmatch."""
 
     def __init__(self, text: str, at: int):
         self.text, self.at = text, at
         self.ranges: list[tuple[str, str]] = []
-        self.before = ""  # what a `-` after it makes a range from
+        self.before = ""  # the first character of a range, if a `-` follows
 
     def read(self) -> tuple[OneOf, int] | None:
-        """The set, and where it ends."""
+        """The set, and the position after its end; None if it has no end."""
         negated = self._char() in ("!", "^")
         self.at += negated
         first = True
@@ -184,7 +186,7 @@ class _Set:
         return self.text[self.at + ahead : self.at + ahead + 1]
 
     def _one(self) -> bool:
-        """One character, range or class; False where the text ends within it."""
+        """Parse one character, range or class; return False if the text ends within it."""
         if self._char() == "-" and self.before and self._char(1) not in ("", "]"):
             self.at += 1
             first, last = self.before, self._plain()
@@ -199,7 +201,7 @@ class _Set:
         return bool(last)
 
     def _plain(self) -> str:
-        """The character here, or the one that a backslash escapes; "" at the end."""
+        """The current character, or the one that a backslash escapes; "" at the end."""
         if self._char() == "\\":
             self.at += 1
         return self._char()
@@ -219,8 +221,8 @@ def _is(piece: Piece, char: str) -> bool:
 
 
 def _fit(pattern: Sequence[P], text: Sequence[str], star: str, fits: Callable[[P, str], bool]) -> bool:
-    """Whether all of `text` fits, where `star` stands for any number of its items. Quadratic at worst, because going
-    back to the last star is enough.
+    """Return whether the pattern matches all of `text`; `star` matches any number of its items. Quadratic at worst,
+    because backtracking to the last star is enough.
     """
     at = now = back = 0
     starred = -1

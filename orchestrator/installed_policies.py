@@ -1,4 +1,4 @@
-"""Policies that other distributions bring, made known to the planner: entry points of group `polyfleet.policies`."""
+"""Register policies of other distributions with the planner: entry points of group `polyfleet.policies`."""
 
 from functools import cache
 from importlib.metadata import entry_points
@@ -11,7 +11,7 @@ from orchestrator.core.planner.policies import Seen
 
 @cache
 def load() -> None:
-    """Once. One that cannot be loaded is known as well, and says so when it is asked."""
+    """Load all policies once. One that cannot be loaded is registered too, and raises the reason when it is used."""
     for entry in entry_points(group=GROUP):
         if entry.name in OURS:
             continue
@@ -22,7 +22,7 @@ def load() -> None:
 
 
 def expect(name: str) -> None:
-    """A fleet was brought up with it; it may not be installed any more."""
+    """Make sure that the policy of a running fleet is registered, even if it is no longer installed."""
     load()
     if name not in OURS and name not in KNOWN:
         KNOWN[name] = _failing("it is not installed where the server runs")
@@ -32,8 +32,8 @@ class NotUsableError(Exception):
     pass
 
 
-def _failing(why: str) -> Plugin:
+def _failing(reason: str) -> Plugin:
     def policy(_seen: Seen) -> NoReturn:
-        raise NotUsableError(why)
+        raise NotUsableError(reason)
 
     return policy

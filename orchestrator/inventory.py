@@ -1,4 +1,4 @@
-"""The fleet by back end, from what its nodes report. Pure."""
+"""Summarize the fleet by back end from its nodes' reports. No input or output."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +18,8 @@ class _Ranked:
 
 
 def backend_rows(nodes: list[Data]) -> list[Data]:
-    """One row per back end we know, usable ones first: its kinds, pools and devices here, or the reason why there are
-    none. `recommended` is the back end of the best device.
+    """One row per supported back end, usable ones first: its kinds, pools and devices in the fleet, or the reason why
+    there are none. `recommended` is true for the back end of the best device.
     """
     ready = [d for n in nodes if n["state"] == "ready" for d in n["devices"]]
     best = device_preference.best(
@@ -70,4 +70,4 @@ def _reason(backend: str, serving: list[Data], devices: list[Data]) -> str:
         return "; ".join([*lost, *unavailable])
     if serving:
         return f"no {vendor(backend).title} was found on {', '.join(node['node'] for node in serving)}"
-    return "no pool of this back end in the fleet"
+    return "the fleet has no pool of this back end"

@@ -1,7 +1,7 @@
-"""What a user writes for a job, checked: `JobSpec`. `polyfleet schema job` prints it as JSON Schema.
+"""Specification of a job as users write it, validated: `JobSpec`. `polyfleet schema job` prints its JSON Schema.
 
-A spec keeps what was written (strings such as `nvidia:H100:8` or `5m`), so that it can be stored, shown and read again;
-`to_job` turns it into numbers and kinds. Secrets are named by reference: a spec never carries their values.
+A spec keeps the text that was written (such as `nvidia:H100:8` or `5m`), so that it can be stored, shown and read
+again; `to_job` converts it to numbers and kinds. Secrets are references: a spec never contains their values.
 """
 
 from collections.abc import Iterator
@@ -42,33 +42,36 @@ TASKS_OF: dict[str, tuple[str, ...]] = {
     "command": ("run",),
     "launch": ("run",),
 }
-"""Fields that only some tasks read; in a job of another task they are refused, not ignored."""
+"""Tasks that read a field; in a job of another task the field is refused, not ignored."""
 
 
 class JobSpec(Model):
     """A job: what to run, on which devices, and what to do when it is interrupted."""
 
     name: f.Name
-    """What the job is called; as the task unless said."""
+    """Name of the job (default: the task)."""
 
     task: Literal["prepare", "train", "benchmark", "run"]
-    """`run` when only a command is given, else `train`."""
+    """Default: `run` if only a command is given, else `train`."""
 
     entry: f.Entry = ""
-    """`file.py:function` or `module:function`: the training function (`train` unless said), or what makes a model."""
+    """`file.py:function` or `module:function`: the training function (default: `train`), or the one that creates a
+    model.
+    """
 
     command: f.Command = ""
-    """A line for the shell, or the words of one command."""
+    """A command line for the shell, or a list of the command's words."""
 
     launch: f.Launch = ""
-    """How a command is started: `node` (unless said) once per node, without torchrun's variables; `ranks` once per
-    device, with all of them."""
+    """How a command is started: `node` (default): once per node, without torchrun's variables; `ranks`: once per
+    device, with all of them.
+    """
 
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """What the task and the user's function read: `ctx.arguments`."""
+    """Arguments for the task and the user's function: `ctx.arguments`."""
 
     working_dir: str = ""
-    """Folder that is sent along; a path in a file is relative to that file."""
+    """Folder that is sent with the job; in a file, the path is relative to that file."""
 
     env: f.Variables = Field(default_factory=dict)
     secrets: f.Secrets = Field(default_factory=dict)
@@ -76,39 +79,40 @@ class JobSpec(Model):
 
     resources: ResourceSpec = Field(default_factory=cache(ResourceSpec))
     data: Annotated[tuple[DataSpec, ...], Field(max_length=DATA_AT_MOST)] = ()
-    """What the job reads: fetched before it starts, cached on its nodes, seen read-only in its folder."""
+    """Data that the job reads: fetched before it starts, cached on its nodes, mounted read-only in its folder."""
 
     output_limit: f.Size = None
-    """The most that the job's folder of files ($POLYFLEET_OUTPUT_DIR) may take on a node, e.g. 50GB; the pool may allow
-    less. A job that writes more fails."""
+    """Maximum size of the job's output folder ($POLYFLEET_OUTPUT_DIR) on a node, e.g. 50GB; the pool may allow less. A
+    job that writes more fails."""
 
     precision: f.Precision = ""
     batch_size: f.BatchSize = 0
-    """Of one rank; of a training with a range of devices, of all ranks together."""
+    """Batch size of one rank; for a training with a range of devices, of all ranks together."""
 
     seed: Annotated[StrictInt, Field(ge=0, lt=2**63)] = 0
-    """Of all random streams, `ctx.seed`."""
+    """Seed of all random number streams: `ctx.seed`."""
 
     priority: Annotated[StrictInt, Field(ge=-1000, le=1000)] = 0
     project: f.ProjectName = ""
-    """Whose quota it counts against, as the fleet file has it."""
+    """Project whose quota the job uses, as named in the fleet file."""
 
     weight: f.Weight = 1.0
-    """How much the job counts among those of its priority: with 2.5 as much as two and a half others."""
+    """Weight of the job among those of its priority: 2.5 counts as much as two and a half other jobs."""
 
     objective: Literal["any", "throughput", "cost", "energy", "finish_time", "deadline"] = "any"
     deadline: f.Deadline = None
-    """When the job has to be done: a time with its zone (2026-12-01T18:00:00Z), or so long after it is submitted, e.g.
+    """Time by which the job must end: with a time zone (2026-12-01T18:00:00Z), or a duration after the submission, e.g.
     6h."""
 
     workload: f.Workload = ""
-    """What it computes, as benchmarks name it (`gpt2`, or what `benchmark run --workload` was given): with an objective
-    of throughput, cost or energy it goes where that was measured best. Left out, the submitted folder itself is
-    the name."""
+    """Workload as benchmarks name it (`gpt2`, or the name passed to `benchmark run --workload`). With an objective of
+    throughput, cost or energy, the job is placed where this workload was measured best. Default: the submitted folder
+    itself identifies the workload."""
 
     work: WorkSpec | None = None
-    """How much work it is, for the order in which jobs run: {steps: 1000}, or {hours: 3, on: nvidia:H100}. What the job
-    reports while it runs (`ctx.report(step, of=…)`) counts before it."""
+    """Amount of work, for the order in which jobs run: {steps: 1000}, or {hours: 3, on: nvidia:H100}. What the job
+    reports while it runs (`ctx.report(step, of=…)`) takes precedence.
+    """
 
     recovery: RecoverySpec = Field(default_factory=cache(RecoverySpec))
     checkpoint: CheckpointSpec = Field(default_factory=cache(CheckpointSpec))
@@ -135,17 +139,17 @@ class JobSpec(Model):
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """The words of the job's own command; empty where it has none."""
+        """Words of the job's own command; empty if it has none."""
         return _words(self.command)
 
     def to_job(self, job_id: str, now_s: float) -> Job:
-        """What the core sees. Its candidates hold the job's own values where they override nothing. Raises SpecError
-        where its deadline is past."""
+        """Convert to the planner's Job. Candidates take the job's own values for what they do not override. Raises
+        SpecError if the deadline is in the past."""
         return Job(
             id=job_id,
             name=self.name,
             task=self.task,
-            candidates=tuple(self._candidate(own, wanted) for own, wanted in self.resources.alternatives()),
+            candidates=tuple(self._candidate(own, request) for own, request in self.resources.alternatives()),
             ordered=self.resources.in_order,
             priority=self.priority,
             objective=self.objective,
@@ -166,15 +170,17 @@ class JobSpec(Model):
             work=self.work.parsed if self.work else Declared(),
         )
 
-    def _candidate(self, own: CandidateSpec, wanted: DeviceRequest) -> Candidate:
-        whole, nodes = self._whole_batch(own, wanted), own.nodes or self.resources.nodes or 1
+    def _candidate(self, own: CandidateSpec, request: DeviceRequest) -> Candidate:
+        range_batch, nodes = self._whole_batch(own, request), own.nodes or self.resources.nodes or 1
         batch_size = own.batch_size or self.batch_size
-        fewest, most = (whole.counts[0], whole.counts[-1]) if whole else (wanted.min_count, wanted.count)
+        min_count, max_count = (
+            (range_batch.counts[0], range_batch.counts[-1]) if range_batch else (request.min_count, request.count)
+        )
         return Candidate(
-            kinds=wanted.kinds,
-            count=most,
-            min_count=fewest,
-            whole_batch=whole is not None,
+            kinds=request.kinds,
+            count=max_count,
+            min_count=min_count,
+            whole_batch=range_batch is not None,
             nodes=nodes,
             pool=own.pool or ("" if own.pools else self.resources.pool),
             pools=own.pools or (() if own.pool else self.resources.pools),
@@ -182,7 +188,7 @@ class JobSpec(Model):
             dtypes=own.dtypes or self.resources.dtypes,
             features=own.features or self.resources.features,
             node=own.node or self.resources.node,
-            memory_bytes=self._memory_bytes(own, -(-batch_size // (fewest * nodes)) if whole else batch_size),
+            memory_bytes=self._memory_bytes(own, -(-batch_size // (min_count * nodes)) if range_batch else batch_size),
             memory_estimated=isinstance(self._memory(own), MemorySpec),
             precision=own.precision or self.precision,
             batch_size=batch_size,
@@ -198,45 +204,47 @@ class JobSpec(Model):
         return own.memory if own.memory is not None else self.resources.memory
 
     def _memory_bytes(self, own: CandidateSpec, batch_size: int) -> int:
-        """Of one device, `batch_size` being of one as well."""
+        """Memory that the job needs on one device; `batch_size` is that of one device, too."""
         memory = self._memory(own)
         if isinstance(memory, MemorySpec):
             return memory.estimated(self.task, batch_size, own.precision or self.precision).total_bytes
         return size_bytes(memory) if memory is not None else 0
 
-    def _whole_batch(self, own: CandidateSpec, wanted: DeviceRequest) -> Candidate | None:
-        """The range and the batch that is divided among it; None where a batch is of one rank. Raises SpecError where
-        no number of the range divides it.
+    def _whole_batch(self, own: CandidateSpec, request: DeviceRequest) -> Candidate | None:
+        """The range of devices and the batch that is divided among them; None if the batch size is that of one rank.
+        Raises SpecError if no number of devices in the range divides the batch.
         """
         batch_size, nodes = own.batch_size or self.batch_size, own.nodes or self.resources.nodes or 1
-        if self.task != "train" or not batch_size or wanted.min_count == wanted.count:
+        if self.task != "train" or not batch_size or request.min_count == request.count:
             return None
-        whole = Candidate(wanted.kinds, wanted.count, wanted.min_count, nodes, batch_size=batch_size, whole_batch=True)
-        if not whole.counts:
-            fewest, most = wanted.min_count * nodes, wanted.count * nodes
-            message = f"{batch_size} divides among no number of ranks from {fewest} to {most}"
-            near = -(-batch_size // fewest) * fewest
-            raise SpecError("batch_size", message, f"write a multiple of {fewest}, e.g. {near}")
-        return whole
+        candidate = Candidate(
+            request.kinds, request.count, request.min_count, nodes, batch_size=batch_size, whole_batch=True
+        )
+        if not candidate.counts:
+            min_ranks, max_ranks = request.min_count * nodes, request.count * nodes
+            message = f"{batch_size} cannot be divided evenly among any number of ranks from {min_ranks} to {max_ranks}"
+            multiple = -(-batch_size // min_ranks) * min_ranks
+            raise SpecError("batch_size", message, f"write a multiple of {min_ranks}, e.g. {multiple}")
+        return candidate
 
     def _script_checkpoint(self) -> dict[str, Any]:
-        """All that a command's node is told beside the command."""
-        written = self.checkpoint
-        return ScriptCheckpoint(written.path, written.format).to_plain() if written.path else {}
+        """Where a command's script saves its checkpoint, for the node; empty if the job does not say."""
+        checkpoint = self.checkpoint
+        return ScriptCheckpoint(checkpoint.path, checkpoint.format).to_plain() if checkpoint.path else {}
 
 
 def parse_job(data: dict[str, Any], source: str = "") -> JobSpec:
-    """Raises SpecError with the dotted field, what is wrong and what to write, such as the nearest valid key."""
+    """Validate a job. Raises SpecError with the dotted field, the problem and what to write, e.g. the nearest key."""
     return validate_model(JobSpec, data, source)
 
 
 def load_job(path: Path) -> JobSpec:
-    """The job in a YAML file, its `working_dir` made absolute. Raises UserError or SpecError naming the file."""
+    """Load the job in a YAML file and make its `working_dir` absolute. UserError and SpecError name the file."""
     return _placed(parse_job(strict_yaml.load(_read(path), str(path), JobSpec), str(path)), path)
 
 
 def load_jobs(path: Path) -> list[JobSpec]:
-    """The jobs in a YAML file of one or several documents, parted by `---`. Raises as `load_job`."""
+    """Load the jobs in a YAML file of one or several documents, separated by `---`. Raises as `load_job`."""
     documents = strict_yaml.load_all(_read(path), str(path), JobSpec)
     if len(documents) == 1:
         return [_placed(parse_job(documents[0], str(path)), path)]
@@ -244,7 +252,7 @@ def load_jobs(path: Path) -> list[JobSpec]:
 
 
 def _placed(spec: JobSpec, path: Path) -> JobSpec:
-    """With its folder, and its data of this machine, found from where the file lies."""
+    """Resolve paths of its working folder and local data relative to the job's file."""
     spec = spec.model_copy(update={"resources": spec.resources.read(path)})
     if any(of_this_machine(one.uri) for one in spec.data):
         spec = spec.model_copy(update={"data": tuple(_placed_data(one, path) for one in spec.data)})
@@ -264,10 +272,10 @@ def _placed_data(data: DataSpec, path: Path) -> DataSpec:
 def _folder(written: str, beside: Path) -> Path:
     try:
         folder = (beside.parent / Path(written).expanduser()).resolve(strict=True)
-        found = folder.is_dir()
-    except (OSError, RuntimeError):  # RuntimeError: links in a circle, or ~NAME of nobody
-        found = False
-    if not found:
+        is_folder = folder.is_dir()
+    except (OSError, RuntimeError):  # RuntimeError: a cycle of links, or ~NAME of an unknown user
+        is_folder = False
+    if not is_folder:
         remedy = f"create it; the path is relative to {beside}"
         raise SpecError("working_dir", f"there is no folder {beside.parent / written}", remedy)
     return folder
@@ -276,7 +284,7 @@ def _folder(written: str, beside: Path) -> Path:
 def job_schema() -> dict[str, Any]:
     """JSON Schema of a job's file."""
     schema = JobSpec.model_json_schema()
-    del schema["required"]  # name and task are guessed
+    del schema["required"]  # name and task have defaults
     for model in ("ResourceSpec", "CandidateSpec"):
         properties = schema["$defs"][model]["properties"]
         properties["gpus"] = properties["accelerators"]
@@ -284,7 +292,7 @@ def job_schema() -> dict[str, Any]:
 
 
 def _words(command: Any) -> tuple[str, ...]:
-    """A line goes to the shell."""
+    """Words of a command; a command line is run by the shell."""
     return ("/bin/sh", "-c", command) if command and isinstance(command, str) else tuple(command)
 
 
@@ -294,7 +302,7 @@ PARTS: tuple[tuple[str, type[Model]], ...] = (
 
 
 def _refuse_misplaced(data: dict[str, Any]) -> None:
-    """A key known one level down is not unknown: say where it belongs."""
+    """Raise SpecError that says where a key belongs if it is valid one level below, instead of "unknown key"."""
     for key in data.keys() - JobSpec.model_fields.keys():
         for name, model in PARTS:
             if key in model.model_fields or (key, name) == ("gpus", "resources"):
@@ -302,44 +310,46 @@ def _refuse_misplaced(data: dict[str, Any]) -> None:
 
 
 def _check_fields(spec: JobSpec) -> None:
-    """Every field that is set is one the task reads, and it has what it needs. Raises SpecError."""
-    for place, part in _places(spec):
+    """Check that the task reads every field that is set and that no required field is missing. Raises SpecError."""
+    for prefix, part in _places(spec):
         written = part.model_fields_set
         for field, tasks in TASKS_OF.items():
             if field in written and spec.task not in tasks and _differs(part, field):
-                message = f"is read by {', '.join(tasks)} jobs, this one is {spec.task}"
-                raise SpecError(f"{place}{field}", message, _instead(spec.task))
+                message = f"applies to {', '.join(tasks)} jobs only; this is a {spec.task} job"
+                raise SpecError(f"{prefix}{field}", message, _instead(spec.task))
     _check_checkpoint(spec)
     if spec.objective == "deadline" and spec.deadline is None:
         raise SpecError("deadline", "is required with objective: deadline", deadlines.FORMS)
-    for own, wanted in spec.resources.alternatives():
-        spec._whole_batch(own, wanted)
+    for own, request in spec.resources.alternatives():
+        spec._whole_batch(own, request)
     if spec.task == "run":
         if not all(own.command or spec.command for own, _ in spec.resources.alternatives()):
-            raise SpecError("command", "a run job needs a command", "e.g. command: python train.py")
+            raise SpecError("command", "a run job needs a command", "write e.g. command: python train.py")
         return
     if spec.task == "benchmark" and spec.arguments.get("session"):
-        return  # it measures what a run over the fleet tells it to
+        return  # the benchmark run that started this session sends it the cases to measure
     if not spec.entry:
         raise SpecError("entry", f"a {spec.task} job needs an entry", "write file.py:function or module:function")
     if spec.task != "train" and ":" not in spec.entry:
-        raise SpecError("entry", f"{spec.entry} names no function", f"write {spec.entry}:NAME, which makes the model")
+        raise SpecError(
+            "entry", f"{spec.entry} does not name a function", f"write {spec.entry}:NAME, which creates the model"
+        )
 
 
 OF_SCRIPTS = ("path", "format")
-"""Fields of `checkpoint` that `run` jobs read; the others are of `train` jobs."""
+"""Fields of `checkpoint` that apply to `run` jobs; the others apply to `train` jobs."""
 
 
 def _check_checkpoint(spec: JobSpec) -> None:
-    """Raises SpecError."""
+    """Check that the task reads the fields of `checkpoint` that are set. Raises SpecError."""
     part = spec.checkpoint
     for field in part.model_fields_set:
         task = "run" if field in OF_SCRIPTS else "train"
         if spec.task != task and _differs(part, field):
-            told = "it saves with ctx.checkpoint" if task == "run" else "write checkpoint: {path: ckpt.pt}"
-            raise SpecError(f"checkpoint.{field}", f"is read by {task} jobs, this one is {spec.task}", told)
+            remedy = "a train job saves with ctx.checkpoint" if task == "run" else "write checkpoint: {path: ckpt.pt}"
+            raise SpecError(f"checkpoint.{field}", f"applies to {task} jobs only; this is a {spec.task} job", remedy)
     if part.format != "auto" and not part.path:
-        raise SpecError("checkpoint.format", "says what lies at checkpoint.path, which is not given", "add path")
+        raise SpecError("checkpoint.format", "is the format of checkpoint.path, which is missing", "add path")
 
 
 def _places(spec: JobSpec) -> Iterator[tuple[str, Model]]:

@@ -1,4 +1,4 @@
-"""The single values of a job's spec: which text is taken for each, and the sentence when it is not."""
+"""Types of single fields of a job's spec: the accepted text, and the error for any other."""
 
 import re
 from collections.abc import Callable
@@ -29,7 +29,7 @@ TRANSFORMERS = re.compile(r"transformers:([a-z0-9][a-z0-9_-]*|(?![/.])[A-Za-z0-9
 SECRET = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:/[^\0]+")
 MOST_SECRETS = 100
 LONGEST_VARIABLE_BYTES = 64 << 10
-"""Linux takes 128 KiB."""
+"""Linux itself allows 128 KiB."""
 DATA_FORMS = "write s3://BUCKET/PREFIX, POOL:PATH, or a path of this machine"
 OURS = ("POLYFLEET_", "RAY_")
 LONGEST_S = 7 * 86400.0
@@ -54,8 +54,8 @@ def _duration(value: Any) -> Any:
 
 
 def _deadline(value: Any) -> Any:
-    if value is not None and (why := deadlines.refusal(value)):
-        raise WrongValueError(why, deadlines.FORMS)
+    if value is not None and (reason := deadlines.refusal(value)):
+        raise WrongValueError(reason, deadlines.FORMS)
     return value
 
 
@@ -66,7 +66,7 @@ def _hang_after(value: Any) -> Any:
 def _name(value: str) -> str:
     if value and not JOB_NAME.fullmatch(value):
         remedy = "use up to 63 letters, digits, '-' and '_', a letter or digit first and last"
-        raise WrongValueError(f"{value!r} is no name", remedy)
+        raise WrongValueError(f"{value!r} is not a valid name", remedy)
     return value
 
 
@@ -76,7 +76,8 @@ def _entry(value: str) -> str:
     match = ENTRY.fullmatch(value)
     if value and not (match and ".." not in match["where"].split("/") and _is_file_or_module(match["where"])):
         raise WrongValueError(
-            f"{value!r} names no function", "write file.py:function, package.module:function or transformers:TYPE"
+            f"{value!r} does not name a function",
+            "write file.py:function, package.module:function or transformers:TYPE",
         )
     return value
 
@@ -86,7 +87,7 @@ def _is_file_or_module(where: str) -> bool:
 
 
 def _command(value: Any) -> Any:
-    """A line for the shell, or the words of one command."""
+    """A command line for the shell, or a list of the command's words."""
     if value in ("", (), []):
         return ""
     words = list(value) if isinstance(value, list | tuple) else [value]
@@ -95,7 +96,9 @@ def _command(value: Any) -> Any:
             shown = "null" if word is None else f"{word!r:.60}"
             raise WrongValueError(f"word {number} is {shown}, not text", "put it in quotes")
     if not isinstance(words[0], str) or any("\0" in word for word in words) or not words[0].strip():
-        raise WrongValueError("must be a line for the shell or a list of words", 'e.g. command: ["python", "train.py"]')
+        raise WrongValueError(
+            "must be a command line for the shell or a list of words", 'write e.g. command: ["python", "train.py"]'
+        )
     return value if isinstance(value, str) else tuple(words)
 
 
@@ -106,7 +109,7 @@ def _variables(value: Any) -> Any:
 
 
 def variable(name: str, value: Any) -> str:
-    """The value as text. Raises WrongValueError."""
+    """Return the value of an environment variable as text. Raises WrongValueError."""
     _check_variable_name(name)
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
@@ -126,11 +129,11 @@ def _check_variable_name(name: str) -> None:
 
 
 def _secrets(value: Any) -> Any:
-    """Errors here never show what was written: it may be the secret itself."""
+    """Check references to secrets. Errors never show the written value: it may be the secret itself."""
     if not isinstance(value, dict):
-        raise WrongValueError("must be a mapping of names to references", "e.g. HF_TOKEN: env:HF_TOKEN")
+        raise WrongValueError("must be a mapping of names to references", "write e.g. HF_TOKEN: env:HF_TOKEN")
     if len(value) > MOST_SECRETS:
-        raise WrongValueError(f"has {len(value)} secrets, at most {MOST_SECRETS} are taken", "put several into a file")
+        raise WrongValueError(f"has {len(value)} secrets; the maximum is {MOST_SECRETS}", "put several into one file")
     for name, reference in value.items():
         _check_variable_name(str(name))
         if not isinstance(reference, str) or not SECRET.fullmatch(reference):
@@ -152,8 +155,8 @@ def _dtype(value: str) -> str:
 
 
 def _feature(value: str) -> str:
-    if value not in (known := feature_words()):
-        raise WrongValueError(f"unknown feature {value!r}", nearest(value, known))
+    if value not in (features := feature_words()):
+        raise WrongValueError(f"unknown feature {value!r}", nearest(value, features))
     return value
 
 
@@ -171,8 +174,8 @@ def _script_path(value: str) -> str:
     except UserError as e:
         raise WrongValueError(e.message, "write a path in $POLYFLEET_OUTPUT_DIR, such as ckpt.pt") from None
     if not path or path.partition("/")[0].startswith(OWN_FOLDER):
-        why = "is where Polyfleet keeps its copy" if path else "is the whole folder"
-        raise WrongValueError(f"{value!r} {why}", "name a file or folder in it, such as ckpt.pt")
+        reason = "is where Polyfleet keeps its copy" if path else "is the complete folder"
+        raise WrongValueError(f"{value!r} {reason}", "name a file or folder in it, such as ckpt.pt")
     return path
 
 
@@ -188,12 +191,12 @@ def _resume_from(value: str) -> str:
             checkpoint_location.parse_pool_path(value, "", pool="any")
         except UserError as e:
             remedy = "write POOL:PATH, or PATH in the pool the job runs in"
-            raise WrongValueError(f"is no checkpoint: {e.message}", remedy) from None
+            raise WrongValueError(f"is not a checkpoint: {e.message}", remedy) from None
     return value
 
 
 def _data_uri(value: str) -> str:
-    """An object store's place, POOL:PATH, or a path of this machine."""
+    """Check a location of data: a URI of an object store, POOL:PATH, or a path of this machine."""
     if not value or "\0" in value:
         raise WrongValueError("must name data", DATA_FORMS)
     if value.startswith("file://"):
@@ -217,8 +220,8 @@ def _parsed(
 def _mount(value: str) -> str:
     plain = "/".join(part for part in value.split("/") if part not in ("", "."))
     if value.startswith("/") or path_error(plain):
-        why = "it is absolute" if value.startswith("/") else path_error(plain)
-        raise WrongValueError(f"{value[:200]!r} is not in the job's folder: {why}", "write e.g. data/")
+        reason = "it is absolute" if value.startswith("/") else path_error(plain)
+        raise WrongValueError(f"{value[:200]!r} is not in the job's folder: {reason}", "write e.g. data/")
     return value
 
 
@@ -229,7 +232,7 @@ def _sha256(value: str) -> str:
 
 
 def _device_kind(value: str) -> str:
-    """In the catalogue's spelling. A speed is that of a model: of a back end with many, one has to be named."""
+    """The kind in the catalogue's spelling. Refuses a back end with many models, since a speed is that of a model."""
     kind = prefix_field(require_known_kind, value)
     if ":" not in kind and model(kind) is None:
         raise WrongValueError(f"{value!r} is a back end with many models", "name one of them, e.g. nvidia:H100")

@@ -1,4 +1,4 @@
-"""How much memory of each device a job needs: a size, or a model from whose numbers it is estimated."""
+"""Memory that a job needs on each device: a size, or a model from whose dimensions it is estimated."""
 
 import json
 from pathlib import Path
@@ -19,26 +19,27 @@ class Model(BaseModel):
 
 
 class MemorySpec(Model):
-    """What is estimated. Each device holds the whole model; libraries and fragmentation come on top."""
+    """Input of the memory estimate. Each device holds the complete model; libraries and fragmentation are added."""
 
     model: dict[str, Any] | Annotated[str, Field(min_length=1)]
-    """A transformer's numbers (hidden_size, num_hidden_layers, vocab_size, num_attention_heads, ...), or the path of a
-    JSON file with them, such as the config.json of a model; relative to the job's file."""
+    """Dimensions of a transformer (hidden_size, num_hidden_layers, vocab_size, num_attention_heads, ...), or the path
+    of a JSON file with them, such as the config.json of a model; relative to the job's file.
+    """
 
     mode: Literal["training", "inference"] | None = None
-    """Training for `task: train`, else inference, unless said."""
+    """Default: training for `task: train`, else inference."""
 
     batch: Annotated[StrictInt, Field(ge=1)] | None = None
-    """Of one device; `batch_size` unless said."""
+    """Batch size of one device (default: `batch_size`)."""
 
     seq: Annotated[StrictInt, Field(ge=1)] | None = None
-    """Tokens of one sample; as many as the model can take unless said."""
+    """Tokens of one sample (default: the model's maximum)."""
 
     optimizer: str = "adamw"
-    """Of a training."""
+    """Optimizer of a training."""
 
     dtype: f.Precision = ""
-    """Of weights and activations; `precision` unless said, else the model's own."""
+    """Data type of weights and activations (default: `precision`, else the model's own)."""
 
     @model_validator(mode="after")
     def _can_be_estimated(self) -> "MemorySpec":
@@ -47,19 +48,21 @@ class MemorySpec(Model):
         return self
 
     def estimated(self, task: str, batch_size: int, precision: str) -> MemoryEstimate:
-        """Raises SpecError while the model is a path, UserError for numbers that make no transformer."""
+        """Estimate the memory. Raises SpecError while the model is a path, UserError for invalid dimensions."""
         if isinstance(self.model, str):
-            remedy = "submit the job's file, or write the model's numbers themselves"
+            remedy = "submit the job as a file, or write the model's dimensions instead of a path"
             raise SpecError("resources.memory.model", f"{self.model} was not read", remedy)
         mode = self.mode or ("training" if task == "train" else "inference")
         dtype, batch = self.dtype or precision or None, self.batch or batch_size or 1
         try:
             return estimate_memory(self.model, batch, self.seq, dtype, mode, self.optimizer)
         except (ArithmeticError, TypeError, ValueError) as e:
-            raise UserError(f"these numbers make no transformer: {e}", "give those of its config.json") from e
+            raise UserError(
+                f"these are not the dimensions of a transformer: {e}", "write those of the model's config.json"
+            ) from e
 
     def read(self, beside: Path) -> "MemorySpec":
-        """With the numbers of the file, if it names one."""
+        """Replace the path of a file by the dimensions in it."""
         if not isinstance(self.model, str):
             return self
         path = beside.parent / Path(self.model).expanduser()
@@ -68,10 +71,10 @@ class MemorySpec(Model):
                 raise ValueError(f"{path} is larger than {FILE_BYTES >> 20} MiB")
             model = json.loads(path.read_text())
         except (OSError, ValueError, RecursionError) as e:
-            remedy = f"name a JSON file with a transformer's numbers; the path is relative to {beside}"
+            remedy = f"name a JSON file with a transformer's dimensions; the path is relative to {beside}"
             raise SpecError("resources.memory.model", f"cannot be read: {e}", remedy) from e
         if not isinstance(model, dict):
-            raise SpecError("resources.memory.model", f"{path} holds no mapping", "name a model's config.json")
+            raise SpecError("resources.memory.model", f"{path} is not a JSON object", "name a model's config.json")
         return validate_model(MemorySpec, self.model_dump() | {"model": model}, f"resources.memory of {beside}")
 
 

@@ -1,4 +1,4 @@
-"""The parts of a job's spec below its top level: devices and candidates, recovery, checkpoints."""
+"""Parts of a job's spec below its top level: devices and candidates, recovery, checkpoints, data, work."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -28,20 +28,21 @@ class ResourceShape(Model):
 
     accelerators: f.Accelerators = None
     """`nvidia:H100:8`, `tpu:v5e:4`, `cpu:1`, `any`; a range `nvidia:H100:2..8`; a list (in that order); a mapping
-    {H100: 8, A100: 8} (any of them). `gpus` is the same."""
+    {H100: 8, A100: 8} (any of them). `gpus` is another name for it."""
 
     count: f.Number = None
-    """Devices per node, where `accelerators` does not say: 8, 2..8 or 8+."""
+    """Devices per node, if `accelerators` has no number: 8, 2..8 or 8+."""
 
     nodes: f.Count | None = None
-    """Nodes of one island (same back end, environment and kind), 1 unless said."""
+    """Nodes of one island: same back end, environment and kind (default: 1)."""
 
     memory: Memory | None = None
-    """Least memory of each device, e.g. 40GB; or a model from whose numbers that is estimated, as in
+    """Minimum memory of each device, e.g. 40GB; or a model from whose dimensions it is estimated, e.g.
     {model: config.json, seq: 2048}."""
 
     max_price: f.Price | None = None
-    """Highest price of one device per hour, as `price_per_hour` of pools; a pool without a price costs nothing."""
+    """Maximum price of one device per hour, in the unit of `price_per_hour` of pools; a pool without a price is free.
+    """
 
     pool: str = ""
     """Only nodes of this pool."""
@@ -53,16 +54,16 @@ class ResourceShape(Model):
     """No nodes of these pools."""
 
     dtypes: f.Dtypes = ()
-    """Only devices that compute with these natively by their documents, e.g. [bf16] or [float8_e4m3fn]."""
+    """Only devices that support these natively according to their documentation, e.g. [bf16] or [float8_e4m3fn]."""
 
     features: f.Features = ()
-    """Only devices that offer these by their documents, e.g. [flash_attention] or [collectives=nccl]."""
+    """Only devices that have these according to their documentation, e.g. [flash_attention] or [collectives=nccl]."""
 
     node: str = ""
     """Only this node, as `polyfleet inventory` names it."""
 
     exclusive: StrictBool | None = None
-    """All devices of the kind on each node, once no other job holds one of them; takes the place of a number."""
+    """All devices of the kind on each node, once no other job uses any of them; instead of a number."""
 
     @model_validator(mode="before")
     @classmethod
@@ -82,15 +83,15 @@ class ResourceShape(Model):
     @field_validator("count")
     @classmethod
     def _count_once(cls, count: Any, info: ValidationInfo) -> Any:
-        asked = info.data.get("accelerators")
-        if count is not None and asked is not None:
-            for wanted in written.accelerators(asked):
-                prefix_field(counted, wanted, count)
+        accelerators = info.data.get("accelerators")
+        if count is not None and accelerators is not None:
+            for request in written.accelerators(accelerators):
+                prefix_field(counted, request, count)
         return count
 
 
 class CandidateSpec(ResourceShape):
-    """One acceptable way to run the job; what it leaves out is as the job says."""
+    """One acceptable way to run the job; fields that it leaves out have the job's values."""
 
     precision: f.Precision = ""
     batch_size: f.BatchSize = 0
@@ -105,13 +106,13 @@ def _read(shape: ResourceShape, beside: Path) -> dict[str, Any]:
 
 
 class ResourceSpec(ResourceShape):
-    """One shape, or candidates that take from it what they leave out."""
+    """Devices of the job, or candidates, which inherit the fields that they leave out."""
 
     any_of: Annotated[tuple[CandidateSpec, ...], Field(max_length=32)] = ()
-    """Any of these, the best that is free."""
+    """Candidates: the best one that is free is used."""
 
     ordered: Annotated[tuple[CandidateSpec, ...], Field(max_length=32)] = ()
-    """The first of these that is free."""
+    """Candidates: the first one that is free is used."""
 
     @model_validator(mode="after")
     def _one_list(self) -> "ResourceSpec":
@@ -123,17 +124,19 @@ class ResourceSpec(ResourceShape):
     def _whole_or_counted(self) -> "ResourceSpec":
         if not any(one.exclusive for one in (self, *self.any_of, *self.ordered)):
             return self
-        for own, wanted in self.alternatives():
-            if self.is_exclusive(own) and wanted.counted:
-                told = f"exclusive takes all {','.join(wanted.kinds)} devices of a node, and a number is given as well"
-                raise WrongValueError(told, "keep one of them")
+        for own, request in self.alternatives():
+            if self.is_exclusive(own) and request.counted:
+                message = (
+                    f"exclusive takes all {','.join(request.kinds)} devices of a node, but a number is given as well"
+                )
+                raise WrongValueError(message, "keep one of them")
         return self
 
     def is_exclusive(self, own: CandidateSpec) -> bool:
         return bool(self.exclusive if own.exclusive is None else own.exclusive)
 
     def read(self, beside: Path) -> "ResourceSpec":
-        """With the numbers of models that are named by the files they are in."""
+        """Replace paths of model files by the dimensions in them."""
         return self.model_copy(
             update={
                 "any_of": tuple(one.model_copy(update=_read(one, beside)) for one in self.any_of),
@@ -147,21 +150,21 @@ class ResourceSpec(ResourceShape):
         return bool(self.ordered) or (not self.any_of and isinstance(self.accelerators, list | tuple))
 
     def alternatives(self) -> Iterator[tuple[CandidateSpec, DeviceRequest]]:
-        """Every candidate with the devices it wants: a list or mapping of accelerators makes several of one."""
+        """Yield each candidate with each of its device requests: a list or mapping of accelerators has several."""
         for candidate in self.ordered or self.any_of or (_PLAIN,):
-            for wanted in _wanted(candidate, self):
-                yield candidate, wanted
+            for request in _wanted(candidate, self):
+                yield candidate, request
 
 
 Failing = Literal[
     "user", "oom", "signal", "start", "internal", "unreadable", "launch", "lost", "storage", "nan", "hang"
 ]
-"""Kinds of failure, as workers.messages.FAILURES has them."""
+"""Kinds of failure, the same as workers.messages.FAILURES."""
 Reaction = Literal["restart", "retry", "next", "fail", "ignore"]
 
 
 class RecoverySpec(Model):
-    """What may be tried again. Failures of the job's code are restarts, lost nodes and preemptions interruptions."""
+    """Retries. A failure of the job's code counts as a restart, a lost node or a preemption as an interruption."""
 
     max_restarts: Annotated[StrictInt, Field(ge=-1)] = 0
     """-1: no limit."""
@@ -174,27 +177,29 @@ class RecoverySpec(Model):
     """First pause; it doubles up to 60 s."""
 
     lease: f.Duration = "10s"
-    """How long an attempt runs on without hearing from the server or the cluster's head; at least 5 s. It has no effect
-    beside `on_disconnect: wait`."""
+    """How long an attempt keeps running without contact to the server or the cluster's head; at least 5 s. It has no
+    effect with `on_disconnect: wait`."""
 
     grace: f.Duration = "30s"
-    """Time to save a checkpoint when asked to stop."""
+    """Time that an attempt has to save a checkpoint before it is stopped."""
 
     on_events: dict[Failing, Reaction] = Field(default_factory=dict)
-    """What follows a kind of failure, e.g. {oom: next, hang: retry}: `restart` counts against max_restarts, `retry` as
-    an interruption, `next` is a restart that goes on with the next candidate, `fail` ends the job. {nan: ignore} lets a
-    training go on whose loss is no number."""
+    """Reaction to a kind of failure, e.g. {oom: next, hang: retry}: `restart` counts against max_restarts, `retry` as
+    an interruption, `next` restarts with the next candidate, `fail` ends the job. {nan: ignore} lets a training
+    continue whose loss is NaN or infinite.
+    """
 
     cross_vendor: StrictBool = True
     """Whether a restart may use a candidate of another back end than the one the job last ran on."""
 
     on_disconnect: Literal["restart", "wait", "stop"] = "restart"
-    """When the node of an attempt cannot be reached: restart elsewhere once its lease has ended, wait for the node, or
+    """If the node of an attempt cannot be reached: restart elsewhere once its lease has expired, wait for the node, or
     stop the job."""
 
     hang_after: f.HangAfter = ""
-    """How long ranks may make no progress, e.g. 10m, or `never`. Left out: twice their 99th percentile step, at least
-    60 s, for `train`; no limit for other tasks."""
+    """How long ranks may make no progress, e.g. 10m, or `never` (default: for `train`, twice their 99th percentile
+    step, at least 60 s; no limit for other tasks).
+    """
 
     @field_validator("on_events")
     @classmethod
@@ -209,13 +214,13 @@ class RecoverySpec(Model):
     @classmethod
     def _long_enough(cls, lease: Any) -> Any:
         if duration_s(lease) < MIN_LEASE_S:
-            why = "a node cannot renew a shorter one in time while the server is silent"
-            raise WrongValueError(f"{lease} is too short", f"write at least {MIN_LEASE_S:.0f}s: {why}")
+            reason = "a node cannot renew a shorter one in time while the server is silent"
+            raise WrongValueError(f"{lease} is too short", f"write at least {MIN_LEASE_S:.0f}s: {reason}")
         return lease
 
     @cached_property
     def parsed(self) -> Recovery:
-        """As the core has it. Most jobs share the one that says nothing."""
+        """The planner's Recovery. Cached, because most jobs share the default spec."""
         return Recovery(
             self.max_restarts,
             self.max_interruptions,
@@ -232,34 +237,34 @@ class RecoverySpec(Model):
 
 class CheckpointSpec(Model):
     keep: Annotated[StrictInt, Field(ge=1, le=1000)] = 3
-    """How many of the newest checkpoints stay."""
+    """Number of newest checkpoints to keep."""
 
     resume_from: f.ResumeFrom = ""
     """Start from this checkpoint: POOL:PATH, or PATH in the pool the job runs in."""
 
     path: f.ScriptPath = ""
-    """Of a `run` job: the file or folder in `$POLYFLEET_OUTPUT_DIR` that its script saves and resumes from, such as
-    ckpt.pt. `keep` and `resume_from` are of `train` jobs."""
+    """For `run` jobs: the file or folder in `$POLYFLEET_OUTPUT_DIR` that the script saves to and resumes from, such as
+    ckpt.pt. `keep` and `resume_from` apply to `train` jobs."""
 
     format: f.ScriptFormat = "auto"
-    """What lies at `path`: torch (torch.save, Lightning), safetensors, dcp, accelerate or trainer; `auto` looks."""
+    """Format of `path`: torch (torch.save, Lightning), safetensors, dcp, accelerate or trainer (auto: detected)."""
 
     replicas: Annotated[StrictInt, Field(ge=0, le=3)] = 0
-    """Copies of the newest checkpoint that are kept on other machines, the last one too, for when its own is lost."""
+    """Copies of the newest checkpoint on other machines, in case its own is lost; kept after the job's end, too."""
 
 
 class DataSpec(Model):
-    """Something to read: fetched before the command starts, kept on the node, and shown read-only."""
+    """Input data: fetched before the command starts, kept on the node, and mounted read-only."""
 
     uri: f.DataUri
-    """`s3://BUCKET/PREFIX` (also gs, az, abfs), `POOL:PATH` in a pool's storage (`POOL:JOB/output/…` is what a job has
-    left), or a file or folder of the machine that submits; in a file that is relative to the file."""
+    """`s3://BUCKET/PREFIX` (also gs, az, abfs), `POOL:PATH` in a pool's storage (`POOL:JOB/output/…` is the output of a
+    job), or a file or folder of the machine that submits; in a job's file, the path is relative to that file."""
 
     mount: f.MountPath
-    """Where it is seen in the job's folder. A single file lies in it where this ends with `/`, else is it."""
+    """Path in the job's folder. If it ends with `/`, a single file is put into that folder, else it gets that name."""
 
     sha256: f.Sha256 = ""
-    """What it must be: of a file as `sha256sum` prints it, of a folder as docs/guides/jobs.md says."""
+    """Expected hash: of a file as `sha256sum` prints it, of a folder as in docs/guides/jobs.md."""
 
     @property
     def path(self) -> str:
@@ -268,26 +273,26 @@ class DataSpec(Model):
 
 
 class WorkSpec(Model):
-    """How much work the job is: a number of steps, or hours on one device of a kind."""
+    """Amount of work of the job: a number of steps, or hours on one device of a kind."""
 
     steps: f.Steps | None = None
-    """Steps of the whole run, counted as the job reports them: `ctx.report(step, …)`."""
+    """Steps of the complete run, as the job reports them: `ctx.report(step, …)`."""
 
     hours: f.Hours | None = None
-    """Hours that it takes one device of the kind `on`."""
+    """Hours that one device of the kind `on` needs for the job."""
 
     on: f.DeviceKind | None = None
-    """The kind that `hours` is about, e.g. nvidia:H100."""
+    """Kind of device for `hours`, e.g. nvidia:H100."""
 
     @model_validator(mode="after")
     def _one_measure(self) -> "WorkSpec":
         if self.steps is not None and self.hours is not None:
             raise WrongValueError("has both steps and hours", "keep one of them")
         if self.hours is not None and self.on is None:
-            remedy = "add `on`, the kind of device that they are hours of, e.g. on: nvidia:H100"
-            raise WrongValueError("is required beside hours", remedy, "on")
+            remedy = "add `on`, the kind of device that needs those hours, e.g. on: nvidia:H100"
+            raise WrongValueError("is required with hours", remedy, "on")
         if self.hours is None and self.on is not None:
-            raise WrongValueError("says which device `hours` is of, and no hours are given", "add hours", "on")
+            raise WrongValueError("is the kind of device for `hours`, which is missing", "add hours", "on")
         if self.steps is None and self.hours is None:
             raise WrongValueError("is empty", "write {steps: 1000} or {hours: 3, on: nvidia:H100}")
         return self
@@ -301,24 +306,24 @@ DATA_AT_MOST = 32
 
 
 def check_mounts(data: "tuple[DataSpec, ...]") -> None:
-    """None is where another one is, or inside of it: that would be written into. Raises WrongValueError."""
+    """Raise WrongValueError if a mount equals another or is inside another, since data is mounted read-only."""
     for index, one in enumerate(data):
         for other in data[:index]:
             if f"{one.path}/".startswith(f"{other.path}/") or f"{other.path}/".startswith(f"{one.path}/"):
-                told = f"mounts {one.uri} at {one.mount!r}, and {other.uri} is at {other.mount!r}"
-                raise WrongValueError(told, "give each its own folder, none inside of another")
+                message = f"mounts {one.uri} at {one.mount!r}, but {other.uri} is mounted at {other.mount!r}"
+                raise WrongValueError(message, "mount each at its own path, none inside another")
 
 
 _PLAIN = CandidateSpec()
 
 
 def _wanted(own: CandidateSpec, base: ResourceSpec) -> tuple[DeviceRequest, ...]:
-    """A candidate's devices; a number of its own replaces the one inherited with the devices."""
+    """Device requests of a candidate; its own number replaces the one inherited with the devices."""
     if own.accelerators is not None:
-        wanted = written.accelerators(own.accelerators)
+        requests = written.accelerators(own.accelerators)
         number = own.count if own.count is not None else base.count
-        return tuple(w if number is None or w.counted else counted(w, number) for w in wanted)
-    wanted = written.accelerators("any" if base.accelerators is None else base.accelerators)
+        return tuple(w if number is None or w.counted else counted(w, number) for w in requests)
+    requests = written.accelerators("any" if base.accelerators is None else base.accelerators)
     if own.count is not None:
-        return tuple(counted(DeviceRequest(w.kinds), own.count) for w in wanted)
-    return tuple(w if base.count is None else counted(w, base.count) for w in wanted)
+        return tuple(counted(DeviceRequest(w.kinds), own.count) for w in requests)
+    return tuple(w if base.count is None else counted(w, base.count) for w in requests)

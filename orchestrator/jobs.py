@@ -1,4 +1,4 @@
-"""Jobs as Python writes them, and the handle of one that was submitted."""
+"""Classes that describe a job in Python, and the handle of a submitted job."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,7 +23,10 @@ Data = dict[str, Any]
 
 
 class Resources(job_spec_parts.ResourceSpec):
-    """Which devices: `Resources(accelerators="nvidia:H100:8")`. Fields: `polyfleet schema job`. Raises SpecError."""
+    """Devices that a job needs, e.g. `Resources(accelerators="nvidia:H100:8")`. Raises SpecError.
+
+    Fields: `polyfleet schema job`.
+    """
 
     def __init__(self, **fields: Any):
         validate_model(job_spec_parts.ResourceSpec, fields)
@@ -44,9 +47,9 @@ class _Job(job_spec.JobSpec):
     TASK: ClassVar[str]
 
     def __init__(self, **fields: Any):
-        given = {"task": self.TASK, **fields}
-        validate_model(job_spec.JobSpec, given)
-        super().__init__(**given)
+        arguments = {"task": self.TASK, **fields}
+        validate_model(job_spec.JobSpec, arguments)
+        super().__init__(**arguments)
 
 
 class TrainJob(_Job):
@@ -56,13 +59,13 @@ class TrainJob(_Job):
 
 
 class PrepareJob(_Job):
-    """Optimises the model that `entry` makes, checks it and saves it."""
+    """Optimises the model that `entry` creates, checks it and saves it."""
 
     TASK = "prepare"
 
 
 class BenchmarkJob(_Job):
-    """Measures forward and training step of the model that `entry` makes."""
+    """Measures forward pass and training step of the model that `entry` creates."""
 
     TASK = "benchmark"
 
@@ -74,17 +77,17 @@ class RunJob(_Job):
 
 
 class JobFailed(PolyfleetError):
-    """`result()` of a job that did not succeed: its state and, of a failure, the user's own traceback."""
+    """Raised by `result()` for a job that did not succeed: its state and, after a failure, the user's traceback."""
 
-    def __init__(self, job: str, state: str, said: str):
-        super().__init__(f"{job} ended as {state}: {said}", f"`polyfleet logs {job}` has its output")
-        self.args = (job, state, said)
+    def __init__(self, job: str, state: str, reason: str):
+        super().__init__(f"{job} ended as {state}: {reason}", f"`polyfleet logs {job}` shows its output")
+        self.args = (job, state, reason)
 
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """`stream` is stdout or stderr; `epoch` the attempt. One that was read before its end is `unfinished`; its rest
-    comes as another one of the same rank and stream, which `continues` it.
+    """One line of a log. `stream` is stdout or stderr, `epoch` the attempt. A line that was read before its end is
+    `unfinished`; its rest is another LogLine of the same rank and stream, which has `continues`.
     """
 
     time: str
@@ -97,8 +100,8 @@ class LogLine:
 
 
 class Log(list[LogLine]):
-    """Lines of a job's log; printed, they read as the job wrote them, made harmless for a terminal. `away` has a
-    sentence for each part that is not among them, since its node does not answer; printed, they come last.
+    """Lines of a job's log. Printing it shows the text of the job, with control characters escaped, then the sentences
+    of `away`: one for each part that is missing because its node does not answer.
     """
 
     away: tuple[str, ...] = ()
@@ -110,7 +113,7 @@ class Log(list[LogLine]):
 
 
 class JobHandle:
-    """A submitted job. Attributes ask the server each time."""
+    """A submitted job. Each access to an attribute queries the server."""
 
     def __init__(self, client: "Client", job_id: str):
         self._client = client
@@ -118,7 +121,7 @@ class JobHandle:
 
     @property
     def view(self) -> KeyValueView:
-        """All that is known of it: see `GET /v1/jobs/{ref}`."""
+        """All fields of the job: see `GET /v1/jobs/{ref}`."""
         return KeyValueView(self._client.job(self.id), show.job)
 
     @property
@@ -127,26 +130,28 @@ class JobHandle:
 
     @property
     def metrics(self) -> Data:
-        """What its code reported last."""
+        """Values that the job's code reported last."""
         metrics: Data = self._client.job(self.id)["metrics"]
         return metrics
 
     def wait(self, timeout_s: float | None = None, seen: Callable[[Data], None] | None = None) -> "JobHandle":
-        """Until it has ended, well or not. Raises FleetError when the time is up; the job goes on."""
+        """Wait until the job has ended, successfully or not. Raises FleetError after `timeout_s`; the job keeps
+        running.
+        """
         self._client.wait(self.id, timeout_s, seen)
         return self
 
     def result(self, timeout_s: float | None = None) -> KeyValueView:
-        """What its task returned, waited for. Raises JobFailed when it did not succeed."""
+        """Wait for the job and return the result of its task. Raises JobFailed if it did not succeed."""
         view = self._client.wait(self.id, timeout_s)
         if view["state"] != "SUCCEEDED":
             failure = view["failure"] or {}
-            said = [failure.get("message") or view["reason"], failure.get("traceback", "")]
-            raise JobFailed(self.id, view["state"], "\n".join(filter(None, said)))
+            messages = [failure.get("message") or view["reason"], failure.get("traceback", "")]
+            raise JobFailed(self.id, view["state"], "\n".join(filter(None, messages)))
         return KeyValueView(view["result"] or {}, lambda result: show.result(view["task"], result))
 
     def logs(self, *, rank: int | None = None, epoch: int | None = None, tail: int | None = None) -> Log:
-        """Its lines so far. Raises FleetError where they are on a node that does not answer, and nothing is here."""
+        """Lines of the log so far. Raises FleetError if all of them are on nodes that do not answer."""
         page = self._client.logs(self.id, rank=rank, epoch=epoch, tail=tail)
         lines = page["lines"]
         while tail is None and page["lines"]:
@@ -159,40 +164,41 @@ class JobHandle:
         return log
 
     def follow(self, *, rank: int | None = None, tail: int | None = None) -> Iterator[LogLine]:
-        """Its lines as they come, until it has ended."""
+        """Yield lines of the log as they arrive, until the job has ended."""
         for line in self._client.follow_logs(self.id, rank=rank, tail=tail):
             yield LogLine(**line)
 
     def reports(self) -> TableView:
-        """Everything its code gave to `ctx.report`, oldest first."""
+        """Everything that the job's code passed to `ctx.report`, oldest first."""
         return TableView(self._client.reports(self.id), show.reports)
 
     def history(self) -> TableView:
-        """Every event of it, oldest first."""
+        """All events of the job, oldest first."""
         return TableView(self._client.history(self.id), show.history)
 
     def explain(self, *changes: str) -> KeyValueView:
-        """Per candidate and devices: fits, or the sentence that refused it.
+        """Explain for each candidate and each group of devices that it fits, or why not.
 
-        With `changes` of the fleet, such as "+4 amd:MI300X" or "pool tpu down": as it would be then, and for whom else.
+        With `changes` of the fleet, such as "+4 amd:MI300X" or "pool tpu down": the explanation for the changed fleet,
+        and which other jobs the changes affect.
         """
         return KeyValueView(self._client.explain(self.id, changes), show.plan)
 
     def files(self, path: str = "") -> KeyValueView:
-        """What it wrote into $POLYFLEET_OUTPUT_DIR: `entries`, each with path, type, bytes and modified_s."""
+        """Files that the job wrote to $POLYFLEET_OUTPUT_DIR: `entries`, each with path, type, bytes and modified_s."""
         return KeyValueView(listed(self._client, self.id, path), show_files.files)
 
     def get(
         self, path: str = "", dest: str = "", *, force: bool = False, progress: Bytes | None = None
     ) -> KeyValueView:
-        """Fetch a file or folder of it, to `dest` or the current folder. Raises Conflict where a local file differs."""
-        told = file_download.get(self._client, self.id, path, str(dest), force, progress)
-        return KeyValueView(told.to_plain(), show_files.transferred)
+        """Fetch a file or folder of the job to `dest` or the current folder. Conflict if a local file differs."""
+        transfer = file_download.get(self._client, self.id, path, str(dest), force, progress)
+        return KeyValueView(transfer.to_plain(), show_files.transferred)
 
     def put(self, source: str, path: str = "", *, force: bool = False, progress: Bytes | None = None) -> KeyValueView:
-        """Add a local file or folder to it. Raises Conflict for a file of a running job, or one that differs."""
-        told = file_upload.put(self._client, str(source), self.id, path, force, progress)
-        return KeyValueView(told.to_plain(), show_files.transferred)
+        """Copy a local file or folder to the job. Raises Conflict for a file of a running job, or one that differs."""
+        transfer = file_upload.put(self._client, str(source), self.id, path, force, progress)
+        return KeyValueView(transfer.to_plain(), show_files.transferred)
 
     def cancel(self) -> "JobHandle":
         self._client.cancel(self.id)

@@ -1,4 +1,4 @@
-"""Bring a fleet and its server up on this machine, and take them down again."""
+"""Start a fleet and its server on this machine, and stop them."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,10 +33,10 @@ LEAVE_S = 20.0
 
 
 def up(progress: Progress, file: Path | None = None, *, demo: bool = False, address: str = "") -> dict[str, Any]:
-    """The fleet of `file`, the demo's, the Ray cluster at `address` (whose pools `file` may describe), or else a pool
-    for each back end of this machine.
+    """Start the fleet of `file`, the demo fleet, or the Ray cluster at `address` (`file` may describe its pools); by
+    default, a pool for each back end of this machine.
 
-    Returns the fleet as the server sees it, once every node has an agent, or after 90 s with those that have one.
+    Returns the server's view of the fleet once every node has an agent, or after 90 s with the nodes that have one.
     """
     if (server := daemon.find_server(paths.home())) is not None:
         check_version(server)
@@ -44,7 +44,7 @@ def up(progress: Progress, file: Path | None = None, *, demo: bool = False, addr
     try:
         return _up(progress, file, demo, address)
     except BaseException:
-        if before is None and embedded.record() is not None:  # what this call began, it takes down again
+        if before is None and embedded.record() is not None:  # undo what this call started
             down(progress)
         raise
 
@@ -52,54 +52,56 @@ def up(progress: Progress, file: Path | None = None, *, demo: bool = False, addr
 def _up(progress: Progress, file: Path | None, demo: bool, address: str) -> dict[str, Any]:
     if address:
         spec = attachable(load_fleet(file)) if file else None
-        node_groups.of_fleet(spec)  # what cannot be asked for is told before anything starts
+        node_groups.of_fleet(spec)  # raises for invalid groups before anything starts
         record = embedded.join_cluster(address, progress, spec)
     else:
         from workers.discovery import accelerators
 
-        found = accelerators()
-        fleet, left_out = _wanted(file, demo, list(found))
+        counts = accelerators()
+        fleet, left_out = _wanted(file, demo, list(counts))
         for pool, reason in left_out:
             progress(f"pool {pool} is left out: {reason}")
-        record = _spread(fleet, left_out, found, progress)
+        record = _spread(fleet, left_out, counts, progress)
     with connect(progress=progress) as client:
         _await_nodes(client, _expected(record), progress, grows=bool(node_groups.of_pools(record.pools)))
         return client.fleet()
 
 
-def _spread(fleet: FleetSpec, left_out: Sequence[tuple[str, str]], found: Mapping[str, int], progress: Progress) -> Any:
-    """The fleet up on this machine, then on its hosts, which were all looked at and prepared before anything starts."""
-    wanted = {p.host.name for p in fleet.placements} | {fleet.head.host_name} - {""}
-    hosts.settle(progress, but=wanted)
+def _spread(
+    fleet: FleetSpec, left_out: Sequence[tuple[str, str]], accelerator_counts: Mapping[str, int], progress: Progress
+) -> Any:
+    """Start the fleet on this machine, then on its hosts. All hosts are checked and prepared before anything starts."""
+    host_names = {p.host.name for p in fleet.placements} | {fleet.head.host_name} - {""}
+    hosts.settle(progress, but=host_names)
     visits = survey.accepted(fleet, survey.survey(fleet), progress) if fleet.placements else []
     visits = survey.accepted(fleet, survey.prepare(fleet, visits, progress), progress)
     survey.look_at_storages(fleet, visits, progress)
     lead = next((visit for visit in visits if visit.wanted.leads), None)
-    record = head.up(fleet, lead, progress) if lead else embedded.up(fleet, progress, left_out, found)
-    if gone := [host for host in record.hosts if host.name not in wanted]:
-        hosts.leave(gone, progress)
-        embedded.forget_hosts({host.name for host in gone})
+    record = head.up(fleet, lead, progress) if lead else embedded.up(fleet, progress, left_out, accelerator_counts)
+    if removed := [host for host in record.hosts if host.name not in host_names]:
+        hosts.leave(removed, progress)
+        embedded.forget_hosts({host.name for host in removed})
     if joining := [visit for visit in visits if visit.nodes]:
         survey.accepted(fleet, hosts.join(joining, progress), progress)
     return embedded.record() or record
 
 
 def change(fleet: FleetSpec, progress: Progress) -> None:
-    """Give the fleet that is up the hosts of `fleet`."""
+    """Change the running fleet to have the hosts of `fleet`."""
     record = embedded.record()
-    found = record.found if record is not None else {}
-    expected = _expected(_spread(fleet, record.left_out if record is not None else (), found, progress))
+    counts = record.found if record is not None else {}
+    expected = _expected(_spread(fleet, record.left_out if record is not None else (), counts, progress))
     with connect(progress=progress) as client:
         _await_nodes(client, expected, progress)
 
 
 def _expected(record: Any) -> set[str]:
-    """Names of the nodes that are to report."""
+    """Names of the nodes that are expected to report."""
     return {p.node for p in record.processes if p.role == "worker"} | {n for host in record.hosts for n in host.nodes}
 
 
 def plan(file: Path) -> list[dict[str, Any]]:
-    """What `up` would do on each host of that fleet file; nothing is changed anywhere. Empty without hosts."""
+    """List what `up` would do on each host of a fleet file, without changing anything. Empty without hosts."""
     fleet, _ = _wanted(file, False, [])
     return [visit.view() for visit in survey.survey(fleet)] if fleet.placements else []
 
@@ -107,7 +109,7 @@ def plan(file: Path) -> list[dict[str, Any]]:
 def down(progress: Progress) -> list[str]:
     """Stop the server, then the nodes of the embedded fleet. Returns what was stopped.
 
-    Of a cluster that is not ours, the server first takes its agents away.
+    In a Ray cluster that Polyfleet did not start, the server first removes its agents.
     """
     with suppress(DamagedRecord):
         _leave(progress)
@@ -116,12 +118,14 @@ def down(progress: Progress) -> list[str]:
 
 
 def _leave_hosts(progress: Progress) -> list[str]:
-    """Those of the fleet, and those that were away when an earlier one was taken down."""
+    """Stop the hosts of the fleet, and those of earlier fleets that were away when these were stopped."""
     with suppress(DamagedRecord):
         if (record := embedded.record()) is not None and record.hosts:
-            known = {host.name: host for host in (*record.hosts, *pending_stops.hosts())}
-            last = [known.pop(record.head_host)] if record.head_host in known else []  # nodes take leave of their head
-            return hosts.leave(known.values(), progress) + hosts.leave(last, progress)
+            hosts_by_name = {host.name: host for host in (*record.hosts, *pending_stops.hosts())}
+            last = (
+                [hosts_by_name.pop(record.head_host)] if record.head_host in hosts_by_name else []
+            )  # last, because other nodes sign off at it
+            return hosts.leave(hosts_by_name.values(), progress) + hosts.leave(last, progress)
     hosts.settle(progress)
     return []
 
@@ -139,33 +143,34 @@ def _leave(progress: Progress) -> None:
         time.sleep(0.05)
 
 
-def _wanted(file: Path | None, demo: bool, found: list[str]) -> tuple[FleetSpec, list[tuple[str, str]]]:
-    """The fleet to bring up, and the pools left out of it with the reason."""
+def _wanted(file: Path | None, demo: bool, accelerator_names: list[str]) -> tuple[FleetSpec, list[tuple[str, str]]]:
+    """The fleet to start, and the pools left out of it with the reason."""
     if file is not None:
         return drop_unavailable_pools(startable(load_fleet(file)))
-    return demo_fleet(found) if demo else (default_fleet(found), [])
+    return demo_fleet(accelerator_names) if demo else (default_fleet(accelerator_names), [])
 
 
 def _await_nodes(client: "Client", expected: set[str], progress: Progress, grows: bool = False) -> None:
-    """Until the server has an agent on every expected node; of a cluster that is not ours, on every node it has, which
-    may be none where nodes are started for jobs (`grows`).
+    """Wait until the server has an agent on every expected node. In a cluster that Polyfleet did not start, that is
+    every node that it has; it may have none if nodes are started on demand (`grows`).
 
-    Late ones are named; they may still come. Those of others that cannot be used are not waited for: `doctor` says why.
+    At the time-out, the missing nodes are reported; they may still come. Nodes of such a cluster that cannot be used
+    are not waited for: `doctor` shows the reason.
     """
     deadline = time.monotonic() + NODES_READY_S
     any_node = set() if grows else {"any node"}
     missing = expected or {"any node"}
     while missing:
-        # Until it has joined this fleet's cluster, the server may still tell of the nodes of the one before.
+        # Until the server has joined this fleet's cluster, it may still report the nodes of the previous one.
         joined = client.fleet()["state"] == "up"
         states = {n["node"]: n["state"] for n in client.nodes()} if joined else {}
-        here = {node for node, state in states.items() if not state.startswith(("lost", "resting"))}
-        wanted = expected or here or (any_node if joined else {"any node"})
-        now_missing = wanted - {node for node, state in states.items() if state == "ready"}
+        present = {node for node, state in states.items() if not state.startswith(("lost", "resting"))}
+        awaited = expected or present or (any_node if joined else {"any node"})
+        now_missing = awaited - {node for node, state in states.items() if state == "ready"}
         if now_missing and now_missing != missing:
             progress(f"waiting for the agents of {', '.join(sorted(now_missing))}")
         missing = now_missing
         if missing and time.monotonic() > deadline:
-            progress(f"not ready yet: {', '.join(sorted(missing))}; `polyfleet doctor` tells more")
+            progress(f"not ready yet: {', '.join(sorted(missing))}; `polyfleet doctor` shows why")
             return
         time.sleep(0.1 if missing else 0)

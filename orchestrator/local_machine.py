@@ -1,4 +1,4 @@
-"""What this machine has, without a fleet. What needs torch is asked of a child: the CLI imports none."""
+"""Inspect this machine without a fleet. What needs torch runs in a child process: the CLI does not import it."""
 
 import json
 import os
@@ -13,27 +13,27 @@ from cluster.errors import FleetError, UserError
 from cluster.serialization import to_plain
 
 Data = dict[str, Any]
-TORCH_S = 120.0  # a cold disk and a loaded machine make importing torch and its extensions a matter of minutes
+TORCH_S = 120.0  # with a cold disk or a loaded machine, importing torch and its extensions can take minutes
 
 
 def backends() -> list[Data]:
-    """Rows of workers.selection.summary. Raises FleetError where the child fails."""
+    """Rows of workers.selection.summary. Raises FleetError if the child process fails."""
     return _asked("workers.selection")
 
 
 def local_node() -> Data:
-    """This machine as the inventory tells of a node; it is in no pool, and nobody leases its devices."""
+    """This machine in the form of a node of the inventory: in no pool, and without jobs on its devices."""
     from workers.discovery import discover
     from workers.discovery.versions import versions
 
-    found, said = discover()
+    devices, findings = discover()
     return {
         "node": socket.gethostname(),
         "pool": "",
         "state": "ready",
         "versions": versions(),
-        "devices": [{**to_plain(device), "leased_by": ""} for device in found],
-        "findings": [to_plain(finding) for finding in said],
+        "devices": [{**to_plain(device), "leased_by": ""} for device in devices],
+        "findings": [to_plain(finding) for finding in findings],
     }
 
 
@@ -47,35 +47,35 @@ def kernels() -> list[Data]:
     return _asked("workers.kernels")
 
 
-def tuned(asked: Data, interpreter: str = sys.executable) -> Iterator[Data]:
-    """Measurements of workers.kernels.tuner, as they are made. Raises UserError for what cannot be measured,
-    FleetError where the child fails.
+def tuned(request: Data, interpreter: str = sys.executable) -> Iterator[Data]:
+    """Yield measurements of workers.kernels.tuner as they are made. Raises UserError for an invalid request, FleetError
+    if the child process fails.
     """
-    child = [interpreter, "-P", "-m", "workers.kernels", "tune", json.dumps(asked)]
+    child = [interpreter, "-P", "-m", "workers.kernels", "tune", json.dumps(request)]
     quiet = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     with (
-        tempfile.TemporaryFile("w+") as said,
-        subprocess.Popen(child, env=quiet, stdout=subprocess.PIPE, stderr=said, text=True) as process,
+        tempfile.TemporaryFile("w+") as stderr,
+        subprocess.Popen(child, env=quiet, stdout=subprocess.PIPE, stderr=stderr, text=True) as process,
     ):
         assert process.stdout is not None
         try:
             for line in process.stdout:
                 yield json.loads(line)
-        except BaseException:  # whoever reads stopped
+        except BaseException:  # the caller stopped reading
             process.terminate()
             raise
         if process.wait():
-            said.seek(0)
-            _refuse(process.returncode, said.read())
+            stderr.seek(0)
+            _refuse(process.returncode, stderr.read())
 
 
 def findings() -> list[Data]:
-    """What `doctor` tells: of hardware, drivers and limits, and of vendors' libraries that do not load here."""
+    """Findings for `doctor`: of hardware, drivers and limits, and vendors' libraries that do not load here."""
     from workers.discovery import discover
     from workers.discovery.import_checks import import_failures
 
-    _, found = discover()
-    return [{"node": "", **to_plain(finding)} for finding in (*found, *import_failures())]
+    _, findings = discover()
+    return [{"node": "", **to_plain(finding)} for finding in (*findings, *import_failures())]
 
 
 def _asked(module: str) -> list[Data]:
@@ -84,7 +84,9 @@ def _asked(module: str) -> list[Data]:
     try:
         done = subprocess.run(child, env=quiet, capture_output=True, text=True, timeout=TORCH_S, check=False)
     except subprocess.TimeoutExpired:
-        raise FleetError(f"{module} gave no answer within {TORCH_S:g} s", "see whether `import torch` hangs") from None
+        raise FleetError(
+            f"{module} did not finish within {TORCH_S:g} s", "check whether `import torch` hangs"
+        ) from None
     if done.returncode:
         _refuse(done.returncode, done.stderr)
     rows: list[Data] = json.loads(done.stdout)
@@ -92,6 +94,6 @@ def _asked(module: str) -> list[Data]:
 
 
 def _refuse(code: int, stderr: str) -> None:
-    """Raise what a child that failed has said last."""
-    said = (stderr.strip().splitlines() or ["no message"])[-1].removeprefix("error: ")
-    raise (UserError if code == UserError.exit_code else FleetError)(said)
+    """Raise an error with the last line that a failed child process wrote."""
+    message = (stderr.strip().splitlines() or ["no message"])[-1].removeprefix("error: ")
+    raise (UserError if code == UserError.exit_code else FleetError)(message)

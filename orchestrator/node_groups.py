@@ -1,4 +1,4 @@
-"""Pools whose nodes an autoscaler starts, from the fleet file that its own file was rendered from, for the core."""
+"""Node groups for the planner: pools whose nodes an autoscaler starts, from the fleet file that its file comes from."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ KEEP_IDLE_S = 300
 
 
 def of_fleet(fleet: FleetSpec | None) -> tuple[NodeGroup, ...]:
-    """Of its pools that grow. Raises SpecError where one lacks what is to be asked for."""
+    """Groups of the fleet's pools that grow. Raises SpecError if a pool lacks a field that a group needs."""
     pools = {name: pool for name, pool in fleet.pools.items() if pool.max_nodes is not None} if fleet else {}
     if fleet is None or not pools:
         return ()
@@ -23,13 +23,13 @@ def of_fleet(fleet: FleetSpec | None) -> tuple[NodeGroup, ...]:
 
 
 def of_pools(pools: dict[str, dict[str, Any]]) -> tuple[NodeGroup, ...]:
-    """Of a fleet's record."""
+    """Groups of the pools in a fleet's record."""
     growing = {name: pool for name, pool in pools.items() if pool.get("max_nodes") is not None}
     return of_fleet(parse_fleet({"pools": growing})) if growing else ()
 
 
 class Known:
-    """The groups of a record that is read again and again. What cannot be used any more grows no longer."""
+    """Cache of the groups of a record that is read repeatedly. Pools that have become invalid no longer grow."""
 
     def __init__(self) -> None:
         self._pools: dict[str, dict[str, Any]] = {}
@@ -67,7 +67,7 @@ def _group(shape: Shape) -> NodeGroup:
 
 
 def _kind(shape: Shape) -> str:
-    """As discovery will name it."""
+    """Kind of device as discovery will name it."""
     if shape.spec.emulated:
         return f"{shape.spec.backend}:emulated"
     engine = shape.spec.env.get("POLYFLEET_CPU_ENGINE", "")
@@ -75,11 +75,11 @@ def _kind(shape: Shape) -> str:
 
 
 def _memory_bytes(shape: Shape, devices: int) -> int:
-    """Of one device: the CPU's is its share of the node's; an accelerator's is what the catalogue knows, 0 for none."""
+    """Memory of one device: a CPU's share of the node's, or an accelerator's in the catalogue (0: unknown)."""
     if not shape.devices:
         return shape.memory_bytes // devices
     row = catalogue.model(shape.kind)
     if row is None:
         return 0
-    whole = row.memory_gib * 2**30 if row.memory_gib else (row.memory_gb or 0.0) * 1e9 / row.devices_per_card
-    return int(whole)
+    size = row.memory_gib * 2**30 if row.memory_gib else (row.memory_gb or 0.0) * 1e9 / row.devices_per_card
+    return int(size)

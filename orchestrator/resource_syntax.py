@@ -1,7 +1,7 @@
-"""What users write for devices, sizes and times, in the forms they know from other schedulers, as numbers and kinds.
+"""Parse devices, sizes and durations in the forms that other schedulers use, into kinds and numbers.
 
 `nvidia:H100:8`, `H100:8`, `nvidia:A100-80GB,H100:8` (either model), `tpu:v5e`, `cpu:1`, `any`, `cpu:ipex:1`,
-`nvidia:H100:2..8`, `nvidia:8+`; a list of these, wanted in that order; a mapping {H100: 8, A100: 8}, any of them.
+`nvidia:H100:2..8`, `nvidia:8+`; a list of these, in order of preference; a mapping {H100: 8, A100: 8}, any of them.
 Sizes `16GB`, `16GiB`; durations `30s`, `5m`, `1h30m`.
 """
 
@@ -16,7 +16,7 @@ from cluster.errors import UserError
 from orchestrator.core.fit import ANY
 
 AT_MOST = 4096
-"""What `8+` stands for at its upper end: more devices than one node has."""
+"""Upper end of a range such as `8+`: more devices than one node has."""
 
 COUNT = re.compile(r"(?P<low>[0-9]{1,6})(?P<more>\+|\.\.(?P<high>[0-9]{1,6}))?")
 SIZE = re.compile(r"(?P<number>[0-9]{1,12}(\.[0-9]{1,6})?)\s*(?P<prefix>[KMGT])(?P<binary>i?)B\+?", re.IGNORECASE)
@@ -29,7 +29,9 @@ FORMS = "write BACKEND, BACKEND:MODEL or BACKEND:MODEL:COUNT, e.g. nvidia:H100:8
 
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
-    """One alternative: any of `kinds` (patterns), `min_count` to `count` devices per node; was a number written?"""
+    """One alternative: any of `kinds` (patterns), `min_count` to `count` devices per node. `counted`: a number is
+    given.
+    """
 
     kinds: tuple[str, ...]
     count: int = 1
@@ -38,22 +40,22 @@ class DeviceRequest:
 
 
 def accelerators(value: object) -> tuple[DeviceRequest, ...]:
-    """Alternatives in the order written. Raises UserError with what to write instead."""
+    """Parse alternatives, in the order written. Raises UserError with what to write instead."""
     if isinstance(value, str):
         return (_one(value),)
     if isinstance(value, list | tuple) and value and not any(isinstance(item, list | tuple) for item in value):
-        return tuple(wanted for item in value for wanted in accelerators(item))
+        return tuple(request for item in value for request in accelerators(item))
     if isinstance(value, Mapping) and value:
         return tuple(counted(_one(str(name)), count) for name, count in value.items())
-    raise UserError(f"names no device: {str(value)[:60]!r}", FORMS)
+    raise UserError(f"does not name a device: {str(value)[:60]!r}", FORMS)
 
 
-def counted(wanted: DeviceRequest, count: object) -> DeviceRequest:
-    """`wanted` with a number written elsewhere: 8, "8", "2..8" or "8+". Raises UserError when it has one already."""
-    if wanted.counted:
-        raise UserError(f"the number of {','.join(wanted.kinds)} is given twice", "keep one of them")
+def counted(request: DeviceRequest, count: object) -> DeviceRequest:
+    """Add a number from another field to a request: 8, "8", "2..8" or "8+". UserError if it already has one."""
+    if request.counted:
+        raise UserError(f"the number of {','.join(request.kinds)} is given twice", "keep one of them")
     low, high = _count(str(count) if isinstance(count, int) and not isinstance(count, bool) else count)
-    return DeviceRequest(wanted.kinds, high, low, counted=True)
+    return DeviceRequest(request.kinds, high, low, counted=True)
 
 
 def size_bytes(text: object) -> int:
@@ -87,10 +89,10 @@ def hang_after_s(value: object) -> float:
         return 0.0
     if value == "never":
         return -1.0
-    found = duration_s(value)
-    if found < LEAST_HANG_S:
+    seconds = duration_s(value)
+    if seconds < LEAST_HANG_S:
         raise UserError(f"{value} is too short", f"write at least {LEAST_HANG_S:.0f}s, or never")
-    return found
+    return seconds
 
 
 @lru_cache(1024)
@@ -119,33 +121,33 @@ def _each(names: str, read: Callable[[str], tuple[str, ...]]) -> tuple[str, ...]
 
 
 def _of_backend(backend: str, name: str, text: str) -> tuple[str, ...]:
-    """A model after its back end need not be listed: discovery may find cards that nobody wrote down."""
-    if found := resolve_name(name, backend):
-        return found
+    """Kinds of a model of a back end. The model need not be in the catalogue: discovery may find cards that are not."""
+    if kinds := resolve_name(name, backend):
+        return kinds
     if not MODEL_NAME.fullmatch(name):
         raise UserError(f"{text!r}: {name!r} is not a model", FORMS)
     return (f"{backend}:{name}",)
 
 
 def _backend_or_model(name: str) -> tuple[str, ...]:
-    """The patterns for a word that stands alone. A model may carry its variant: `A100-80GB`."""
+    """Kinds of a single name, a back end or a model. A model may have a variant: `A100-80GB`."""
     if is_backend(name):
         return (backend_name(name),)
-    if found := resolve_name(name):
-        return found
-    known = {word.lower(): word for word in (*vendors(), *aliases(), ANY, *kind_spellings())}
-    close = get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
-    meant = f"did you mean {known[close[0]]!r}? " if close else ""
-    raise UserError(f"unknown accelerator {name!r}", f"{meant}{FORMS}")
+    if kinds := resolve_name(name):
+        return kinds
+    choices = {word.lower(): word for word in (*vendors(), *aliases(), ANY, *kind_spellings())}
+    close = get_close_matches(name.lower(), list(choices), n=1, cutoff=0.5)
+    suggestion = f"did you mean {choices[close[0]]!r}? " if close else ""
+    raise UserError(f"unknown accelerator {name!r}", f"{suggestion}{FORMS}")
 
 
 def _count(text: object) -> tuple[int, int]:
-    """(fewest, most) devices."""
+    """(minimum, maximum) number of devices."""
     match = COUNT.fullmatch(text.strip()) if isinstance(text, str) else None
     if not match:
         raise UserError(f"{text!r} is not a number of devices", "write 8, 2..8 or 8+")
     low = int(match["low"])
     high = int(match["high"]) if match["high"] else AT_MOST if match["more"] else low
     if not 1 <= low <= high <= AT_MOST:
-        raise UserError(f"{text} devices is no range", f"write 1 to {AT_MOST}, the smaller number first")
+        raise UserError(f"{text} is not a valid range of devices", f"write 1 to {AT_MOST}, the smaller number first")
     return low, high

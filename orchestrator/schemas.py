@@ -1,4 +1,4 @@
-"""JSON Schemas of what users write, by the word the CLI and REST use for them."""
+"""JSON Schemas of job specs and fleet files, by the name that the CLI and REST use."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A connection to the server of a home that outlives the server: broken requests are sent again, and count once."""
+"""Connection to a home's server that survives its restart: interrupted requests are repeated and count once."""
 
 import time
 import warnings
@@ -17,37 +17,37 @@ from orchestrator.transport import REMEDY, BrokenConnection, ServerUnreachable, 
 Data = dict[str, Any]
 Progress = Callable[[str], None]
 Bytes = Callable[[int, int], None]
-"""Told bytes done and bytes in all."""
+"""Called with bytes done and bytes in total."""
 RECONNECT_S = 30.0
 RECONNECT_EVERY_S = 0.2
 TRIES = 4
-"""How often a request with a key is sent while no answer comes."""
+"""Maximum number of times that a request with a key is sent while no response arrives."""
 
 
 class ResponseLost(ServerUnreachable):
-    """No answer came to a request with a key: it counts once, and may be asked again with the same key."""
+    """No response arrived to a request with a key. It may be repeated with the same key and then counts only once."""
 
-    def __init__(self, said: str, key: str):
+    def __init__(self, message: str, key: str):
         super().__init__(
-            f"{said}; whether it was accepted is not known",
-            f"repeat the same with the same key: it counts once. On the command line: --key {key}",
+            f"{message}; it is unknown whether the server accepted the request",
+            f"repeat the command with the same key: it then counts once. On the command line: --key {key}",
         )
-        self.args = (said, key)
+        self.args = (message, key)
         self.key = key
 
 
 def check_version(server: ServerRecord) -> None:
     if server.version != VERSION:
         raise UserError(
-            f"the server is of version {server.version}, this is {VERSION}",
+            f"the server has version {server.version}, this command has version {VERSION}",
             "run `polyfleet server stop`, then this command again; jobs keep running",
         )
 
 
 class ServerConnection(Transport):
-    """Closes its connections at the end of a `with`.
+    """Transport that reconnects, and closes its connections at the end of a `with`.
 
-    With a `home`, waiting and following outlive a restart of its server: the next one is looked for, not started.
+    With a `home`, waiting and following continue after a restart of the server: the new one is found, not started.
     """
 
     def __init__(self, url: str, token: str, home: Path | None = None, progress: Progress | None = None):
@@ -64,7 +64,7 @@ class ServerConnection(Transport):
         self.close()
 
     def tell(self, text: str) -> None:
-        """Something the user has to know, "" being nothing; a warning of Python's where nobody listens."""
+        """Show a message to the user unless it is empty: through `progress`, or as a Python warning without it."""
         if text and self._progress:
             self._progress(text)
         elif text:
@@ -72,11 +72,11 @@ class ServerConnection(Transport):
 
     def _pause(self, pause_s: float, error: PolyfleetError) -> None:
         if self._progress:
-            self._progress(f"{error.message}; asking again in {pause_s:g} s")
+            self._progress(f"{error.message}; retrying in {pause_s:g} s")
         super()._pause(pause_s, error)
 
     def once(self, path: str, body: Data, key: str) -> Data:
-        """Sent again with the same key while no answer comes, to the server that is there by then."""
+        """Post a request, repeated with the same key while no response arrives, after a restart to the new server."""
         key = key or uuid4().hex
         for tries_left in reversed(range(TRIES)):
             try:
@@ -86,7 +86,7 @@ class ServerConnection(Transport):
         raise AssertionError("the last try returns or raises")
 
     def _again(self, error: ServerUnreachable, key: str, tries_left: int) -> None:
-        """Returns when it makes sense to ask again. Raises ResponseLost."""
+        """Wait until a request can be sent again. Raises ResponseLost."""
         if not tries_left:
             raise ResponseLost(error.message, key) from error
         if self._home is not None:
@@ -96,11 +96,11 @@ class ServerConnection(Transport):
                 raise ResponseLost(error.message, key) from error
 
     def reconnect(self, error: FleetError) -> None:
-        """Returns once a server of this home answers again; raises `error` when none does within RECONNECT_S."""
+        """Wait until a server of this home answers again. Raises `error` if none does within RECONNECT_S."""
         if self._home is None:
             raise error
         if self._progress:
-            self._progress(f"{error.message}; waiting {RECONNECT_S:.0f} s for it to come back")
+            self._progress(f"{error.message}; waiting up to {RECONNECT_S:.0f} s for the server to come back")
         deadline = time.monotonic() + RECONNECT_S
         while time.monotonic() < deadline:
             time.sleep(RECONNECT_EVERY_S)
@@ -116,7 +116,7 @@ class ServerConnection(Transport):
         raise error
 
     def _renewed(self) -> bool:
-        """A server that was started anew has a new token, at the same place."""
+        """Read the token of a restarted server, which has a new one in the same file."""
         if self._home is None or (server := daemon.find_server(self._home)) is None:
             return False
         if (fresh := token.read(self._home)) == self._token:
@@ -126,18 +126,20 @@ class ServerConnection(Transport):
         return True
 
     def told(self, path: str, order: Data, progress: Bytes | None, key: str) -> Data:
-        """The report of long work. Where the connection breaks it is asked for again with the same key."""
+        """Run a long operation and return its result. If the connection breaks, repeat it with the same key."""
         key = key or uuid4().hex
         for tries_left in reversed(range(TRIES)):
             try:
                 for name, data in self.events("POST", path, json=order, headers={"Idempotency-Key": key}):
                     if name == "report":
-                        report: Data = data
-                        return report
+                        result: Data = data
+                        return result
                     if progress and name == "progress":
                         progress(data["done_bytes"], data["total_bytes"])
-                gone: ServerUnreachable = BrokenConnection("the server stopped before the work was finished", REMEDY)
+                error: ServerUnreachable = BrokenConnection(
+                    "the server stopped before the operation was finished", REMEDY
+                )
             except ServerUnreachable as e:
-                gone = e
-            self._again(gone, key, tries_left)
+                error = e
+            self._again(error, key, tries_left)
         raise AssertionError("the last try returns or raises")

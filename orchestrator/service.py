@@ -1,6 +1,6 @@
-"""Everything the server offers, as plain functions on plain data: the REST routes call exactly this.
+"""All operations of the server as plain functions on plain data: each REST route calls one of them.
 
-Methods are synchronous and safe to call from many threads. They raise PolyfleetError and nothing else on purpose.
+Methods are synchronous and thread-safe. The only errors that they raise deliberately are PolyfleetErrors.
 """
 
 import time
@@ -70,11 +70,11 @@ def _kinds(text: str) -> tuple[str, ...]:
 
 
 class _AbsentError(Exception):
-    """No request had that key."""
+    """No request with that key is stored."""
 
 
 class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
-    """One per server process. `home` holds the store, uploaded folders and the fleet's record."""
+    """One per server process. `home` contains the store, uploaded folders and the fleet's record."""
 
     def __init__(self, home: Path):
         self.store = open_store(home)
@@ -88,15 +88,15 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         self.data = DataStore(home / "data")
         moves = DataMoves(self.agents, self._checkpoints, self.data)
         launcher = Launcher(self.agents, self.packages, self._checkpoints, moves)
-        kept = KeptLogs(home / "kept-logs", self.agents)
+        kept_logs = KeptLogs(home / "kept-logs", self.agents)
         self._rates = throughput.RateTable(self.store.benchmarks)
         self._repair = RepairThread(pulse.repaired) if repair.wanted() else None
-        keeping = Keeping(kept, self.agents, self.jobs_table)
-        served = (self.jobs_table, self.store, self.agents, launcher, inbox, keeping)
+        log_preservation = Keeping(kept_logs, self.agents, self.jobs_table)
+        served = (self.jobs_table, self.store, self.agents, launcher, inbox, log_preservation)
         self.runtime = Runtime(*served, self._rates.newest, pulse, self._repair, Histories(self.jobs_table).newest)
-        known = KnownDevices(home / "inventory.json")
-        self._fleet = FleetSeen(self.runtime, self.agents, known)
-        self._views = JobViews(self.jobs_table, self.runtime, launcher.doing, known)
+        known_devices = KnownDevices(home / "inventory.json")
+        self._fleet = FleetSeen(self.runtime, self.agents, known_devices)
+        self._views = JobViews(self.jobs_table, self.runtime, launcher.doing, known_devices)
         parts = (self.jobs_table, self.store, self.packages, self.data, self._checkpoints)
         self._submissions = Submissions(
             *parts,
@@ -108,19 +108,19 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         rejoin = RejoinThread(lambda: [name for name, _ in self.agents.ready()], pulse.repaired)
         self._repairs = (self._repair, rejoin) if self._repair else ()
         self._watched = Watched(self.store, self.agents, self.runtime, self._repairs)
-        self._logs = Logs(self.agents, kept)
+        self._logs = Logs(self.agents, kept_logs)
         self._execs = Execs(self.agents)
         verbs = (self.submit, self.cancel, self.packages.contents)
         self._benchmarks = Benchmarks(self.store.benchmarks, self.jobs_table, self.agents, *verbs)
         keep_s = cleanup.keep_jobs_s()
         forget = cleanup.forget_on(self.agents)
-        named = (self.store.jobs.naming, self.store.jobs.exists, self._benchmarks.packages)
-        unnamed = Unnamed(self.packages, self.agents, *named)
+        in_use = (self.store.jobs.naming, self.store.jobs.exists, self._benchmarks.packages)
+        unused = Unnamed(self.packages, self.agents, *in_use)
 
         def remove_unnamed() -> None:
             self.data.remove_unused(self._data_in_use)
-            unnamed.remove()
-            kept.remove_unknown(self.store.jobs.exists)
+            unused.remove()
+            kept_logs.remove_unknown(self.store.jobs.exists)
 
         tidy = FilesLimit(self.agents, self.jobs_table, keep_files_bytes(), then=remove_unnamed).remove
         self._housekeeping = Housekeeping(self.jobs_table, self.store, forget, keep_s, self._distrust, tidy)
@@ -141,21 +141,21 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
     # -- jobs
 
     def submit(self, spec: dict[str, Any], package: str, key: str) -> dict[str, Any]:
-        """As `submit_each` with one job; raises its error."""
-        (told,) = self.submit_each([Submission(spec, package, key)])
-        if isinstance(told, Exception):
-            raise told
-        return told
+        """Submit one job like `submit_each`; raises its error."""
+        (result,) = self.submit_each([Submission(spec, package, key)])
+        if isinstance(result, Exception):
+            raise result
+        return result
 
-    def submit_each(self, asked: Sequence[Submission]) -> list[dict[str, Any] | Exception]:
-        """The jobs as they were accepted, or why one was not. Durable when it returns. The same key gives the same
-        answer; with another body it is a Conflict.
+    def submit_each(self, submissions: Sequence[Submission]) -> list[dict[str, Any] | Exception]:
+        """Submit jobs; return each as accepted, or its error. They are stored durably before this returns. A repeated
+        key returns the same result, or Conflict if the body differs.
         """
-        told = self._submissions.each(asked)
-        return [one if isinstance(one, Exception) else accepted_view(one) for one in told]
+        results = self._submissions.each(submissions)
+        return [one if isinstance(one, Exception) else accepted_view(one) for one in results]
 
     def submit_many(self, jobs: list[tuple[dict[str, Any], str]], key: str) -> dict[str, Any]:
-        """Specs with their packages, all of them or none: {"jobs": [{"id", "name"}], "note"}"""
+        """Submit specs with their code archives, all or none: {"jobs": [{"id", "name"}], "note"}."""
         return self._submissions.many(jobs, key)
 
     def _distrust(self, job: str, why: str) -> None:
@@ -165,77 +165,77 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         return {one.sha256 for record in self.runtime.control.records.values() for one in record.job.data}
 
     def _stored(self, records: list[Record]) -> None:
-        """The controller knows a job before anybody else sees it, and can ask for anything."""
+        """Pass new jobs to the controller, before any client can see them and send requests about them."""
         self.runtime.post(Submitted(tuple(records)))
 
     def job(self, ref: str) -> dict[str, Any]:
         return self._views.whole(self.jobs_table.find(ref))
 
-    def jobs(self, wanted: JobsWanted) -> JobsPage:
-        """One page of the list, the newest last, and what to ask for next."""
-        fields = wanted.fields or FIELDS
-        found, before = jobs_page.page(self.jobs_table, wanted)
-        return JobsPage([self._views.fields(record, fields) for record in found], before)
+    def jobs(self, query: JobsWanted) -> JobsPage:
+        """One page of the list, the newest last, and where the next page begins."""
+        fields = query.fields or FIELDS
+        records, before = jobs_page.page(self.jobs_table, query)
+        return JobsPage([self._views.fields(record, fields) for record in records], before)
 
     def cancel(self, ref: str) -> dict[str, Any]:
-        """Wins over whatever the job does next; a job that has ended stays as it is."""
+        """Cancel a job; this takes precedence over its next state. A job that has ended is not changed."""
         record = self.jobs_table.find(ref)
         if record.job.state not in TERMINAL:
             self.runtime.ask(CancelAsked(record.job.id))
         return self.job(record.job.id)
 
     def migrate(self, ref: str, to: str) -> dict[str, Any]:
-        """`to` is a pool of the fleet, else a kind or back end. Refused while nothing is free there."""
+        """Move a job. `to` is a pool of the fleet, else a kind or back end. Refused while no devices are free there."""
         job = self.jobs_table.find(ref).job
-        asked = MigrateAsked(job.id, pool=to) if to in self._fleet.pools() else MigrateAsked(job.id, kinds=_kinds(to))
-        self.runtime.ask(asked)
+        request = MigrateAsked(job.id, pool=to) if to in self._fleet.pools() else MigrateAsked(job.id, kinds=_kinds(to))
+        self.runtime.ask(request)
         return self.job(job.id)
 
     def explain(self, ref: str, changes: Sequence[str] = ()) -> dict[str, Any]:
-        """`changes` of the fleet, as core/what_if.py reads them: then the answer is of that fleet, and `if` has what
-        would be different for others. Raises SpecError for one that is none.
+        """Explain a job's state. With `changes` of the fleet (syntax: core/what_if.py) the result is for the changed
+        fleet, and `if` contains the effects on other jobs. Raises SpecError for an invalid change.
         """
-        record, seen = self.jobs_table.find(ref), self._fleet.snapshot()
-        told = self._what_if(record.job, seen, changes) if changes else self._explained(record.job, seen)
-        missed = [why for why in (record.missed, record.missed_files) if why]
+        record, fleet = self.jobs_table.find(ref), self._fleet.snapshot()
+        explanation = self._what_if(record.job, fleet, changes) if changes else self._explained(record.job, fleet)
+        missing = [reason_missing for reason_missing in (record.missed, record.missed_files) if reason_missing]
         reason = self._views.why(record) or record.reason
-        if told["runs"] and record.attempts:
-            told["runs"]["reason"] = record.attempts[-1].reason
-        return {"state": str(record.job.state), "reason": reason, "missed": missed, **told}
+        if explanation["runs"] and record.attempts:
+            explanation["runs"]["reason"] = record.attempts[-1].reason
+        return {"state": str(record.job.state), "reason": reason, "missed": missing, **explanation}
 
     def plan(self, spec: dict[str, Any], content_sha: str) -> dict[str, Any]:
-        """What would happen to `spec` if it were submitted now. Its folder need not be uploaded: measurements of it are
-        found by `content_sha`.
+        """What the planner would do if `spec` were submitted now. Its folder need not be uploaded: measurements of it
+        are looked up by `content_sha`.
         """
         return self._explained(_as_new(spec, content_sha), self._fleet.snapshot())
 
     def offers(self, spec: dict[str, Any], content_sha: str) -> dict[str, Any]:
-        """Where `spec` could run if it were submitted now; `content_sha` as in `plan`."""
-        job, seen = _as_new(spec, content_sha), self._fleet.snapshot()
-        told: dict[str, Any] = to_plain(offers(job, seen, growth(self.runtime.control, seen.now_s)))
-        return told
+        """List where `spec` could run if it were submitted now; `content_sha` as in `plan`."""
+        job, fleet = _as_new(spec, content_sha), self._fleet.snapshot()
+        result: dict[str, Any] = to_plain(offers(job, fleet, growth(self.runtime.control, fleet.now_s)))
+        return result
 
-    def _what_if(self, job: Job, seen: Any, changes: Sequence[str]) -> dict[str, Any]:
-        running = {attempt.job: self.jobs_table.find(attempt.job).job for attempt in seen.running}
-        found = what_if(job, seen, changes, running)
-        different: dict[str, Any] = {"changes": list(found.changes), "others": to_plain(found.others)}
-        return {**to_plain(found.explanation), "if": different}
+    def _what_if(self, job: Job, fleet: Any, changes: Sequence[str]) -> dict[str, Any]:
+        running = {attempt.job: self.jobs_table.find(attempt.job).job for attempt in fleet.running}
+        outcome = what_if(job, fleet, changes, running)
+        effects: dict[str, Any] = {"changes": list(outcome.changes), "others": to_plain(outcome.others)}
+        return {**to_plain(outcome.explanation), "if": effects}
 
-    def _explained(self, job: Job, seen: Any) -> dict[str, Any]:
-        told: Explanation = explain(job, seen)
-        plain: dict[str, Any] = to_plain(told)
+    def _explained(self, job: Job, fleet: Any) -> dict[str, Any]:
+        explanation: Explanation = explain(job, fleet)
+        plain: dict[str, Any] = to_plain(explanation)
         return plain
 
     def history(self, ref: str) -> list[dict[str, Any]]:
         return [self._views.event(e) for e in self.store.events_of(self.jobs_table.find(ref).job.id)]
 
     def reports(self, ref: str, after: int) -> list[dict[str, Any]]:
-        """The metrics a job reported, oldest first, each with its `seq`."""
+        """Metrics that a job reported, oldest first, each with its `seq`."""
         return self.store.reports(self.jobs_table.find(ref).job.id, after)
 
     def changes(self, after: int, timeout_s: float) -> dict[str, Any]:
-        """Events past `after`, as soon as there are any, else an empty list after `timeout_s`. One goes on from `last`,
-        up to which events may be gone.
+        """Events after number `after`, as soon as there are any, else an empty list after `timeout_s`. Continue with
+        `last`; events up to it may have been deleted.
         """
         self.store.wait(after, timeout_s)
         events, last = self.store.read_on(after, CHANGES_AT_ONCE)
@@ -243,22 +243,22 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
 
     # -- requests with a key
 
-    def answered(self, key: str, asked: Any) -> dict[str, Any] | None:
-        """What a request with this key was answered with; None when there was none. Raises Conflict when that asked for
-        something else.
+    def answered(self, key: str, request: Any) -> dict[str, Any] | None:
+        """Return the stored response to a request with this key; None if there is none. Raises Conflict if that request
+        had another body.
         """
 
         def absent() -> StoredResponse:
             raise _AbsentError
 
         try:
-            return self.store.once(key, digest(asked), absent)
+            return self.store.once(key, digest(request), absent)
         except _AbsentError:
             return None
 
-    def answer(self, key: str, asked: Any, told: dict[str, Any]) -> dict[str, Any]:
-        """Keep `told` as the answer to this key, durably. Without a key nothing is kept."""
-        return self.store.once(key, digest(asked), lambda: StoredResponse(told))
+    def answer(self, key: str, request: Any, response: dict[str, Any]) -> dict[str, Any]:
+        """Store the response to this key durably. Without a key, store nothing."""
+        return self.store.once(key, digest(request), lambda: StoredResponse(response))
 
     # -- folders
 

@@ -1,4 +1,4 @@
-"""What the service offers for runs of benchmarks over the fleet."""
+"""Operations of the service for benchmark runs on the fleet."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ from orchestrator.runtime.fleet_ready import SUBMIT_WAIT_S, FleetSeen
 
 
 class BenchmarkVerbs:
-    """A part of Service."""
+    """Benchmark methods of Service."""
 
     _fleet: FleetSeen
     _benchmarks: Benchmarks
 
     def benchmark_begin(self, request: dict[str, Any], package: str, key: str) -> dict[str, Any]:
-        """The same key gives the same run, whatever the fleet has become meanwhile."""
+        """Start a run. The same key returns the same run, even if the fleet has changed since."""
         self._fleet.settle(SUBMIT_WAIT_S)
         return self._benchmarks.begin(request, package, key)
 

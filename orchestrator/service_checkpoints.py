@@ -1,6 +1,6 @@
-"""What the service offers for stored checkpoints: listing and work on them, and those on their way to or from a client.
+"""Operations of the service for stored checkpoints: list them, run tools on them, copy them to or from a client.
 
-Piece by piece, so that none is whole in memory, and any may be asked for again.
+Copies are sent in pieces, so that none is completely in memory and any piece can be requested again.
 """
 
 from typing import Any
@@ -11,13 +11,13 @@ from orchestrator.runtime.fleet_ready import FleetSeen
 
 
 class CheckpointVerbs:
-    """A part of Service."""
+    """Checkpoint methods of Service."""
 
     _fleet: FleetSeen
     _checkpoints: CheckpointService
 
     def _stored_checkpoints(self) -> CheckpointService:
-        """Raises FleetError naming the nodes whose storages have them, where no fleet is up."""
+        """Raise FleetError if no fleet is running; it names the nodes whose storages have the checkpoints."""
         nodes = "; ".join(f"pool {pool}: {', '.join(names)}" for pool, names in self._fleet.pools().items())
         self._fleet.check_served(f"checkpoints are read through its nodes ({nodes})" if nodes else "")
         return self._checkpoints

@@ -1,6 +1,6 @@
-"""What the service offers for files of jobs, and for data that goes with them.
+"""Operations of the service for files of jobs, and for input data of jobs.
 
-Piece by piece, so that none is whole in memory, and any may be asked for again.
+Files are sent in pieces, so that none is completely in memory and any piece can be requested again.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from orchestrator.runtime.jobs import Jobs
 
 
 class FileVerbs:
-    """A part of Service."""
+    """File and data methods of Service."""
 
     jobs_table: Jobs
     _fleet: FleetSeen
@@ -21,7 +21,7 @@ class FileVerbs:
     data: DataStore
 
     def _known(self, ref: str) -> Record:
-        """The job, once the fleet has shown its nodes: a server that has just started knows none."""
+        """Find a job after waiting for the fleet's nodes: a server that has just started does not know them yet."""
         self._fleet.settle()
         return self.jobs_table.find(ref)
 
@@ -30,7 +30,7 @@ class FileVerbs:
         return self._files
 
     def files(self, ref: str, path: str, after: str) -> dict[str, Any]:
-        """A page of what lies below `path` in the job's folder, and where."""
+        """One page of the files below `path` in the job's folder, and their location."""
         return self._files.page(self._known(ref), path, after)
 
     def file_piece(self, ref: str, spot: Spot, path: str, offset: int) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class FileVerbs:
         return {"placed": self._files.put(self._known(ref), spot, upload, names, force)}
 
     def upload_begin(self, node: str, upload: str) -> dict[str, Any]:
-        """On a node, or for "" on this server: data that goes with a job."""
+        """Begin an upload to a node, or, if `node` is "", to this server: input data of a job."""
         return {"there": self._settled_files().begin(node, upload) if node else self.data.begin(upload)}
 
     def upload_write(
@@ -75,6 +75,6 @@ class FileVerbs:
         return self.data.has(sha256)
 
     def keep_data(self, sha256: str, upload: str, single: str) -> dict[str, Any]:
-        """What was sent to this server is all there. Raises UserError where it is not what it is called."""
-        found = self.data.keep(upload, sha256, single)
-        return {"sha256": found.sha256, "bytes": found.bytes, "files": found.files}
+        """Complete an upload of data to this server. Raises UserError if its hash is not `sha256`."""
+        stored = self.data.keep(upload, sha256, single)
+        return {"sha256": stored.sha256, "bytes": stored.bytes, "files": stored.files}

@@ -1,4 +1,4 @@
-"""What the service offers of the fleet: its nodes, its pools, what is wrong with it."""
+"""Operations of the service for the fleet: its nodes, pools and problems."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +22,7 @@ from orchestrator.store.event_store import EventStore
 
 
 class FleetVerbs:
-    """A part of Service."""
+    """Fleet methods of Service."""
 
     agents: Agents
     runtime: Runtime
@@ -32,13 +32,13 @@ class FleetVerbs:
     _checkpoints: CheckpointService
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Raises FleetError where no fleet is up."""
+        """All nodes. Raises FleetError if no fleet is running."""
         self._fleet.settle()
         if not self.agents.items():
             self._fleet.check_served()
         state, at = self.runtime.control, now()
-        held = leased(state.records.values())
-        return [node_view(node, state, at.s, held) for _, node in sorted(state.nodes.items())]
+        allocations = leased(state.records.values())
+        return [node_view(node, state, at.s, allocations) for _, node in sorted(state.nodes.items())]
 
     def node_drain(self, node: str, now: bool, reason: str) -> dict[str, Any]:
         self._fleet.check_served()
@@ -56,38 +56,38 @@ class FleetVerbs:
         return {"node": node, "state": "removed"}
 
     def _node(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = next((n for n in self.nodes() if n["node"] == name), {"node": name, "state": "unknown"})
-        return found
+        view: dict[str, Any] = next((n for n in self.nodes() if n["node"] == name), {"node": name, "state": "unknown"})
+        return view
 
     def fleet(self) -> dict[str, Any]:
         record = fleet_record.read()
         if record is None:
             raise FleetError(NO_FLEET, BRING_UP)
         state, at = self.runtime.control, now()
-        held = leased(state.records.values())
+        allocations = leased(state.records.values())
         pools = record.pools
-        if not record.ours:  # its file need not name all
+        if not record.ours:  # the fleet file need not name all pools
             pools = {node.facts.pool: {} for node in state.nodes.values() if node.facts} | record.pools
         return {
             "name": record.name,
             "address": record.address,
             "state": self.runtime.trouble or record.state,
             "left_out": [list(pair) for pair in record.left_out],
-            "pools": [pool_view(name, spec, state, at.s, held) for name, spec in sorted(pools.items())],
+            "pools": [pool_view(name, spec, state, at.s, allocations) for name, spec in sorted(pools.items())],
             "policy": to_plain(state.policy),
             "projects": to_plain(holdings(state.projects, self.runtime.snapshot().running)),
         }
 
     def doctor(self) -> list[dict[str, Any]]:
         self._fleet.settle()
-        told = [
+        rows = [
             (name, finding) for name, agent in self.agents.items() if agent.facts for finding in agent.facts.findings
         ]
-        told += [*self._watched.findings(), *self._checkpoints.findings()]
-        told += [("", finding) for finding in self._storages()]
+        rows += [*self._watched.findings(), *self._checkpoints.findings()]
+        rows += [("", finding) for finding in self._storages()]
         if self.runtime.trouble == NO_FLEET:
-            told.append(("", Finding("warning", "fleet", NO_FLEET, BRING_UP)))
-        return [{"node": name, **to_plain(finding)} for name, finding in told]
+            rows.append(("", Finding("warning", "fleet", NO_FLEET, BRING_UP)))
+        return [{"node": name, **to_plain(finding)} for name, finding in rows]
 
     def _storages(self) -> Iterator[Finding]:
         pools = self.runtime.fleet.pools if self.runtime.fleet else {}
@@ -95,5 +95,5 @@ class FleetVerbs:
         return shared_storage.findings([node.facts for _, node in self.agents.ready() if node.facts], declared)
 
     def health(self) -> dict[str, Any]:
-        """The server's own state, as seen now from outside its controller's thread."""
+        """The server's own state, read from outside the controller's thread."""
         return self._watched.view() | {"jobs": self.store.jobs.counts()}

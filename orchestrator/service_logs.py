@@ -1,4 +1,4 @@
-"""What the service offers of the output of jobs, and for commands beside them."""
+"""Operations of the service for logs of jobs, and for commands run beside a job (`exec`)."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from orchestrator.runtime.logs import Logs
 
 
 class LogVerbs:
-    """A part of Service."""
+    """Log and exec methods of Service."""
 
     jobs_table: Jobs
     _fleet: FleetSeen
@@ -29,24 +29,24 @@ class LogVerbs:
         return self._logs.away(self._ran(ref), rank, epoch, first)
 
     def _ran(self, ref: str) -> Record:
-        """The job, once the fleet has shown the nodes it ran on, if any."""
+        """Find a job; if it has run, wait first until the fleet's nodes are known."""
         record = self.jobs_table.find(ref)
         if record.attempts:
             self._fleet.settle()
         return record
 
-    def exec_start(self, ref: str, asked: Asked) -> dict[str, Any]:
+    def exec_start(self, ref: str, request: Asked) -> dict[str, Any]:
         """Run a command beside a rank of a running job: {"exec", "job", "epoch", "rank", "node"}."""
-        return self._execs.start(self._ran(ref), asked)
+        return self._execs.start(self._ran(ref), request)
 
-    def exec_read(self, known: str, seen: int, timeout_s: float) -> dict[str, Any]:
-        return self._execs.read(known, seen, timeout_s)
+    def exec_read(self, exec_id: str, cursor: int, timeout_s: float) -> dict[str, Any]:
+        return self._execs.read(exec_id, cursor, timeout_s)
 
-    def exec_write(self, known: str, offset: int, data: bytes, end: bool) -> dict[str, Any]:
-        return self._execs.write(known, offset, data, end)
+    def exec_write(self, exec_id: str, offset: int, data: bytes, end: bool) -> dict[str, Any]:
+        return self._execs.write(exec_id, offset, data, end)
 
-    def exec_resize(self, known: str, rows: int, columns: int) -> None:
-        self._execs.resize(known, rows, columns)
+    def exec_resize(self, exec_id: str, rows: int, columns: int) -> None:
+        self._execs.resize(exec_id, rows, columns)
 
-    def exec_close(self, known: str) -> None:
-        self._execs.close(known)
+    def exec_close(self, exec_id: str) -> None:
+        self._execs.close(exec_id)

@@ -1,4 +1,4 @@
-"""A job on its way to the server: checked here first, its folder packed and sent, then submitted."""
+"""Submit jobs from this machine: validate each, pack and upload its folder and data, then send it to the server."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -17,61 +17,61 @@ Tell = Callable[[str], None]
 
 
 def _quiet(doing: str) -> None:
-    """What is done meanwhile, which nobody asked for."""
+    """Discard progress: the default when the caller passes no callback."""
 
 
-def submit(client: "Client", job: JobSpec | Data, key: str = "", tell: Tell = _quiet) -> Data:
-    """The job's view when it was accepted. Raises SpecError before anything is sent; one `key` makes one job."""
+def submit(client: "Client", job: JobSpec | Data, key: str = "", progress: Tell = _quiet) -> Data:
+    """Submit a job; return its view as accepted. Raises SpecError before anything is sent. One `key`, one job."""
     (spec,) = data_upload.named([validated(job)])
-    package = _sent(client, [spec]).get(spec.working_dir, "")
-    data_upload.send(client, [spec], tell)
-    return client.submit(to_dict(spec), package, key)
+    archive_sha = _sent(client, [spec]).get(spec.working_dir, "")
+    data_upload.send(client, [spec], progress)
+    return client.submit(to_dict(spec), archive_sha, key)
 
 
-def submit_many(client: "Client", jobs: Sequence[JobSpec | Data], key: str = "", tell: Tell = _quiet) -> list[str]:
-    """The ids of all of them, in this order; all are accepted or none. A folder that several name is sent once."""
+def submit_many(client: "Client", jobs: Sequence[JobSpec | Data], key: str = "", progress: Tell = _quiet) -> list[str]:
+    """Submit jobs, all or none; return their ids in order. A folder that several jobs share is sent once."""
     if len(jobs) > MOST_BULK:
-        raise UserError(f"{len(jobs):,} jobs at once; one call takes at most {MOST_BULK:,}", "submit them in parts")
+        raise UserError(f"{len(jobs):,} jobs in one call; the maximum is {MOST_BULK:,}", "submit them in several calls")
     specs = data_upload.named([validated(job) for job in jobs])
-    packages = _sent(client, specs)
-    data_upload.send(client, specs, tell)
-    told = client.submit_many(
-        [{"spec": to_dict(spec), "package": packages.get(spec.working_dir, "")} for spec in specs], key
+    archive_shas = _sent(client, specs)
+    data_upload.send(client, specs, progress)
+    response = client.submit_many(
+        [{"spec": to_dict(spec), "package": archive_shas.get(spec.working_dir, "")} for spec in specs], key
     )
-    client.tell(told["note"])
-    return [row["id"] for row in told["jobs"]]
+    client.tell(response["note"])
+    return [row["id"] for row in response["jobs"]]
 
 
 def _sent(client: "Client", specs: Iterable[JobSpec]) -> dict[str, str]:
-    """Pack and upload the folders that `specs` name, each once; the names of their archives by folder."""
-    packages: dict[str, str] = {}
+    """Pack and upload the folders that `specs` name, each once. Return the hashes of their archives by folder."""
+    shas: dict[str, str] = {}
     for spec in specs:
-        if spec.working_dir in packages:
+        if spec.working_dir in shas:
             _check_entries(spec, Path(spec.working_dir))
         elif spec.working_dir:
             with code_archive.scratch() as folder:
-                package = _packed(client, spec, folder)
-                client.upload(package.sha, package.path)
-            packages[spec.working_dir] = package.sha
-    return packages
+                archive = _packed(client, spec, folder)
+                client.upload(archive.sha, archive.path)
+            shas[spec.working_dir] = archive.sha
+    return shas
 
 
 def plan(client: "Client", job: JobSpec | Data) -> Data:
-    """What would happen now. Folder and data are checked and not sent: measurements of a folder are found by a hash of
-    its content.
+    """What the planner would do with the job now. Folder and data are checked but not sent: the server looks up
+    measurements of a folder by its content hash.
     """
     spec, content_sha = _read(client, job)
     return client.plan(to_dict(spec), content_sha)
 
 
 def offers(client: "Client", job: JobSpec | Data) -> Data:
-    """Where it could run now. Folder and data are read as by `plan`."""
+    """List where the job could run now. Folder and data are read as by `plan`."""
     spec, content_sha = _read(client, job)
     return client.offers(to_dict(spec), content_sha)
 
 
 def _read(client: "Client", job: JobSpec | Data) -> tuple[JobSpec, str]:
-    """The spec as it would be sent, and the SHA-256 of its folder's content."""
+    """The spec as `submit` would send it, and the SHA-256 of its folder's content."""
     (spec,) = data_upload.named([validated(job)])
     if not spec.working_dir:
         return spec, ""
@@ -80,7 +80,7 @@ def _read(client: "Client", job: JobSpec | Data) -> tuple[JobSpec, str]:
 
 
 def validated(job: JobSpec | Data) -> JobSpec:
-    """`job` as a spec whose working_dir is absolute; relative ones count from the current folder."""
+    """`job` as a spec with an absolute working_dir; a relative one starts at the current folder."""
     spec = job if isinstance(job, JobSpec) else parse_job(job)
     if spec.working_dir:
         return spec.model_copy(update={"working_dir": str(_expanded(spec.working_dir).absolute())})
@@ -92,22 +92,22 @@ def validated(job: JobSpec | Data) -> JobSpec:
 def _expanded(written: str) -> Path:
     try:
         return Path(written).expanduser()
-    except RuntimeError as e:  # ~NAME of nobody
+    except RuntimeError as e:  # ~NAME of an unknown user
         raise SpecError("working_dir", f"{written}: {e}", "write the path out") from None
 
 
 def _packed(client: "Client", spec: JobSpec, into: Path) -> code_archive.CodeArchive:
-    """The folder as an archive, once what the job names in it is there; the user is told what is left out."""
+    """Pack the job's folder, report to the user what is left out, and check the files that the job names."""
     folder = Path(spec.working_dir)
-    package = code_archive.pack(folder, spec.task, into / "package.zip")
-    for line in package.left_out.told:
+    archive = code_archive.pack(folder, spec.task, into / "package.zip")
+    for line in archive.left_out.told:
         client.tell(line)
     _check_entries(spec, folder)
-    return package
+    return archive
 
 
 def _check_entries(spec: JobSpec, folder: Path) -> None:
-    """What the job names in its folder is there, and can be called as its task calls it."""
+    """Check that functions which the job names are in its folder and can be called as its task calls them."""
     if spec.entry:
         trains = spec.task == "train"
         entry_check.check(spec.entry, folder, default="train" if trains else "", call=("ctx",) if trains else ())
@@ -117,5 +117,5 @@ def _check_entries(spec: JobSpec, folder: Path) -> None:
 
 
 def to_dict(spec: JobSpec) -> Data:
-    """What was written, as JSON-like data: defaults stay out, so that a stored spec reads as its author wrote it."""
+    """The spec as JSON-like data without defaults, so that a stored spec reads as its author wrote it."""
     return spec.model_dump(mode="json", exclude_unset=True)

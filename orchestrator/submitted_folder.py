@@ -1,4 +1,4 @@
-"""The walk through a submitted folder: which files, folders and links travel, and what stays behind and is told of."""
+"""Walk a submitted folder: decide which files, folders and links are sent, and collect what is left out."""
 
 import errno
 import os
@@ -23,7 +23,7 @@ GENERATED_FOLDERS = frozenset({
 GENERATED_SUFFIXES = (".pyc", ".swp")
 GENERATED_FILES = frozenset({".DS_Store"})
 ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
-"""What a virtual environment has, whatever its own name is (PEP 405), and one of conda."""
+"""Contents by which a virtual environment (PEP 405) or conda environment is recognized, whatever its name."""
 CORE_DUMP = re.compile(r"(vg)?core(\.[\w-]+)?|.*\.core")
 ELF_CORE = 4
 """The type of a core dump. Source: elf(5), ET_CORE; 16-bit field at byte 16."""
@@ -32,8 +32,8 @@ SPECIAL = {stat.S_IFSOCK: "socket", stat.S_IFIFO: "pipe", stat.S_IFCHR: "device"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One of the archive. `name` has a slash behind it for a folder in which nothing comes; `link` is what a link says,
-    "" for what is none.
+    """One entry of the archive. `name` ends in a slash for a folder without entries; `link` is the target of a link, ""
+    for anything else.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """Met on the walk. `rules` hold where it lies, in the real folders `above`."""
+    """A link found on the walk. `rules` apply in its folder; `above` are the real folders that contain it."""
 
     name: str
     path: Path
@@ -57,8 +57,8 @@ class _Link:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """`root` is the submitted folder, without links. A link named in `copied` comes as a copy of what it leads to. The
-    others collect what stays behind, and why.
+    """One walk through a submitted folder. `root`: its real path. `copied`: names of links that are sent as copies of
+    their targets. The other fields collect what is left out, by reason.
     """
 
     root: Path
@@ -77,48 +77,53 @@ class Walk:
         return LeftOut(tuple(sorted(self.credentials)), tuple(names), min(files, MOST_COUNTED), generated, special)
 
     def entries(self, folder: Path, rules: ignore_file.Ignored) -> Iterator[Entry]:
-        """All that travels of `folder`. A link comes as a link where the names that travel show it to be safe. It comes
-        as a copy where it is absolute, leads through another link, or to what stays behind.
+        """Yield everything of `folder` that is sent. A link is sent as a link if the names that are sent show it to be
+        safe. It is sent as a copy if it is absolute, or leads through another link or to something left out.
         """
         names: list[str] = []
         links: dict[str, str] = {}
-        met: list[_Link] = []
-        todo: list[Iterator[Entry]] = [self._files(folder, rules, met)]
-        while todo:
-            for entry in chain.from_iterable(todo):
+        found_links: list[_Link] = []
+        walks: list[Iterator[Entry]] = [self._files(folder, rules, found_links)]
+        while walks:
+            for entry in chain.from_iterable(walks):
                 names.append(entry.name)
                 yield entry
-            new = {link.name: str(link.path.readlink()) for link in met if link.name not in self.copied}
-            tree, todo, followed = Tree(names, links | new), [], met.copy()
-            met.clear()  # the walks of the next round fill it
+            targets = {link.name: str(link.path.readlink()) for link in found_links if link.name not in self.copied}
+            tree, walks, followed = Tree(names, links | targets), [], found_links.copy()
+            found_links.clear()  # the walks of the next round fill it
             for link in followed:
-                if link.name in new and not tree.refusal(link.name):
-                    links[link.name] = new[link.name]
-                    yield Entry(link.name, link.path, new[link.name])
+                if link.name in targets and not tree.refusal(link.name):
+                    links[link.name] = targets[link.name]
+                    yield Entry(link.name, link.path, targets[link.name])
                 else:
-                    todo.append(self._through(link, met))
+                    walks.append(self._through(link, found_links))
 
-    def _through(self, link: _Link, met: list[_Link]) -> Iterator[Entry]:
-        """What comes in the place of a link that does not come itself."""
+    def _through(self, link: _Link, found_links: list[_Link]) -> Iterator[Entry]:
+        """Yield the target of a link that is sent as a copy."""
         if not link.path.is_dir():
             yield Entry(link.name, link.path)
             return
         if link.path.resolve() in link.above:
             raise SpecError("working_dir", f"{link.path} is a link to a folder it is in", leave_out(link.name))
-        yield from self._files(link.path, link.rules, met, f"{link.name}/", link.above)
+        yield from self._files(link.path, link.rules, found_links, f"{link.name}/", link.above)
 
     def _files(
-        self, folder: Path, rules: ignore_file.Ignored, met: list[_Link], prefix: str = "", above: tuple[Path, ...] = ()
+        self,
+        folder: Path,
+        rules: ignore_file.Ignored,
+        found_links: list[_Link],
+        prefix: str = "",
+        above: tuple[Path, ...] = (),
     ) -> Iterator[Entry]:
-        """Files below `folder`, where `rules` held above it; or the folder itself where nothing in it comes. Links are
-        put into `met`. `above`: the real folders on the way, to notice circles.
+        """Yield files below `folder`, or the folder itself if it has no entries. `rules` are those of its parent. Links
+        are appended to `found_links`. `above`: the real folders on the way, to detect cycles.
         """
         above = (*above, folder.resolve())
         if len(above) - 1 > archive_checks.MOST_FOLDERS:
             raise SpecError(
                 "working_dir",
-                f"{prefix[:60]}… lies in more than {archive_checks.MOST_FOLDERS} folders, one in another",
-                f"move it away, or name a folder above it in {ignore_file.FILE}",
+                f"{prefix[:60]}… is nested in more than {archive_checks.MOST_FOLDERS} folders",
+                f"move it away, or write a folder above it into {ignore_file.FILE}",
             )
         rules, empty = rules.inside(folder, prefix), True
         for entry in _entries(folder):
@@ -127,14 +132,16 @@ class Walk:
                 continue
             if refusal := archive_checks.name_error(name):
                 raise SpecError("working_dir", f"{str(path)!r} is {refusal}", "rename it")
-            if what := _special(path):  # that `!` in the user's file takes back
-                raise SpecError("working_dir", f"{path} is a {what}, which has no content to send", leave_out(name))
+            if type_name := _special(path):  # reached only if `!` in the user's file includes it
+                raise SpecError(
+                    "working_dir", f"{path} is a {type_name}, which has no content to send", leave_out(name)
+                )
             empty = False
             if entry.is_symlink():
                 _refuse_link_outside(path, name, self.root)
-                met.append(_Link(name, path, rules, above))
+                found_links.append(_Link(name, path, rules, above))
             elif entry.is_dir():
-                yield from self._files(path, rules, met, f"{name}/", above)
+                yield from self._files(path, rules, found_links, f"{name}/", above)
             else:
                 yield Entry(name, path)
         if empty and prefix:
@@ -142,29 +149,29 @@ class Walk:
 
     def _stays(self, name: str, entry: "os.DirEntry[str]", rules: ignore_file.Ignored) -> bool:
         is_folder, path = _is_folder(entry), Path(entry.path)
-        shown = f"{name}/" if is_folder else name
+        path_shown = f"{name}/" if is_folder else name
         if (rule := rules.own.match(name, is_folder)) and not (rule.takes_back and entry.name == GIT):
             return not rule.takes_back
-        why = rules.why(name, is_folder, entry.is_symlink())
+        reason = rules.why(name, is_folder, entry.is_symlink())
         if _is_generated(entry, is_folder):
-            self.generated.append(shown)
-        elif why is ignore_file.Why.CREDENTIALS:
-            self.credentials.append(shown)
-        elif why is ignore_file.Why.GIT:
-            self.by_git.append((shown, path))
-        elif what := _special(path):
-            self.special.append((name, what))
+            self.generated.append(path_shown)
+        elif reason is ignore_file.Why.CREDENTIALS:
+            self.credentials.append(path_shown)
+        elif reason is ignore_file.Why.GIT:
+            self.by_git.append((path_shown, path))
+        elif type_name := _special(path):
+            self.special.append((name, type_name))
         else:
             return False
         return True
 
 
-def _files_in(folder: Path, most: int) -> int:
-    """How many, links not followed; it stops at `most`."""
+def _files_in(folder: Path, limit: int) -> int:
+    """Count files below `folder`, without following links, up to about `limit`."""
     count = 0
     for _, _, names in os.walk(folder):
         count += len(names)
-        if count >= most:
+        if count >= limit:
             break
     return count
 
@@ -172,15 +179,19 @@ def _files_in(folder: Path, most: int) -> int:
 def _is_folder(entry: "os.DirEntry[str]") -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # links in a circle
+    except OSError:  # a cycle of links
         return False
 
 
 def _is_generated(entry: "os.DirEntry[str]", is_folder: bool) -> bool:
-    """Version control, caches, compiled files, environments, editors' and systems' own files, core dumps."""
+    """Return whether the entry belongs to version control, or is a cache, compiled file, environment, core dump, or
+    file of an editor or the operating system.
+    """
     if entry.name == GIT:
         return True
-    if PYCACHE in Path(entry.path).parent.parts[-1:]:  # its user takes it back, with what is in it
+    if (
+        PYCACHE in Path(entry.path).parent.parts[-1:]
+    ):  # the walk is here only if the user included the folder, with its content
         return False
     if is_folder:
         return entry.name in GENERATED_FOLDERS or any(Path(entry.path, mark).exists() for mark in ENVIRONMENT_MARKS)
@@ -200,7 +211,7 @@ def _is_core_dump(entry: "os.DirEntry[str]") -> bool:
 
 
 def _special(path: Path) -> str:
-    """What `path` is in a word, where there is no content to send: a link to nothing, a socket, …; "" else."""
+    """Type of a path that has no content to send, e.g. broken link or socket; "" for any other."""
     try:
         return SPECIAL.get(stat.S_IFMT(path.stat().st_mode), "")
     except (FileNotFoundError, NotADirectoryError):

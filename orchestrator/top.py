@@ -1,4 +1,4 @@
-"""What `polyfleet top` shows, from what the server tells of nodes and jobs: one snapshot, and the rate between two."""
+"""Data of `polyfleet top`: a snapshot of the server's nodes and jobs, and rates between two snapshots."""
 
 from collections import deque
 from typing import Any, TypedDict
@@ -9,15 +9,15 @@ from orchestrator.show.units import timestamp
 Data = dict[str, Any]
 ON_DEVICES, WAITING = ("STARTING", "RUNNING", "SAVING"), ("RECOVERING", "PENDING")
 MOST = 200
-"""Jobs of either sort that are asked for."""
+"""Maximum number of jobs requested of each group, those on devices and those that wait."""
 FIELDS = ("id", "state", "kind", "pool", "nodes", "submitted_at", "started_at", "resumed_step", "metrics", "reason",
           "attempts", "progress", "known_until")  # fmt: skip
 RATE_OVER_S = 30.0
 
 
 class DeviceNow(TypedDict):
-    """One device; None for what nobody tells. Of a CPU `busy_percent` is the node's load by its cores, and memory the
-    node's.
+    """One device; None for unknown values. For a CPU, `busy_percent` is the node's load divided by its cores, and
+    memory is the node's.
     """
 
     kind: str
@@ -43,8 +43,8 @@ class NodeNow(TypedDict):
 
 
 class JobNow(TypedDict):
-    """`steps_per_s` is over the last half minute where it was watched for so long, else over its attempt. `left_s` is
-    None where only a guess is known.
+    """One job. `steps_per_s` is the average of the last 30 s if it was watched that long, else of its attempt. `left_s`
+    is None if it would only be a guess.
     """
 
     id: str
@@ -65,33 +65,33 @@ class Now(TypedDict):
 
 
 class Rates:
-    """Steps per second of jobs over what was seen of them lately."""
+    """Steps per second of jobs over the last RATE_OVER_S."""
 
     def __init__(self) -> None:
         self._seen: dict[str, deque[tuple[float, int]]] = {}
 
     def add(self, jobs: list[Data], now_s: float) -> None:
-        """Jobs that are not among them are forgotten. A step that goes back is a new attempt's."""
-        kept: dict[str, deque[tuple[float, int]]] = {}
+        """Add a sample of each job, and drop jobs that are not in `jobs`. A lower step is that of a new attempt."""
+        current: dict[str, deque[tuple[float, int]]] = {}
         for job in jobs:
             if (step := step_of(job)) is not None:
-                seen = kept[job["id"]] = self._seen.get(job["id"], deque())
-                if seen and step < seen[-1][1]:
-                    seen.clear()
-                seen.append((now_s, step))
-                while now_s - seen[0][0] > RATE_OVER_S:
-                    seen.popleft()
-        self._seen = kept
+                samples = current[job["id"]] = self._seen.get(job["id"], deque())
+                if samples and step < samples[-1][1]:
+                    samples.clear()
+                samples.append((now_s, step))
+                while now_s - samples[0][0] > RATE_OVER_S:
+                    samples.popleft()
+        self._seen = current
 
     def of(self, job: Data, now_s: float) -> float | None:
-        seen = self._seen.get(job["id"])
-        if seen and len(seen) > 1 and seen[-1][0] > seen[0][0]:
-            return (seen[-1][1] - seen[0][1]) / (seen[-1][0] - seen[0][0])
+        samples = self._seen.get(job["id"])
+        if samples and len(samples) > 1 and samples[-1][0] > samples[0][0]:
+            return (samples[-1][1] - samples[0][1]) / (samples[-1][0] - samples[0][0])
         return _average(job, now_s)
 
 
 def _average(job: Data, now_s: float) -> float | None:
-    """Over the attempt that runs, its start included."""
+    """Average rate over the running attempt, including its start."""
     step, started = step_of(job), timestamp(job["attempts"][-1]["started_at"]) if job["attempts"] else None
     if step is None or started is None or now_s <= started.timestamp():
         return None
@@ -104,9 +104,9 @@ def step_of(job: Data) -> int | None:
 
 
 def snapshot(nodes: list[Data], jobs: list[Data], rates: Rates, at: str) -> Now:
-    """`nodes` and `jobs` as the server tells them, `at` the time of that; it is added to `rates`."""
-    then = timestamp(at)
-    now_s = then.timestamp() if then else 0.0
+    """Build a snapshot from the server's `nodes` and `jobs` at time `at`, and add it to `rates`."""
+    moment = timestamp(at)
+    now_s = moment.timestamp() if moment else 0.0
     rates.add(jobs, now_s)
     return {
         "at": at,
@@ -116,12 +116,12 @@ def snapshot(nodes: list[Data], jobs: list[Data], rates: Rates, at: str) -> Now:
 
 
 def _order(job: Data) -> tuple[int, str]:
-    """Those that run come first; among equals, who has waited longest."""
+    """Sort key: running jobs first; among equals, the job that was submitted first."""
     return (*ON_DEVICES, *WAITING).index(job["state"]), job["submitted_at"] or ""
 
 
 def _node(node: Data) -> NodeNow:
-    use = {(told["backend"], told["index"]): told for told in node.get("use") or ()}
+    use = {(entry["backend"], entry["index"]): entry for entry in node.get("use") or ()}
     total, free = node.get("memory_total_bytes"), node.get("memory_free_bytes")
     return {
         "node": node["node"],
@@ -160,9 +160,9 @@ def _left_s(progress: Data | None) -> float | None:
 
 
 def _job(job: Data, rates: Rates, now_s: float) -> JobNow:
-    started, known = timestamp(job["started_at"]), timestamp(job.get("known_until"))
-    until_s = known.timestamp() if known else now_s
-    runs = job["state"] in (State.RUNNING, State.SAVING)
+    started, last_known = timestamp(job["started_at"]), timestamp(job.get("known_until"))
+    until_s = last_known.timestamp() if last_known else now_s
+    is_running = job["state"] in (State.RUNNING, State.SAVING)
     return {
         "id": job["id"],
         "state": job["state"],
@@ -170,7 +170,7 @@ def _job(job: Data, rates: Rates, now_s: float) -> JobNow:
         "nodes": job["nodes"],
         "ran_s": max(0.0, until_s - started.timestamp()) if started else None,
         "step": step_of(job),
-        "steps_per_s": rates.of(job, now_s) if runs else None,
+        "steps_per_s": rates.of(job, now_s) if is_running else None,
         "left_s": _left_s(job.get("progress")),
-        "reason": "" if runs and not known else str(job["reason"] or ""),
+        "reason": "" if is_running and not last_known else str(job["reason"] or ""),
     }

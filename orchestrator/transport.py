@@ -1,7 +1,7 @@
-"""How requests reach the server, and how its errors come back as the classes they were.
+"""Send requests to the server, and turn its error responses back into exceptions of their classes.
 
-The token leaves only on a connection whose other end was looked at: a Unix socket in a folder that only we can enter,
-of a process of ours; or a TCP port of ours that proved that it knows the token.
+The token is sent only over a connection whose other end has been checked: a Unix socket of a process of this user, in a
+folder that only this user can enter; or a TCP port of this user whose server proved that it knows the token.
 """
 
 import json
@@ -26,7 +26,7 @@ Data = dict[str, Any]
 TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 PATIENT = httpx.Timeout(None, connect=5.0)
 PATIENCE = 5
-"""How often a request is sent that the server refuses because it has too much to do."""
+"""Maximum number of times that a request is sent which the server refuses because of overload."""
 LONGEST_PAUSE_S = 10.0
 HTTP_PORT = 80
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -37,15 +37,15 @@ BY_STATUS = {404: NotFound, 409: Conflict, 429: FleetError, 503: FleetError}
 
 
 class ServerUnreachable(FleetError):
-    """No answer came. Where a server is started again, the same question may be asked once more."""
+    """No response arrived. After a restart of the server, the same request may be sent again."""
 
 
 class BrokenConnection(ServerUnreachable):
-    """The connection ended before an answer came: the server may or may not have acted."""
+    """The connection ended before a response arrived: the server may or may not have acted."""
 
 
 class Transport:
-    """One server, one token. Raises PolyfleetError subclasses and nothing of httpx.
+    """HTTP client of one server with one token. Raises subclasses of PolyfleetError, never exceptions of httpx.
 
     `url` is `unix:` and the path of a socket, or the URL of a TCP port. Raises ServerUnreachable, FleetError.
     """
@@ -54,7 +54,7 @@ class Transport:
         self._open(url, token)
 
     def join(self, url: str, token: str) -> None:
-        """Speak to this server from now on. Raises as the constructor does."""
+        """Switch to another server. Raises as the constructor does."""
         self.close()
         self._open(url, token)
 
@@ -70,7 +70,7 @@ class Transport:
         self._http = _connection(url, token, uds)
 
     def _enter(self, path: Path) -> str:
-        """The path to connect to. Its folder stays open until we close, or are forgotten."""
+        """Return the path to connect to. Its folder stays open until `close` or until this object is collected."""
         try:
             folder = unix_socket.open_folder(path)
         except OSError as e:
@@ -79,55 +79,55 @@ class Transport:
         return unix_socket.short_socket_path(folder, path)
 
     def _renewed(self) -> bool:
-        """Whether there is another token by now, and we use it from now on."""
+        """Switch to a new token if there is one; return whether there was."""
         return False
 
     def _look(self, event: str, info: Data) -> None:
-        """Told by httpcore of each step of a request: who is at the other end of a new connection, before it is sent
-        anything. Raises ServerUnreachable.
+        """Trace callback of httpcore, called at each step of a request. Checks the other end of a new connection before
+        anything is sent to it. Raises ServerUnreachable.
         """
         if event not in ("connection.connect_unix_socket.complete", "connection.connect_tcp.complete"):
             return
         stream = info["return_value"]
         try:
             if reason := self._foreign(stream):
-                raise ServerUnreachable(f"what listens at {self.url} {reason}; nothing was sent", REMEDY)
+                raise ServerUnreachable(f"the process that listens at {self.url} {reason}; nothing was sent", REMEDY)
         except BaseException:
             stream.close()
             raise
 
     def _foreign(self, stream: Any) -> str:
-        """Why the other end is not our server; "" when it is."""
+        """Why the other end is not this home's server; "" if it is."""
         if self.url.startswith(UNIX):
             uid = unix_socket.peer_uid(stream.get_extra_info("socket"))
-            return "" if uid in (None, os.geteuid()) else "is of another user"
+            return "" if uid in (None, os.geteuid()) else "belongs to another user"
         url = urlsplit(self.url)
         port = url.port or HTTP_PORT
         if url.hostname in LOOPBACK and (ports.listener_uids(port) or OURS) != OURS:
-            return "is of another user"
+            return "belongs to another user"
         if not server_authentication.verify_server(stream, port, self._token):
             return "is not this home's server: it did not prove that it knows the token"
         return ""
 
     def get(self, path: str, **params: Any) -> Data:
-        answer: Data = self.call("GET", path, params=non_empty(**params))
-        return answer
+        result: Data = self.call("GET", path, params=non_empty(**params))
+        return result
 
     def rows(self, path: str, **params: Any) -> list[Data]:
-        answer: list[Data] = self.call("GET", path, params=non_empty(**params))
-        return answer
+        result: list[Data] = self.call("GET", path, params=non_empty(**params))
+        return result
 
     def post(self, path: str, body: Data, **options: Any) -> Data:
-        answer: Data = self.call("POST", path, json=body, **options)
-        return answer
+        result: Data = self.call("POST", path, json=body, **options)
+        return result
 
     def call(self, method: str, path: str, **options: Any) -> Any:
         response = self.answer(method, path, **options)
         return response.json() if response.content else None
 
     def answer(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """One that is no error. A server that has too much to do is asked again when it says, a few times. `content` is
-        bytes, or an open file, which is then sent from its start.
+        """Send a request and return its successful response. If the server is overloaded, retry a few times after the
+        pause that it requests. `content` is bytes, or an open file, which a retry sends from its start.
         """
         file = content if hasattr(content := options.get("content"), "seek") else None
         for tries_left in reversed(range(PATIENCE)):
@@ -146,11 +146,11 @@ class Transport:
         raise error
 
     def _pause(self, pause_s: float, error: PolyfleetError) -> None:
-        """Before a request that was refused is sent again."""
+        """Wait before sending a refused request again."""
         time.sleep(pause_s)
 
     def _sent(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """What only reads is asked again where the connection breaks: the server closes idle ones, at any moment."""
+        """Send a request; repeat a GET if the connection breaks, since the server may close idle ones any time."""
         try:
             return self._request(method, path, **options)
         except BrokenConnection:
@@ -169,12 +169,12 @@ class Transport:
             if not self._http.is_closed:
                 raise
             raise FleetError(
-                f"this client has closed its connection to the server at {self.url}", "connect again"
+                f"this client is closed; it was connected to the server at {self.url}", "connect again"
             ) from None
 
     def events(self, method: str, path: str, **options: Any) -> Iterator[tuple[str, Any]]:
-        """(event name, data) of a stream of server-sent events. An `error` event is raised. A server that has too much
-        to do is asked again as by `answer`.
+        """Yield (event name, data) of a stream of server-sent events. An `error` event is raised. If the server is
+        overloaded, retry as `answer` does.
         """
         for tries_left in reversed(range(PATIENCE)):
             with self._stream(method, path, **options) as response:
@@ -193,7 +193,7 @@ class Transport:
             extensions = {"trace": self._look}
             with self._http.stream(method, path, timeout=PATIENT, extensions=extensions, **options) as response:
                 if response.status_code == 401 and self._renewed():
-                    raise BrokenConnection("the server was started anew meanwhile", REMEDY)
+                    raise BrokenConnection("the server was restarted in the meantime", REMEDY)
                 yield response
         except httpx.HTTPError as e:
             raise _unreachable(self.url, e) from e
@@ -220,19 +220,19 @@ def _connection(url: str, token: str, uds: str | None) -> httpx.Client:
         headers={"Authorization": f"Bearer {token}"},
         timeout=TIMEOUT,
         trust_env=False,  # a proxy from the environment must see neither loopback traffic nor the token
-        # There is no TLS: a context that trusts nobody saves reading the system's certificates.
+        # There is no TLS: a context without certificates saves reading the system's.
         transport=httpx.HTTPTransport(uds=uds, verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)),
     )
 
 
 def _nothing() -> None:
-    """What closing a TCP transport has to close besides."""
+    """Release nothing: a TCP transport has no folder to close."""
 
 
 def _not_text(error: UnicodeEncodeError) -> UserError:
-    """What was typed or read holds bytes that are no text: Python keeps such a byte as half a surrogate pair."""
+    """Error for input with bytes that are not UTF-8: Python represents such a byte as half a surrogate pair."""
     around = error.object[max(error.start - 20, 0) : error.end + 20]
-    return UserError(f"not UTF-8 text: {around!r}", "write it as UTF-8; data that is no text belongs into a file")
+    return UserError(f"not UTF-8 text: {around!r}", "write it as UTF-8, or put binary data into a file")
 
 
 def _unreachable(url: str, error: httpx.HTTPError) -> ServerUnreachable:
@@ -244,12 +244,12 @@ def _unreachable(url: str, error: httpx.HTTPError) -> ServerUnreachable:
 
 
 def error_from(status: int, content: bytes) -> PolyfleetError:
-    """The error an answer carries, of the class it had in the server or of the nearest one we know."""
+    """The error in a response, of the class it had in the server, or the nearest one that exists here."""
     fallback = _by_status(status)
     if status == 401:
         return UserError(
             "the server does not know the token of this home",
-            "run `polyfleet server stop`, then this command again: the next server reads it; jobs keep running",
+            "run `polyfleet server stop`, then this command again: the new server reads the token; jobs keep running",
         )
     try:
         return _error(json.loads(content)["error"], fallback)
@@ -268,7 +268,7 @@ def _error(body: Data, fallback: type[PolyfleetError]) -> PolyfleetError:
 
 
 def retry_after_s(response: httpx.Response) -> float | None:
-    """After how long a refused request may be sent again: at most LONGEST_PAUSE_S. None: not by itself."""
+    """Seconds after which to repeat a refused request, at most LONGEST_PAUSE_S. None: do not repeat it."""
     text = response.headers.get("Retry-After", "")
     if response.status_code not in (429, 503) or not text.isascii() or not text.isdigit():
         return None
@@ -280,7 +280,7 @@ def non_empty(**params: Any) -> Data:
 
 
 def segment(text: str) -> str:
-    """One path segment, whatever a user typed. Raises NotFound for what no name is: a step up, nothing, several."""
+    """Quote a name that a user typed as one segment of a path. NotFound for "", ".", ".." or with a slash."""
     if text in ("", ".", "..") or "/" in text or not text.isprintable():
-        raise NotFound(f"nothing is called {text!r}", "give an id or a name; `polyfleet jobs` lists them")
+        raise NotFound(f"{text!r} is not a valid name", "write an id or a name; `polyfleet jobs` lists them")
     return quote(text, safe="")

@@ -1,6 +1,6 @@
-"""What a node does: discovery, back ends, optimisers, checkpoints, tasks, and the supervision of attempts.
+"""Everything that runs on a node: discovery, back ends, optimisers, checkpoints, tasks and attempts.
 
-The names below are imported when they are first used: `import workers` imports no torch.
+The names below are imported on first use, so that `import workers` does not import torch.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Tools for checkpoints on a node: each runs in a child of the pool's environment, and whoever asked looks in on it."""
+"""Run checkpoint tools on a node, each in a child process that uses the pool's environment."""
 
 import secrets
 import threading
@@ -14,13 +14,15 @@ from workers.pool_paths import error_with_pool_paths, with_pool_paths
 from workers.pool_storage import PoolStorage
 
 FORGET_AFTER_S = 60.0
-"""A tool nobody asks about is ended: its client is gone, or the server is. One that waits asks every 2 s."""
+"""Time without a poll after which a tool is stopped: client or server is gone. A waiting client polls every 2 s."""
 MOST = 4
 
 
 class CheckpointTools:
-    """Places in `arguments` (cluster.checkpoint_location.TOOLS) are {"pool", "path"} or {"uri"}; `readable` gives
-    the storage of a pool. They are parsed again here: a path of the node itself is nobody's to name from afar.
+    """Starts, polls and stops tools.
+
+    Locations in `arguments` (see cluster.checkpoint_location.TOOLS) are {"pool", "path"} or {"uri"}. They are checked
+    again here, since no client may name a path of the node itself. `readable` returns the storage of a pool.
     """
 
     def __init__(self, storage: PoolStorage, pool: str, readable: Any, forget_after_s: float = FORGET_AFTER_S):
@@ -30,7 +32,10 @@ class CheckpointTools:
         self._lock = threading.Lock()
 
     def start(self, verb: str, arguments: "dict[str, Any]") -> str:
-        """An id for `news`. Raises UserError, NotFound for a place that is not there, Conflict when too many run."""
+        """Start a tool and return its id.
+
+        Raises UserError, NotFound for a missing location, Conflict if too many run.
+        """
         roots: dict[Path, str] = {}
         if verb not in TOOLS:
             raise UserError(f"no tool {verb!r} runs on a node", nearest(verb, tuple(TOOLS)))
@@ -41,15 +46,16 @@ class CheckpointTools:
         with self._lock:
             self._drop_forgotten()
             if sum(not r.done for r in self._running.values()) >= MOST:
-                raise Conflict(f"{MOST} tools run on this node already", "let one finish")
+                raise Conflict(f"{MOST} tools run on this node already", "wait until one has finished")
             number = secrets.token_hex(8)
             self._running[number] = _Running(verb, resolved, roots, self._forget_after_s)
         return number
 
-    def news(self, number: str, seen: int, timeout_s: float) -> "dict[str, Any]":
-        """{"progress": [done, total] or None, "seen", "result"} at news after `seen`, else after `timeout_s`.
+    def news(self, number: str, last_seen: int, timeout_s: float) -> "dict[str, Any]":
+        """Wait up to `timeout_s` for a change after `last_seen`.
 
-        Raises the tool's own error. Both "result" and error are told once.
+        Returns {"progress": [done, total] or None, "seen", "result"}. Raises the tool's own error. "result" or error
+        are returned once only.
         """
         running = self._running.get(number)
         if running is None:
@@ -57,24 +63,24 @@ class CheckpointTools:
                 "this operation does not run on this node",
                 "it was stopped or the agent restarted: run the command again",
             )
-        told = running.news(seen, timeout_s)
+        fields = running.news(last_seen, timeout_s)
         if running.done:
             with self._lock:
                 self._running.pop(number, None)
             if running.error is not None:
                 raise error_with_pool_paths(running.error, running.roots)
-            told["result"] = with_pool_paths(running.result, running.roots)
-        return told
+            fields["result"] = with_pool_paths(running.result, running.roots)
+        return fields
 
     def stop(self, number: str) -> None:
-        """Its process is ended within half a second."""
+        """Stop a tool; its process ends within half a second."""
         with self._lock:
             running = self._running.pop(number, None)
         if running is not None:
             running.stop()
 
     def _resolve(self, verb: str, name: str, value: Any, roots: "dict[Path, str]") -> str:
-        """What the tool is given for a place; a storage that it reaches is added to `roots`, with its pool."""
+        """Turn a location into the tool's argument. Adds the storage it is in to `roots`, with its pool."""
         use = TOOLS[verb][name]
         match value:
             case {"uri": str(text)} if use.stores and len(value) == 1:
@@ -83,10 +89,12 @@ class CheckpointTools:
                 pass
             case _:
                 raise UserError(
-                    f"{name}: {str(value)[:200]!r} is no place that `{verb}` takes", checkpoint_location.FORMS
+                    f"{name}: {str(value)[:200]!r} is not a location that `{verb}` accepts", checkpoint_location.FORMS
                 )
         if use.written and pool != self._pool:
-            raise UserError(f"pool {pool!r} is not written from here", "ask a node of that pool")
+            raise UserError(
+                f"pool {pool!r} cannot be written from this node", "send the request to a node of that pool"
+            )
         storage: PoolStorage = self._storage if use.written else self._readable(pool)
         roots[storage.root] = pool
         if (verb, name) == ("export", "target"):  # made by the tool itself
@@ -94,7 +102,7 @@ class CheckpointTools:
         return str(storage.make(path) if use.written else storage.find(path))
 
     def _drop_forgotten(self) -> None:
-        """Those that ended because nobody asked, or that ended and nobody asked how."""
+        """Stop and drop tools that were not polled for too long, whether they run or have ended."""
         for number, running in list(self._running.items()):
             if running.forgotten:
                 running.stop()
@@ -117,10 +125,10 @@ class _Running:
         self._changed = threading.Condition()
         threading.Thread(target=self._run, args=(verb, arguments), name=f"tool-{verb}", daemon=True).start()
 
-    def news(self, seen: int, timeout_s: float) -> "dict[str, Any]":
+    def news(self, last_seen: int, timeout_s: float) -> "dict[str, Any]":
         self.asked_s = time.monotonic()
         with self._changed:
-            self._changed.wait_for(lambda: self._count > seen or self.done, timeout_s)
+            self._changed.wait_for(lambda: self._count > last_seen or self.done, timeout_s)
             return {"progress": self._progress, "seen": self._count, "result": None}
 
     @property
@@ -144,7 +152,7 @@ class _Running:
             self._changed.notify_all()
 
     def _end_unwanted(self) -> None:
-        """The child is ended by what this raises, also while it tells no progress."""
+        """Raise if the tool should stop. That ends its child, even while it reports no progress."""
         if self._stopped or self.forgotten:
             raise _Stopped
 

@@ -1,4 +1,4 @@
-"""Checkpoints that other nodes send here, chunk by chunk, while one caller at a time looks after each."""
+"""Receive checkpoints from other nodes, chunk by chunk; each from one sender at a time."""
 
 import errno
 import threading
@@ -13,13 +13,13 @@ from workers.pool_paths import errors_with_pool_paths
 from workers.pool_storage import PoolStorage
 
 IDLE_S = 60.0
-"""After so long without a word from its sender a copy is taken for abandoned, unless whoever goes on with it says less.
-"""
+"""Time without a call of the sender after which a copy counts as abandoned; the next sender may set a shorter one."""
 
 
 class CheckpointUploads:
-    """`folder` is relative to the pool's storage, `name` a checkpoint's own. Kept between calls, not across a restart:
-    what has arrived lies on disk, and the next `begin` finds it there.
+    """Open uploads. `folder` is relative to the pool's storage, `name` is that of the checkpoint's folder.
+
+    After a restart uploads must begin again, but data that has arrived is on disk, and `begin` finds it.
     """
 
     def __init__(self, storage: PoolStorage, pool: str = ""):
@@ -29,74 +29,82 @@ class CheckpointUploads:
         self._lock = threading.Lock()
 
     def begin(self, folder: str, name: str, text: bytes, idle_s: float = IDLE_S) -> "dict[str, Any]":
-        """{"arrived", "missing": [[file, index]], "step", "files", "bytes"} for the manifest `text`. Another copy of it
-        that was silent for `idle_s` is taken for abandoned.
+        """Begin an upload by its manifest `text`.
 
-        Raises Conflict while another copy of it is under way, DamagedCheckpoint for what cannot be believed.
+        Returns {"arrived", "missing": [[file, index]], "step", "files", "bytes"}. Raises Conflict while the checkpoint
+        is being copied by another sender, unless that was silent for `idle_s`; DamagedCheckpoint for an invalid
+        manifest.
         """
         from workers.checkpoint.format.manifest import FOLDER
         from workers.checkpoint.transfer.receiver import CheckpointReceiver
 
         if not FOLDER.fullmatch(name):
-            raise UserError(f"{name[:80]!r} is not a checkpoint's name", "a folder step-… is copied under its own name")
+            raise UserError(f"{name[:80]!r} is not a checkpoint's name", "copy a folder step-… under its own name")
         self._close_idle((folder, name), idle_s)
         stack = ExitStack()
-        checked = _expected(text)
+        expected = _expected(text)
         with errors_with_pool_paths(self._roots), _kept(name):
-            incoming = stack.enter_context(CheckpointReceiver(self._storage.make(folder), name, text, expected=checked))
-        manifest = incoming.manifest
-        told: dict[str, Any] = {"arrived": incoming.arrived, "missing": [], "step": manifest.step}
-        told |= {"files": len(manifest.files), "bytes": manifest.size_bytes()}
-        if incoming.arrived:
+            receiver = stack.enter_context(
+                CheckpointReceiver(self._storage.make(folder), name, text, expected=expected)
+            )
+        manifest = receiver.manifest
+        summary: dict[str, Any] = {"arrived": receiver.arrived, "missing": [], "step": manifest.step}
+        summary |= {"files": len(manifest.files), "bytes": manifest.size_bytes()}
+        if receiver.arrived:
             stack.close()
-            return told
+            return summary
         try:
             with errors_with_pool_paths(self._roots), _kept(name):
-                told["missing"] = [list(chunk) for chunk in incoming.missing()]
+                summary["missing"] = [list(chunk) for chunk in receiver.missing()]
         except BaseException:
             stack.close()
             raise
         with self._lock:
-            self._open[folder, name] = _Open(incoming, stack)
-        return told
+            self._open[folder, name] = _Open(receiver, stack)
+        return summary
 
     def write(self, folder: str, name: str, file: str, index: int, data: bytes) -> int:
-        """Raises DamagedCheckpoint where the chunk is not what the manifest says."""
-        held = self._held(folder, name)
-        digests = held.incoming.manifest.files[file].xxh3_128 if file in held.incoming.manifest.files else ()
+        """Write one chunk; return its bytes. Raises DamagedCheckpoint if it does not match the manifest."""
+        upload = self._held(folder, name)
+        digests = upload.incoming.manifest.files[file].xxh3_128 if file in upload.incoming.manifest.files else ()
         if not 0 <= index < len(digests):
-            raise UserError(f"{name} has no chunk {index} of {file[:80]!r}", "send those that are missing")
-        with held.lock, errors_with_pool_paths(self._roots), _kept(name):
-            held.incoming.write((file, index), data)
+            raise UserError(
+                f"{name} has no chunk {index} of {file[:80]!r}", "send only chunks of the list of missing ones"
+            )
+        with upload.lock, errors_with_pool_paths(self._roots), _kept(name):
+            upload.incoming.write((file, index), data)
         return len(data)
 
     def commit(self, folder: str, name: str) -> None:
-        held = self._held(folder, name)
-        with held.lock, errors_with_pool_paths(self._roots), _kept(name):
-            held.incoming.commit()
+        upload = self._held(folder, name)
+        with upload.lock, errors_with_pool_paths(self._roots), _kept(name):
+            upload.incoming.commit()
         self.leave(folder, name)
 
     def leave(self, folder: str, name: str) -> None:
-        """Done, or given up for now: what arrived stays for the next try."""
+        """Close an upload that is complete or interrupted. Data that has arrived stays for the next try."""
         with self._lock:
-            held = self._open.pop((folder, name), None)
-        if held is not None:
-            with held.lock:
-                held.stack.close()
+            upload = self._open.pop((folder, name), None)
+        if upload is not None:
+            with upload.lock:
+                upload.stack.close()
 
     def _held(self, folder: str, name: str) -> "_Open":
-        held = self._open.get((folder, name))
-        if held is None:
-            raise NotFound(f"no copy of {name} into {folder!r} is under way here", "begin it again")
-        held.last_s = time.monotonic()
-        return held
+        upload = self._open.get((folder, name))
+        if upload is None:
+            raise NotFound(f"no copy of {name} into {folder!r} is running on this node", "start the copy again")
+        upload.last_s = time.monotonic()
+        return upload
 
     def _close_idle(self, key: tuple[str, str], idle_s: float) -> None:
-        held = self._open.get(key)
-        if held is None:
+        upload = self._open.get(key)
+        if upload is None:
             return
-        if time.monotonic() - held.last_s < idle_s:
-            raise Conflict(f"another copy of {key[1]} into {key[0]!r} is under way", "let it finish, then copy again")
+        if time.monotonic() - upload.last_s < idle_s:
+            raise Conflict(
+                f"another copy of {key[1]} into {key[0]!r} is running",
+                "wait until it has finished, then copy again",
+            )
         self.leave(*key)
 
 
@@ -109,18 +117,18 @@ class _Open:
 
 @contextmanager
 def _kept(name: str) -> Iterator[None]:
-    """Errors of the disk as ours: a full one above all."""
+    """Convert errors of the disk, above all of a full one, into FleetError."""
     try:
         yield
     except OSError as e:
-        remedy = "look at that disk, and copy again: what arrived is kept"
+        remedy = "check that node's disk, then copy again: data that has arrived is kept"
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
-            remedy = "free space there, and copy again: what arrived is kept"
-        raise FleetError(f"{name} cannot be kept in this pool's storage: {e.strerror or e}", remedy) from e
+            remedy = "free disk space on that node, then copy again: data that has arrived is kept"
+        raise FleetError(f"{name} cannot be written to this pool's storage: {e.strerror or e}", remedy) from e
 
 
 def _expected(text: bytes) -> Any:
-    """What a large manifest says, read by a process with limits of its own; None for a small one, which is read here.
+    """Read a large manifest in a child process with resource limits; None for a small one, read here.
 
     Raises DamagedCheckpoint.
     """
@@ -131,7 +139,7 @@ def _expected(text: bytes) -> Any:
     if len(text) <= SMALL_BYTES:
         return None
     if len(text) > LARGEST_BYTES:
-        raise DamagedCheckpoint(f"a manifest of {len(text)} bytes, at most {LARGEST_BYTES} are read")
+        raise DamagedCheckpoint(f"the manifest has {len(text)} bytes, the maximum is {LARGEST_BYTES}")
     with NamedTemporaryFile(prefix="polyfleet-manifest-") as file:
         file.write(text)
         file.flush()

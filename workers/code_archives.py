@@ -1,7 +1,7 @@
-"""Submitted folders on a node, by the SHA-256 of the archive they came in.
+"""Code archives on a node: submitted folders, by the SHA-256 of their archive.
 
-An archive comes from a user, so nothing in it is believed: a process with limits checks and unpacks it once
-(cluster/archive_unpack.py), and every attempt gets a copy of what came out.
+Archives are untrusted: a process with resource limits checks and unpacks each one once (cluster/archive_unpack.py), and
+every attempt gets a copy of the unpacked folder.
 """
 
 import hashlib
@@ -22,33 +22,36 @@ INCOMING = ".incoming-"
 
 
 class NodeCodeArchives:
-    """Folders under `folder`; safe to use from several threads. `read` unpacks an archive."""
+    """Unpacked archives below `folder`. `read` unpacks an archive. Thread-safe."""
 
     def __init__(self, folder: Path, read: archive_unpack.Read = archive_unpack.read_in_child):
         self._folder, self._read = private_dir(folder), read
         self._uses = LastUsed()
         self._lock = threading.Lock()
-        for left in self._folder.glob(f"{INCOMING}*"):  # of an agent that was killed: its upload begins anew
-            shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+        for path in self._folder.glob(f"{INCOMING}*"):  # left by an agent that was killed: the upload starts again
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
     def has(self, sha: str) -> bool:
-        """Asking counts as use: an attempt that wants it follows."""
+        """Return whether an archive is here. This counts as a use: an attempt that needs it follows."""
         self._uses.note(sha)
         return self._path(sha).is_dir()
 
     def idle(self) -> list[str]:
-        """Those that nobody used for an hour."""
+        """Archives that were not used for an hour."""
         return self._uses.idle(path.name for path in self._folder.iterdir() if DIGEST.fullmatch(path.name))
 
     def remove(self, names: Iterable[str]) -> None:
-        """Those of them that are still idle. A name is free at once, its files are removed afterwards."""
+        """Remove those of the archives that are still idle.
+
+        A name is free at once, its files are deleted after that.
+        """
         for sha in names:
-            gone = self._folder / f"{INCOMING}{sha}.gone"
+            removed_path = self._folder / f"{INCOMING}{sha}.gone"
             with self._uses.removing(sha) as idle:
                 if not idle or not self._path(sha).is_dir():
                     continue
-                self._path(sha).replace(gone)
-            shutil.rmtree(gone)
+                self._path(sha).replace(removed_path)
+            shutil.rmtree(removed_path)
 
     def put(self, sha: str, offset: int, data: bytes, last: bool) -> None:
         """Append one piece. After the last one the digest is checked, and the archive unpacked.
@@ -64,25 +67,28 @@ class NodeCodeArchives:
                 self._commit(part, sha)
 
     def _append(self, part: Path, offset: int, data: bytes) -> None:
-        have = part.stat().st_size if part.exists() else 0
-        if offset not in (0, have):
+        arrived_bytes = part.stat().st_size if part.exists() else 0
+        if offset not in (0, arrived_bytes):
             raise Conflict(
-                f"piece at byte {offset} of an upload that has {have}", "send the archive again from its start"
+                f"the piece starts at byte {offset}, but {arrived_bytes} bytes have arrived",
+                "send the archive again from its start",
             )
         if offset + len(data) > LARGEST_ARCHIVE_BYTES:
             part.unlink(missing_ok=True)
             raise UserError(
-                f"the archive is larger than {LARGEST_ARCHIVE_BYTES >> 20} MiB", "leave data out of working_dir"
+                f"the archive is larger than {LARGEST_ARCHIVE_BYTES >> 20} MiB", "keep data outside of working_dir"
             )
         with part.open("ab" if offset else "wb") as f:
             f.write(data)
 
     def _commit(self, part: Path, sha: str) -> None:
         with part.open("rb") as f:
-            found = hashlib.file_digest(f, "sha256").hexdigest()
+            digest = hashlib.file_digest(f, "sha256").hexdigest()
         try:
-            if found != sha:
-                raise UserError(f"the archive arrived as {found[:12]}…, not {sha[:12]}…", "send it again")
+            if digest != sha:
+                raise UserError(
+                    f"the archive arrived with the SHA-256 {digest[:12]}…, not {sha[:12]}…", "send it again"
+                )
             out = private_dir(self._folder / f"{INCOMING}{sha}.d")
             try:
                 self._read(part, out)
@@ -93,16 +99,17 @@ class NodeCodeArchives:
             part.unlink(missing_ok=True)
 
     def unpack(self, sha: str, target: Path) -> None:
-        """Copy the folder's files below `target`, an empty folder. Raises NotFound."""
+        """Copy an archive's files into the empty folder `target`. Raises NotFound."""
         folder = self._path(sha)
         self._uses.note(sha)
         if not folder.is_dir():
             raise NotFound(
-                f"package {sha[:12]}… is not on this node", "the controller sends it again at the next start"
+                f"code archive {sha[:12]}… is not on this node",
+                "nothing to do: the server sends it again at the next start",
             )
         shutil.copytree(folder, target, symlinks=True, dirs_exist_ok=True)
 
     def _path(self, sha: str) -> Path:
         if not DIGEST.fullmatch(sha):
-            raise UserError(f"{sha[:80]!r} is not a SHA-256", "64 hexadecimal digits name a package")
+            raise UserError(f"{sha[:80]!r} is not a SHA-256", "name a code archive by 64 hexadecimal digits")
         return self._folder / sha

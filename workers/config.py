@@ -1,10 +1,10 @@
-"""What a user may set once for all their code: arguments over environment over file, checked by name and value.
+"""Configuration of back ends, from arguments, environment and file, in this order of priority.
 
     PolyfleetConfig(nvidia={"allow_tf32": True})               an argument
     POLYFLEET_CONFIG__NVIDIA__ALLOW_TF32=true                  the environment
     ~/.config/polyfleet/config.toml, or POLYFLEET_CONFIG_FILE  [nvidia] allow_tf32 = true
 
-Every option takes effect where workers/backends/<vendor>.py says `self.config.<option>`; there is none that does not.
+Every option is read as `self.config.<option>` in workers/backends/<vendor>.py; there are none without effect.
 """
 
 import re
@@ -41,11 +41,11 @@ from workers.config_values import (
 
 
 class VendorConfig(BaseModel):
-    """Options that every back end has."""
+    """Options of every back end."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    precision: Precision = Field(default="float32", description="what to compute in where the caller says nothing")
+    precision: Precision = Field(default="float32", description="precision to compute in if the caller chooses none")
 
     @field_validator("precision", mode="before")
     @classmethod
@@ -54,14 +54,16 @@ class VendorConfig(BaseModel):
 
 
 class CompiledConfig(VendorConfig):
-    """Of those whose compiler is torch's own, Inductor; XLA and neuronx-cc have no such modes."""
+    """Options of back ends that use torch's compiler, Inductor; XLA and neuronx-cc have no such modes."""
 
     compile_mode: CompileMode = Field(default="default", description="mode of torch.compile at levels O2 and O3")
 
 
 class CPUConfig(CompiledConfig):
     threads: Threads | None = Field(default=None, description="threads of one operator (intra-op)")
-    engine: Engine | None = Field(default=None, description="operators: torch's, or Intel's extension")
+    engine: Engine | None = Field(
+        default=None, description="implementation of operators: torch's, or Intel's extension"
+    )
     float32_matmul: MatmulPrecision | None = Field(default=None, description="torch.set_float32_matmul_precision")
     attention: CPUAttention = Field(default="auto", description="the kernel of scaled_dot_product_attention")
 
@@ -69,16 +71,18 @@ class CPUConfig(CompiledConfig):
     @classmethod
     def _has_modes(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value == "ipex" and info.data.get("compile_mode", "default") != "default":
-            raise ValueError("IPEX does not use torch.compile, so compile_mode has no effect with it: leave one out")
+            raise ValueError(
+                "IPEX does not use torch.compile, so compile_mode has no effect with it: remove one of them"
+            )
         return value
 
 
 class GPUConfig(CompiledConfig):
-    """Options that CUDA and ROCm builds of torch share."""
+    """Options of both CUDA and ROCm builds of torch."""
 
-    allow_tf32: bool | None = Field(default=None, description="TF32 units for float32 products and convolutions")
+    allow_tf32: bool | None = Field(default=None, description="use TF32 units for float32 products and convolutions")
     attention: Attention = Field(default="auto", description="the kernel of scaled_dot_product_attention")
-    memory_fraction: Fraction | None = Field(default=None, description="most of the memory this process may take")
+    memory_fraction: Fraction | None = Field(default=None, description="largest share of memory for this process")
     memory_growth: bool | None = Field(default=None, description="expandable segments: grow allocations in place")
     fp8: bool = Field(default=False, description="let level O3 compute linear layers in float8")
 
@@ -95,22 +99,24 @@ class TPUConfig(VendorConfig):
     topology: Topology | None = Field(
         default=None, description="chips of this process in x,y,z (TPU_CHIPS_PER_PROCESS_BOUNDS)"
     )
-    persistent_cache: Folder | None = Field(default=None, description="folder of programs XLA has compiled")
+    persistent_cache: Folder | None = Field(default=None, description="folder for programs that XLA has compiled")
     matmul_precision: XLAPrecision | None = Field(
         default=None, description="passes of the matrix units for float32 products"
     )
 
 
 class IntelConfig(CompiledConfig):
-    memory_fraction: Fraction | None = Field(default=None, description="most of the memory this process may take")
+    memory_fraction: Fraction | None = Field(default=None, description="largest share of memory for this process")
 
 
 class NeuronConfig(VendorConfig):
-    persistent_cache: Folder | None = Field(default=None, description="folder of programs neuronx-cc compiled")
+    persistent_cache: Folder | None = Field(
+        default=None, description="folder for programs that neuronx-cc has compiled"
+    )
 
 
 class AppleConfig(CompiledConfig):
-    memory_fraction: Fraction | None = Field(default=None, description="most of the memory this process may take")
+    memory_fraction: Fraction | None = Field(default=None, description="largest share of memory for this process")
 
 
 class LibrariesConfig(BaseModel):
@@ -118,25 +124,25 @@ class LibrariesConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    enabled: Libraries | None = Field(default=None, description="these alone; None is all that are there")
-    disabled: Libraries = Field(default=(), description="not these")
+    enabled: Libraries | None = Field(default=None, description="libraries to use (default: all available)")
+    disabled: Libraries = Field(default=(), description="libraries not to use")
 
     @field_validator("enabled")
     @classmethod
     def _at_least_one(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
         if value is not None and not value:
-            raise ValueError("no library is enabled; leave it out to have all, or name at least one")
+            raise ValueError("no library is enabled; omit the option to use all, or name at least one")
         return value
 
 
 class PolyfleetConfig(BaseSettings):
-    """Raises SpecError naming the field and the nearest valid value."""
+    """The configuration. Raises SpecError that names the field and the nearest valid value."""
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid")
 
     backends: Backends = Field(
         default_factory=lambda: tuple(catalogue.vendors()),
-        description="back ends that may be chosen; all unless some are named",
+        description="back ends that may be chosen (default: all)",
     )
     priority: Kinds = Field(default=(), description="back ends or kinds to choose first, best first")
     cpu: CPUConfig = Field(default_factory=CPUConfig)
@@ -148,10 +154,10 @@ class PolyfleetConfig(BaseSettings):
     apple: AppleConfig = Field(default_factory=AppleConfig)
     libraries: LibrariesConfig = Field(default_factory=LibrariesConfig)
 
-    def __init__(self, **given: Any):
+    def __init__(self, **options: Any):
         open_sections()
         try:
-            super().__init__(**given)
+            super().__init__(**options)
         except ValidationError as e:
             raise _explained(e) from None
 
@@ -176,9 +182,9 @@ class PolyfleetConfig(BaseSettings):
 
 @cache
 def open_sections() -> None:
-    """A section with the common options for each vendor of another distribution, beside those that are written above.
+    """Add a section with the common options for each vendor whose backend comes from another distribution.
 
-    When a configuration is made, not at import: the distributions are looked for then.
+    Called when a configuration is created, not at import, as it searches the installed distributions.
     """
     fields = PolyfleetConfig.model_fields
     added = {name: row.title for name, row in catalogue.vendors().items() if name not in fields}
@@ -188,56 +194,59 @@ def open_sections() -> None:
         PolyfleetConfig.model_rebuild(force=True)
 
 
-_REMEDY = "give a workers.PolyfleetConfig, or a dict of its options"
+_REMEDY = "pass a workers.PolyfleetConfig, or a dict of its options"
 Given = PolyfleetConfig | Mapping[str, Any] | None
 
 
-def config_of(given: Given) -> PolyfleetConfig:
-    """What was given as a configuration: a PolyfleetConfig, a dict of its options, or None for what is set outside.
+def config_of(config: Given) -> PolyfleetConfig:
+    """Return a configuration from a PolyfleetConfig, a dict of options, or None (environment and file).
 
-    Raises UserError for anything else, SpecError for an option that is wrong.
+    Raises UserError for anything else, SpecError for an invalid option.
     """
-    if isinstance(given, PolyfleetConfig):
-        return given
-    if given is None:
+    if isinstance(config, PolyfleetConfig):
+        return config
+    if config is None:
         return PolyfleetConfig()
-    if not isinstance(given, Mapping):
-        raise UserError(f"config is a {type(given).__name__}", _REMEDY)
-    if strange := [name for name in given if not isinstance(name, str)]:
-        known = nearest("", list(PolyfleetConfig.model_fields))
-        raise SpecError("config", f"unknown option {short_repr(strange[0])}", known)
-    return PolyfleetConfig(**given)
+    if not isinstance(config, Mapping):
+        raise UserError(f"config is a {type(config).__name__}", _REMEDY)
+    if invalid_names := [name for name in config if not isinstance(name, str)]:
+        hint = nearest("", list(PolyfleetConfig.model_fields))
+        raise SpecError("config", f"unknown option {short_repr(invalid_names[0])}", hint)
+    return PolyfleetConfig(**config)
 
 
 def section(config: "Given | VendorConfig", backend: str) -> VendorConfig:
-    """The options of one back end; a back end from outside the package has the common ones. Raises UserError."""
+    """Return the options of one back end; those of other distributions have the common ones.
+
+    Raises UserError.
+    """
     if not isinstance(config, VendorConfig):
-        found: VendorConfig = getattr(config_of(config), backend, None) or CompiledConfig()
-        return found
+        options: VendorConfig = getattr(config_of(config), backend, None) or CompiledConfig()
+        return options
     field = PolyfleetConfig.model_fields.get(backend)
-    own = section_type(field) if field else CompiledConfig
-    if not isinstance(config, own or VendorConfig):
-        raise UserError(f"config is a {type(config).__name__}, and the back end is {backend}", _REMEDY)
+    own_type = section_type(field) if field else CompiledConfig
+    if not isinstance(config, own_type or VendorConfig):
+        raise UserError(f"config is a {type(config).__name__}, but the back end is {backend}", _REMEDY)
     return config
 
 
 def compile_mode_of(config: VendorConfig) -> str:
-    """torch.compile's mode; its default for those whose compiler has none."""
+    """Mode of torch.compile; "default" for back ends with another compiler."""
     return config.compile_mode if isinstance(config, CompiledConfig) else "default"
 
 
 def enabled(config: "Given | VendorConfig") -> tuple[str, ...]:
-    """Back ends that may be chosen."""
+    """Return the back ends that may be chosen."""
     return config_of(None if isinstance(config, VendorConfig) else config).backends
 
 
 def libraries_of(config: "Given | VendorConfig") -> LibrariesConfig:
-    """A vendor's section alone switches no library."""
+    """Return the options of libraries; the defaults for a vendor's section, which has none."""
     return LibrariesConfig() if isinstance(config, VendorConfig) else config_of(config).libraries
 
 
 def _explained(error: ValidationError) -> SpecError:
-    """The first mistake; an unknown key or word with the nearest known one."""
+    """Convert the first error into a SpecError; for an unknown key or value, with the nearest valid one."""
     first = error.errors()[0]
     path = [str(part) for part in first["loc"]]
     if first["type"] == "extra_forbidden":
@@ -245,7 +254,7 @@ def _explained(error: ValidationError) -> SpecError:
         for part in path[:-1]:
             options = section_type(options.model_fields[part])
         return SpecError(".".join(path), f"unknown option {path[-1]!r}", nearest(path[-1], list(options.model_fields)))
-    said = f"{first['msg'].removeprefix('Value error, ')} (given: {short_repr(first['input'])})"
-    words = re.findall(r"'([^']*)'", first["msg"]) if first["type"] == "literal_error" else []
-    near = get_close_matches(str(first["input"]), words, n=1, cutoff=0.5)
-    return SpecError(".".join(path), said, f"did you mean {near[0]!r}?" if near else "")
+    message = f"{first['msg'].removeprefix('Value error, ')} (given: {short_repr(first['input'])})"
+    choices = re.findall(r"'([^']*)'", first["msg"]) if first["type"] == "literal_error" else []
+    matches = get_close_matches(str(first["input"]), choices, n=1, cutoff=0.5)
+    return SpecError(".".join(path), message, f"did you mean {matches[0]!r}?" if matches else "")

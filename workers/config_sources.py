@@ -1,5 +1,6 @@
-"""Where options come from beside arguments: variables of the environment, and a file. A variable that names no option
-is an error, as an unknown key of the file is.
+"""Sources of options besides arguments: environment variables and a file.
+
+A variable that names no option is an error, as is an unknown key in the file.
 """
 
 import json
@@ -19,76 +20,80 @@ FILE = "POLYFLEET_CONFIG_FILE"
 
 
 class EnvironmentSource(PydanticBaseSettingsSource):
-    """Variables such as POLYFLEET_CONFIG__CPU__THREADS, in any case; of a section also JSON: POLYFLEET_CONFIG__CPU."""
+    """Variables such as POLYFLEET_CONFIG__CPU__THREADS, in upper or lower case; or a section as JSON:
+    POLYFLEET_CONFIG__CPU.
+    """
 
     def __call__(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for variable in sorted(filter(_ours, os.environ), key=lambda name: (name.count(BETWEEN), name)):
             (*sections, option), options = self._named_by(variable)
-            place = found
+            target = values
             for section in sections:
-                place = place.setdefault(section, {})
-            place[option] = _object(variable) if options else os.environ[variable]
-        return found
+                target = target.setdefault(section, {})
+            target[option] = _object(variable) if options else os.environ[variable]
+        return values
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """Nothing: `__call__` reads all variables at once, those of no field too."""
+        """Return no value: `__call__` reads all variables at once, also those that name no field."""
         return None, field_name, False
 
     def _named_by(self, variable: str) -> tuple[list[str], type[BaseModel] | None]:
-        """The path of the option (cpu, threads), and the options below it where it is a section.
+        """Return the path of an option (cpu, threads), and, for a section, the options in it.
 
-        Raises SpecError, whose field is the variable, for a name that is none.
+        Raises SpecError, with the variable as its field, if the variable names no option.
         """
         if not variable.upper().startswith(PREFIX):
-            rest = variable[len(PREFIX.rstrip("_")) :].strip("_").upper() or "CPU__THREADS"
-            raise SpecError(variable, "is neither an option nor the file", f"write {PREFIX}{rest}, or {FILE}")
+            suffix = variable[len(PREFIX.rstrip("_")) :].strip("_").upper() or "CPU__THREADS"
+            raise SpecError(
+                variable, "is neither an option nor the name of the file", f"write {PREFIX}{suffix}, or {FILE}"
+            )
         options: type[BaseModel] | None = self.settings_cls
         path = variable[len(PREFIX) :].lower().split(BETWEEN)
         for part in path:
             if options is None:
-                raise SpecError(variable, "an option has no options of its own", f"leave {part.upper()!r} out")
+                raise SpecError(variable, "an option has no options of its own", f"remove {part.upper()!r}")
             if part not in options.model_fields:
-                known = [name.upper() for name in options.model_fields]
-                raise SpecError(variable, f"unknown option {part.upper()!r}", nearest(part.upper(), known))
+                names = [name.upper() for name in options.model_fields]
+                raise SpecError(variable, f"unknown option {part.upper()!r}", nearest(part.upper(), names))
             options = section_type(options.model_fields[part])
         return path, options
 
 
 class ConfigFileSource(InitSettingsSource):
-    """The configuration file as the source of least weight."""
+    """The configuration file, the source with the lowest priority."""
 
     def __init__(self, settings_cls: type[BaseSettings]):
         super().__init__(settings_cls, init_kwargs=_read_file())
 
 
 def section_type(field: FieldInfo) -> type[BaseModel] | None:
-    """The model of a section's options; None for a plain option."""
+    """Return the model of a section's options; None for a plain option."""
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def file() -> Path:
-    """The configuration file, which need not exist unless POLYFLEET_CONFIG_FILE names it."""
-    named = os.environ.get(FILE)
+    """Return the path of the configuration file; it may be missing unless POLYFLEET_CONFIG_FILE names it."""
+    path = os.environ.get(FILE)
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return Path(named) if named else folder / "polyfleet" / "config.toml"
+    return Path(path) if path else folder / "polyfleet" / "config.toml"
 
 
 def _ours(variable: str) -> bool:
-    """Those that a slip of the pen makes of ours too: POLYFLEET_CONFIG_CPU__THREADS."""
+    """Return whether a variable is meant as an option, also if mistyped: POLYFLEET_CONFIG_CPU__THREADS."""
     return variable.upper().startswith(PREFIX.rstrip("_")) and variable.upper() != FILE
 
 
 def _object(variable: str) -> dict[str, Any]:
-    """A whole section in one variable, as JSON."""
+    """Read a section that is JSON in one variable."""
     try:
         value = json.loads(os.environ[variable])
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        said = f"a section is written as a JSON object (given: {os.environ[variable]!r})"
-        raise SpecError(variable, said, f"or set its options one by one: {variable}{BETWEEN}OPTION")
+        message = f"a section must be a JSON object (given: {os.environ[variable]!r})"
+        raise SpecError(variable, message, f"write a JSON object, or set single options: {variable}{BETWEEN}OPTION")
     return value
 
 
@@ -97,7 +102,9 @@ def _read_file() -> dict[str, Any]:
         return tomllib.loads(file().read_text())
     except FileNotFoundError:
         if FILE in os.environ:
-            raise UserError(f"there is no file {file()}", f"{FILE} names it: write or unset it") from None
+            raise UserError(
+                f"there is no file {file()}", f"{FILE} names it: create the file, or unset the variable"
+            ) from None
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
         raise UserError(f"{file()} cannot be read as TOML: {e}", "see docs/backends for its options") from None

@@ -1,4 +1,4 @@
-"""The types of the configuration's values: what is accepted, and what it becomes."""
+"""Types of the configuration's values: what is accepted, and how it is converted."""
 
 import json
 from collections.abc import Callable
@@ -16,18 +16,18 @@ LONGEST_SHOWN = 80
 
 
 def _names(value: object) -> object:
-    """In the environment a list is written as people write PATH-like things, `nvidia,cpu`, or as JSON."""
+    """Parse a list that was written as text, as in the environment: `nvidia,cpu`, or JSON."""
     if not isinstance(value, str):
         return value
     return json.loads(value) if value.lstrip().startswith("[") else split(value)
 
 
 def _each(rule: Callable[[str], tuple[str, ...]]) -> AfterValidator:
-    """Every name replaced by the names `rule` makes of it; its UserError says what is wrong with one."""
+    """Replace every name by the names that `rule` returns for it, or report its UserError."""
 
     def replaced(value: tuple[str, ...]) -> tuple[str, ...]:
         try:
-            return tuple(found for name in value for found in rule(name))
+            return tuple(result for name in value for result in rule(name))
         except UserError as e:
             raise ValueError(str(e)) from None
 
@@ -35,21 +35,21 @@ def _each(rule: Callable[[str], tuple[str, ...]]) -> AfterValidator:
 
 
 def _no_truth(value: object) -> object:
-    """pydantic would take True for 1."""
+    """Reject booleans: pydantic would accept True as 1."""
     if isinstance(value, bool):
         raise ValueError("a number is needed")
     return value
 
 
 def _no_empty_path(value: object) -> object:
-    """Path("") is the current folder, which nobody means."""
+    """Reject "": Path("") would be the current folder, which is hardly intended."""
     if isinstance(value, str) and not value.strip():
-        raise ValueError("name a folder, or leave it out")
+        raise ValueError("name a folder, or omit the option")
     return value
 
 
 Fraction = Annotated[float, BeforeValidator(_no_truth), Field(gt=0, le=1)]
-# Far above any machine's: torch takes the number as it is, and starts as many threads.
+# A limit far above any machine's cores: torch starts as many threads as it is told to.
 Threads = Annotated[int, BeforeValidator(_no_truth), Field(gt=0, le=4096)]
 Folder = Annotated[Path, BeforeValidator(_no_empty_path)]
 Backends = Annotated[tuple[str, ...], BeforeValidator(_names), _each(lambda name: (backend_name(name),))]
@@ -66,11 +66,11 @@ CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotun
 
 
 def split(text: str) -> tuple[str, ...]:
-    """`nvidia, cpu` as a tuple."""
-    return tuple(word.strip() for word in text.split(",") if word.strip())
+    """Split a text such as `nvidia, cpu` at its commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def short_repr(value: object) -> str:
-    """A value in an error message, cut where it is long."""
+    """Format a value for an error message, cut to LONGEST_SHOWN characters."""
     text = repr(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."

@@ -1,4 +1,7 @@
-"""Which controller a node obeys: each has a number higher than those before it, and the newest heard of counts."""
+"""Generation of the controller that a node obeys.
+
+Each controller has a higher number than those before it.
+"""
 
 import logging
 import threading
@@ -17,13 +20,13 @@ LONGEST_BYTES = 32
 
 
 class ControllerGeneration:
-    """The newest one, kept in the file `path` so that a restarted agent obeys no older one either."""
+    """The newest generation, stored in the file `path` so that a restarted agent refuses older ones, too."""
 
     def __init__(self, path: Path):
         self._path = path
         self._lock = threading.Lock()
         self._seen = self._saved = _read(path)
-        with suppress(OSError):  # a full disk: then it is remembered for as long as this agent lives
+        with suppress(OSError):  # on a full disk only this agent remembers it, in memory
             reserved_files.reserve_space(path, LONGEST_BYTES)
 
     @property
@@ -31,9 +34,14 @@ class ControllerGeneration:
         return self._seen
 
     def admit(self, generation: int) -> None:
-        """Raises ControllerSuperseded for a controller older than one that this node has heard of."""
+        """Check and record a controller's generation.
+
+        Raises ControllerSuperseded for one older than the newest.
+        """
         if not is_count(generation):
-            raise UserError(f"{str(generation)[:40]!r} is not a controller's generation", "it is a whole number")
+            raise UserError(
+                f"{str(generation)[:40]!r} is not a controller's generation", "use a whole number of at least 0"
+            )
         with self._lock:
             if generation < self._seen:
                 raise ControllerSuperseded(generation, self._seen)
@@ -42,18 +50,18 @@ class ControllerGeneration:
                 self._save(generation)
 
     def _save(self, generation: int) -> None:
-        """A disk that fails must not keep a new controller from its nodes: it is saved with the next call."""
+        """Save a generation. A failing disk must not lock out a new controller: the next call tries again."""
         try:
             reserved_files.replace_or_use_reserve(self._path, f"{generation}\n", durable=True)
             write_durably(self._path.parent)
             self._saved = generation
             reserved_files.reserve_space(self._path, LONGEST_BYTES)
         except OSError as e:
-            LOG.error("that controller %d has taken over cannot be written down: %s", generation, e)
+            LOG.error("the generation %d of the new controller cannot be saved: %s", generation, e)
 
 
 def _read(path: Path) -> int:
-    """0 without a record of ours."""
+    """Read the saved generation; 0 if there is none."""
     try:
         return int(read_bytes(path, LONGEST_BYTES))
     except (FileNotFoundError, UnreadableFile, ValueError):

@@ -1,4 +1,4 @@
-"""What one device is, in the words users of other libraries know: a frozen pydantic record."""
+"""Description of one device, with the field names of other libraries: a frozen pydantic model."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from cluster.types import Scalar
 
 
 class DeviceInfo(BaseModel):
-    """One device. Bytes are None where nobody tells them; `free_memory_bytes` is of the moment it was asked.
+    """One device. Bytes are None if unknown; `free_memory_bytes` is that of the time of the query.
 
-    `device_type` is torch's name for it (`cuda:0`, `xla:0`, `xpu:0`, `mps:0`, `cpu`), `architecture` its SM
-    version (`sm_90`), gfx number (`gfx942`), TPU generation (`v5e`) or instruction set (`x86_64`). `supported_dtypes`
-    are names (`bfloat16`); `dtypes_from` says whether they were `probed` on the device or are `documented`.
-    `fp8_supported` is None where nobody knows; `topology` is that of a TPU's slice (`2x4`).
+    `device_type` is torch's name (`cuda:0`, `xla:0`, `xpu:0`, `mps:0`, `cpu`), `architecture` the SM version (`sm_90`),
+    gfx number (`gfx942`), TPU generation (`v5e`) or instruction set (`x86_64`). `supported_dtypes` are names
+    (`bfloat16`); `dtypes_from` says whether they were `probed` on the device or are `documented`. `fp8_supported` is
+    None if unknown; `topology` is that of a TPU's slice (`2x4`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -46,14 +46,14 @@ class DeviceInfo(BaseModel):
 
     @property
     def total_memory_gb(self) -> float:
-        """GiB, which CUDA, ROCm and most libraries call GB; 0.0 where nobody tells."""
+        """Memory in GiB, which CUDA, ROCm and most libraries call GB; 0.0 if unknown."""
         return (self.total_memory_bytes or 0) / 2**30
 
     @property
     def total_memory_mb(self) -> float:
-        """MiB; 0.0 where nobody tells."""
+        """Memory in MiB; 0.0 if unknown."""
         return (self.total_memory_bytes or 0) / 2**20
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON, with `total_memory_gb`."""
+        """Return plain data for JSON, with `total_memory_gb`."""
         return self.model_dump(mode="json") | {"total_memory_gb": round(self.total_memory_gb, 2)}

@@ -1,4 +1,4 @@
-"""Errors a task or a back end raises for the user, each with numbers and a remedy."""
+"""Errors that tasks, back ends and agents raise for users, with numbers and a remedy."""
 
 from cluster.errors import Conflict, PolyfleetError, UserError
 
@@ -13,19 +13,22 @@ class OutOfDeviceMemory(UserError):
 
 
 class ControllerSuperseded(Conflict):
-    """An agent obeys no controller older than one that it has heard of."""
+    """A call of a controller that is older than the newest one which has called this node."""
 
-    def __init__(self, generation: int, seen: int):
+    def __init__(self, generation: int, newest: int):
         super().__init__(
-            f"a newer controller (generation {seen}) has taken over this node; this one has generation {generation}",
+            f"a newer controller (generation {newest}) has taken over this node; this one has generation {generation}",
             "stop the older server: `polyfleet server stop`",
         )
-        self.args = (generation, seen)
-        self.generation, self.seen = generation, seen
+        self.args = (generation, newest)
+        self.generation, self.seen = generation, newest
 
 
 class EpochPast(Conflict):
-    """An attempt that may not be started. `newest` is the highest epoch of its job known where it was refused."""
+    """An attempt that was superseded or stopped.
+
+    `newest`: the job's highest epoch, as far as the node knows.
+    """
 
     def __init__(self, message: str, newest: int):
         super().__init__(message)
@@ -34,10 +37,10 @@ class EpochPast(Conflict):
 
 
 class BackendUnavailable(UserError):
-    """A backend that was asked for and that this environment or node does not have.
+    """A requested backend that this environment or node does not have.
 
-    `enabled` are those that the configuration enables, None being all. What can be used instead is looked up when the
-    error is shown or sent elsewhere, not when it is raised: that imports every vendor's library.
+    `enabled`: back ends that the configuration enables; None for all. The alternatives are looked up when the error is
+    printed or sent to another process, not when it is raised, as that imports every vendor's library.
     """
 
     _remedy: str
@@ -65,21 +68,21 @@ class BackendUnavailable(UserError):
         self._remedy = text
 
     def __reduce__(self) -> "tuple[type, tuple[object, ...], dict[str, object]]":
-        """Another process has other back ends: what is here is told from here."""
+        """Pickle the remedy, too: another process has other back ends and could not compute it."""
         return type(self), self.args, vars(self) | {"_remedy": self.remedy}
 
 
 def _usable(enabled: "tuple[str, ...] | None") -> "tuple[tuple[str, ...], tuple[str, ...]]":
-    """Back ends that can compute in this process: those enabled, and those that the configuration leaves out."""
+    """Return the usable back ends of this process: the enabled, and those that the configuration disables."""
     from workers import backends
 
-    found = backends.available()
-    off = tuple(n for n in found if enabled is not None and n in backends.OWN and n not in enabled)
-    return tuple(n for n in found if n not in off), off
+    available = backends.available()
+    disabled = tuple(name for name in available if enabled is not None and name in backends.OWN and name not in enabled)
+    return tuple(name for name in available if name not in disabled), disabled
 
 
 class KernelsUnavailable(UserError):
-    """An implementation of kernels that was asked for and that this environment or machine does not have."""
+    """A requested implementation of kernels that this environment or machine does not have."""
 
     def __init__(self, kernels: str, reason: str, remedy: str = ""):
         super().__init__(f"kernels {kernels!r} are not available here: {reason}", remedy or KERNELS_HERE)
@@ -88,7 +91,7 @@ class KernelsUnavailable(UserError):
 
 
 class KernelsFailed(PolyfleetError):
-    """A driver or a compiler refused a kernel, or lost its device; the next call begins anew."""
+    """A driver or compiler refused a kernel, or lost its device. The next call initialises it again."""
 
     def __init__(self, kernels: str, reason: str, remedy: str):
         super().__init__(f"kernels {kernels!r} failed: {reason}", remedy)
@@ -96,47 +99,49 @@ class KernelsFailed(PolyfleetError):
         self.kernels, self.reason = kernels, reason
 
 
-KERNELS_HERE = "`polyfleet backends --kernels` tells which are available"
+KERNELS_HERE = "run `polyfleet backends --kernels` to list the available ones"
 
 
 class NativeUnavailable(UserError):
-    """Compiled CPU code that cannot be had here; whoever asked for it goes on without, or says so."""
+    """Compiled CPU code that is not available here. Callers continue without it, or report this error."""
 
     def __init__(self, reason: str):
-        super().__init__(reason, "install g++, or name a C++ compiler in CXX; without one the slower forms are used")
+        super().__init__(
+            reason, "install g++, or name a C++ compiler in CXX; without one, slower implementations are used"
+        )
         self.args = (reason,)
         self.reason = reason
 
 
 class CheckpointError(UserError):
-    """A checkpoint that cannot be saved, read or trusted; names file, tensor or chunk."""
+    """A checkpoint that cannot be saved, read or trusted; the message names file, tensor or chunk."""
 
 
 class AttemptReplaced(CheckpointError):
-    """This attempt does not count any more, or may not: no fault of its code."""
+    """This attempt was, or may have been, replaced by a newer one. Not an error of its code."""
 
 
 class NonFiniteValue(UserError):
-    """A number or a tensor of `step` that is NaN or infinite: training on is useless, and its checkpoints are too."""
+    """A value of a step that is NaN or infinite: training on, and its checkpoints, would be useless."""
 
     def __init__(self, what: str, step: int):
         super().__init__(
             f"{what} at step {step}",
-            "look at the learning rate and the data of this step; recovery: {on_events: {nan: ignore}} trains on",
+            "check the learning rate and this step's data; `recovery: {on_events: {nan: ignore}}` continues training",
         )
         self.args = (what, step)
 
 
 class NotEnoughMemory(UserError):
-    """No device that was wanted has room. `looked` has a sentence per device."""
+    """None of the requested devices has enough free memory. `reasons` has a sentence about each device."""
 
-    def __init__(self, needed_bytes: int, looked: "tuple[str, ...]"):
+    def __init__(self, needed_bytes: int, reasons: "tuple[str, ...]"):
         super().__init__(
-            f"{needed_bytes / 2**30:.2f} GiB are needed, and no device has them free: {_listed(looked)}",
+            f"{needed_bytes / 2**30:.2f} GiB are needed, and no device has them free: {_listed(reasons)}",
             "lower the batch size or the precision, or name more back ends",
         )
-        self.args = (needed_bytes, looked)
+        self.args = (needed_bytes, reasons)
 
 
-def _listed(looked: "tuple[str, ...]") -> str:
-    return "; ".join(looked) or "none was found"
+def _listed(reasons: "tuple[str, ...]") -> str:
+    return "; ".join(reasons) or "no device was found"

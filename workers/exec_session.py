@@ -1,5 +1,6 @@
-"""One command beside the ranks of an attempt: the other ends of its pipes, or of its terminal, and the connection to
-the attempt's supervisor, which runs it (workers/attempt/exec_commands.py).
+"""The agent's side of a command beside the ranks of an attempt: its pipes or its terminal.
+
+A connection goes to the attempt's supervisor, which runs the command (workers/attempt/exec_commands.py).
 """
 
 import fcntl
@@ -24,17 +25,19 @@ from workers.attempt.folders import AttemptFolder
 START_S = 10.0
 PIECE_BYTES = 64 << 10
 MOST_BYTES = 256 << 10
-"""Of one answer."""
+"""Maximum output in one reply."""
 DRAIN_S = 1.0
-"""For what is still in the pipes once the command has ended; whoever else holds them open is not waited for."""
+"""Time to read the pipes after the command has ended; other processes that have them open are not waited for."""
 Data = dict[str, Any]
 STREAMS = ("stdout", "stderr")
 
 
 @dataclass(eq=False)
 class Session:
-    """`line` goes to the supervisor; `outs` are the streams to read from by descriptor; `into` takes input, -1 once it
-    is closed. `given` counts the answers that had something; the last is kept in case it was lost.
+    """A running command.
+
+    `line`: connection to the supervisor; `outs`: streams to read from, by descriptor; `into`: descriptor for input, -1
+    once it is closed. `given` counts the replies with output; `last` is the newest of them, in case it was lost.
     """
 
     line: socket.socket
@@ -55,7 +58,7 @@ class Session:
 
 
 def knock(folder: AttemptFolder) -> socket.socket:
-    """A connection to the attempt's supervisor. Raises Conflict, FleetError."""
+    """Connect to the attempt's supervisor. Raises Conflict, FleetError."""
     if not hasattr(socket, "SOCK_SEQPACKET") or not Path("/proc/self/fd").is_dir():
         raise Conflict("commands beside a job need Linux on its node", "run it as a job of its own")
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -69,26 +72,26 @@ def knock(folder: AttemptFolder) -> socket.socket:
     except OSError as e:
         line.close()
         raise Conflict(
-            f"attempt {folder.path.name} takes no commands: {e.strerror or e}",
-            "it is starting or ending, or was started by an older version; `polyfleet show` tells its state",
+            f"attempt {folder.path.name} does not accept commands: {e.strerror or e}",
+            "it is starting or ending, or was started by an older version; `polyfleet show` shows its state",
         ) from None
     return line
 
 
-def begun(line: socket.socket, asked: Data, size: tuple[int, int]) -> Session:
-    """Raises Conflict, FleetError."""
-    with _streams(asked["terminal"], asked["input"], size) as (theirs, session):
-        words = {name: asked[name] for name in ("rank", "command", "environment", "terminal")}
+def begun(line: socket.socket, request: Data, size: tuple[int, int]) -> Session:
+    """Request a command and return its session. Raises Conflict, FleetError."""
+    with _streams(request["terminal"], request["input"], size) as (theirs, session):
+        fields = {name: request[name] for name in ("rank", "command", "environment", "terminal")}
         try:
-            socket.send_fds(line, [json.dumps(words, ensure_ascii=False).encode()], list(theirs))
-            said = line.recv(LONGEST_BYTES)
+            socket.send_fds(line, [json.dumps(fields, ensure_ascii=False).encode()], list(theirs))
+            data = line.recv(LONGEST_BYTES)
         except OSError as e:
-            raise FleetError(f"the attempt's supervisor does not answer: {e.strerror or e}", "ask again") from None
-        if not said:
-            raise Conflict("the attempt ended before the command began", "`polyfleet show` tells its state")
-        told = json.loads(said)
-        if "error" in told:
-            raise Conflict(told["error"], "see `polyfleet show` for ranks and nodes")
+            raise FleetError(f"the attempt's supervisor does not respond: {e.strerror or e}", "run it again") from None
+        if not data:
+            raise Conflict("the attempt ended before the command started", "`polyfleet show` shows its state")
+        reply = json.loads(data)
+        if "error" in reply:
+            raise Conflict(reply["error"], "see `polyfleet show` for ranks and nodes")
         line.setblocking(False)
         return Session(line, *session)
 
@@ -97,27 +100,28 @@ def begun(line: socket.socket, asked: Data, size: tuple[int, int]) -> Session:
 def _streams(
     terminal: bool, takes_input: bool, size: tuple[int, int]
 ) -> "Iterator[tuple[tuple[int, int, int], tuple[dict[int, str], int, bool]]]":
-    """(the command's stdin, stdout and stderr, which are closed here afterwards; what we read and write). All are
-    closed on an error.
+    """Create pipes or a terminal. Yields (stdin, stdout and stderr of the command; arguments of Session).
+
+    The command's ends are closed at the end of the block; after an error all are.
     """
     ours: list[int] = []
     theirs: list[int] = []
     try:
         if terminal:
-            mine, its = os.openpty()
-            ours, theirs = [mine], [its]
-            set_size(mine, *size)
-            given, session = (its, its, its), ({mine: STREAMS[0]}, mine, True)
+            our_end, their_end = os.openpty()
+            ours, theirs = [our_end], [their_end]
+            set_size(our_end, *size)
+            streams, session = (their_end, their_end, their_end), ({our_end: STREAMS[0]}, our_end, True)
         else:
             (out, out_in), (err, err_in) = os.pipe(), os.pipe()
             ours, theirs = [out, err], [out_in, err_in]
-            its, mine = os.pipe() if takes_input else (os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), -1)
-            theirs.append(its)
-            ours += [mine] if takes_input else []
-            given, session = (its, out_in, err_in), ({out: STREAMS[0], err: STREAMS[1]}, mine, False)
+            their_end, our_end = os.pipe() if takes_input else (os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), -1)
+            theirs.append(their_end)
+            ours += [our_end] if takes_input else []
+            streams, session = (their_end, out_in, err_in), ({out: STREAMS[0], err: STREAMS[1]}, our_end, False)
         for descriptor in ours:
             os.set_blocking(descriptor, False)
-        yield given, session
+        yield streams, session
     except BaseException:
         for descriptor in ours:
             os.close(descriptor)
@@ -146,7 +150,7 @@ def read(session: Session, timeout_s: float) -> Data:
 
 
 def _is_over(session: Session) -> bool:
-    """The command has ended and all that it wrote was read, or nothing more comes in time."""
+    """Return whether the command has ended and its output was read, or DRAIN_S passed since it ended."""
     if session.over:
         return True
     return bool(session.ended_s) and (not session.outs or time.monotonic() - session.ended_s > DRAIN_S)
@@ -154,14 +158,14 @@ def _is_over(session: Session) -> bool:
 
 def _ready(session: Session, timeout_s: float) -> list[int]:
     poll = select.poll()
-    wanted = [*session.outs, *([] if session.ended_s or session.over else [session.line.fileno()])]
-    for descriptor in wanted:
+    descriptors = [*session.outs, *([] if session.ended_s or session.over else [session.line.fileno()])]
+    for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
     return [descriptor for descriptor, _ in poll.poll(max(timeout_s, 0.0) * 1000)]
 
 
 def _take(session: Session, descriptor: int) -> bytes:
-    """What there is of a stream; b"" at its end, where a terminal raises EIO."""
+    """Read what a stream has now; b"" at its end, where a terminal raises EIO."""
     data = bytearray()
     with suppress(BlockingIOError):
         while len(data) < MOST_BYTES // len(STREAMS):
@@ -186,48 +190,54 @@ def _end_of(session: Session, descriptor: int) -> None:
 
 
 def _hear(session: Session) -> None:
-    """The exit code; or nothing, when the attempt has ended."""
+    """Read the exit code, or notice that the attempt has ended and closed the connection."""
     try:
-        said = session.line.recv(LONGEST_BYTES)
+        data = session.line.recv(LONGEST_BYTES)
     except BlockingIOError:
         return
     except OSError:
-        said = b""
+        data = b""
     session.ended_s = time.monotonic()
-    if said:
-        session.code = int(json.loads(said)["code"])
+    if data:
+        session.code = int(json.loads(data)["code"])
     else:
-        session.reason = session.reason or "the attempt has ended, and what ran beside it with it"
+        session.reason = session.reason or "the attempt has ended, and with it the commands beside it"
 
 
 def write(session: Session, data: bytes, timeout_s: float) -> int:
-    """How much was taken within the time. Raises OSError when nobody reads any more."""
-    taken, until = 0, time.monotonic() + timeout_s
-    while taken < len(data) and session.into >= 0:
+    """Write input and return the bytes written within the time.
+
+    Raises OSError if the command has closed its stdin.
+    """
+    written, until = 0, time.monotonic() + timeout_s
+    while written < len(data) and session.into >= 0:
         poll = select.poll()
         poll.register(session.into, select.POLLOUT)
         if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
             break
         with suppress(BlockingIOError):
-            taken += os.write(session.into, data[taken : taken + select.PIPE_BUF])
-    return taken
+            written += os.write(session.into, data[written : written + select.PIPE_BUF])
+    return written
 
 
 def close_input(session: Session) -> None:
-    into, session.into = session.into, -1
-    if into >= 0 and into not in session.outs:
-        os.close(into)
+    descriptor, session.into = session.into, -1
+    if descriptor >= 0 and descriptor not in session.outs:
+        os.close(descriptor)
 
 
 def hang_up(session: Session) -> None:
-    """The supervisor ends what runs; a reading that is under way returns by that, too."""
+    """Close the connection, so that the supervisor ends the command.
+
+    A `read` in another thread returns then, too.
+    """
     with suppress(OSError):
         session.line.shutdown(socket.SHUT_RDWR)
 
 
 def close(session: Session) -> None:
     session.over = True
-    session.reason = session.reason or "whoever asked for it has gone"
+    session.reason = session.reason or "its client has disconnected"
     hang_up(session)
     with session.reading, session.writing:
         close_input(session)

@@ -1,7 +1,7 @@
-"""Commands beside the ranks of attempts on this node, as the agent hands them on: what goes in, what comes out.
+"""Relay input and output of commands that run beside the ranks of attempts on this node.
 
-The agent reads only when asked, so that a command which writes more than is fetched waits. Nothing is kept: when the
-agent ends, so do they.
+The agent reads output only on request, so a command that writes more than is fetched has to wait. No state is saved:
+commands end with the agent.
 """
 
 import threading
@@ -19,33 +19,34 @@ if TYPE_CHECKING:
     from workers.controller_generation import ControllerGeneration
 
 MOST = 8
-"""At a time on one node."""
+"""Maximum number of commands at a time on one node."""
 SILENT_S = 30.0
-"""Without a question for so long whoever asked has gone."""
+"""Time without a request after which the client counts as gone."""
 IDLE_S = 3600.0
-"""A terminal in which nobody types and nothing is written for so long is closed."""
+"""Time without input or output after which a terminal is closed."""
 LOOK_S = 1.0
 
 
 class Execs:
-    """By a number of their own. Safe to use from several threads."""
+    """Running commands by id. Thread-safe."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
         self._lock = threading.Lock()
         self._looking = False
 
-    def start(self, folder: AttemptFolder, asked: Data, size: tuple[int, int]) -> str:
-        """`asked` is {"rank", "command", "environment", "terminal", "input"}, `size` rows and columns of a terminal.
+    def start(self, folder: AttemptFolder, request: Data, size: tuple[int, int]) -> str:
+        """Start a command and return its id.
 
-        Raises Conflict, with what the supervisor refuses, FleetError.
+        `request` is {"rank", "command", "environment", "terminal", "input"}, `size` the rows and columns of a terminal.
+        Raises Conflict with the supervisor's reason for a refusal, FleetError.
         """
         with self._lock:
             if len(self._sessions) >= MOST:
                 raise FleetError(f"{MOST} commands run beside jobs of this node already", "end one of them first")
         line = knock(folder)
         try:
-            session = begun(line, asked, size)
+            session = begun(line, request, size)
         except BaseException:
             line.close()
             raise
@@ -57,33 +58,35 @@ class Execs:
                 threading.Thread(target=self._look, name="execs", daemon=True).start()
         return number
 
-    def read(self, number: str, seen: int, timeout_s: float) -> Data:
-        """{"pieces": [[stream, bytes]], "next", "ended", "code", "reason"}, as soon as there is anything, else after
-        `timeout_s`. `seen` is the `next` of the last answer that arrived, 0 at first: a lost answer is given again.
+    def read(self, number: str, last_seen: int, timeout_s: float) -> Data:
+        """Wait up to `timeout_s` for output: {"pieces": [[stream, bytes]], "next", "ended", "code", "reason"}.
 
-        `ended` without a code has a reason: the command was ended.
+        `last_seen` is the `next` of the last reply that arrived, 0 at first: a lost reply is repeated. If `ended`
+        without a code, the command was killed, and there is a reason.
         """
         session = self._of(number)
         with session.reading:
-            if session.last is not None and seen < session.given:
+            if session.last is not None and last_seen < session.given:
                 return session.last
-            answer = read(session, timeout_s)
-            if answer["pieces"] or answer["ended"]:
+            reply = read(session, timeout_s)
+            if reply["pieces"] or reply["ended"]:
                 session.given += 1
-                session.last = answer | {"next": session.given}
+                session.last = reply | {"next": session.given}
             session.heard_s = time.monotonic()
-            return answer | {"next": session.given}
+            return reply | {"next": session.given}
 
     def write(self, number: str, offset: int, data: bytes, end: bool, timeout_s: float) -> Data:
-        """{"taken": bytes of its input so far, "closed": it takes no more}. `offset` is where `data` belongs in all of
-        it: what was taken already is skipped, so that an order that was answered by nobody can be given again.
+        """Write input: {"taken": bytes of input written so far, "closed": whether stdin is closed}.
+
+        `offset` is the position of `data` in the whole input. Bytes that were written before are skipped, so that a
+        request whose reply was lost can be repeated.
         """
         session = self._of(number)
         with session.writing:
             session.heard_s = session.active_s = time.monotonic()
-            left = data[max(session.taken - offset, 0) :]
+            remaining = data[max(session.taken - offset, 0) :]
             try:
-                session.taken += write(session, left, timeout_s) if offset <= session.taken else 0
+                session.taken += write(session, remaining, timeout_s) if offset <= session.taken else 0
             except OSError:
                 close_input(session)
             if end and session.taken >= offset + len(data) and not session.terminal:
@@ -92,12 +95,12 @@ class Execs:
 
     def resize(self, number: str, rows: int, columns: int) -> None:
         session = self._of(number)
-        with suppress(OSError, ValueError):  # it has ended meanwhile
+        with suppress(OSError, ValueError):  # it has just ended
             if session.terminal:
                 set_size(session.into, rows, columns)
 
     def close(self, number: str) -> None:
-        """End it, if it has not ended. Known or not: it is not, afterwards."""
+        """End a command and drop it. Does nothing if there is none."""
         with self._lock:
             session = self._sessions.pop(number, None)
         if session is not None:
@@ -106,29 +109,29 @@ class Execs:
     def _of(self, number: str) -> Session:
         session = self._sessions.get(number)
         if session is None:
-            raise NotFound("this command has ended, or its node's agent was started anew", "run it again")
+            raise NotFound("this command has ended, or the agent of its node was restarted", "run it again")
         return session
 
     def _look(self) -> None:
-        """While there are any: those that nobody asks for any more are ended, and idle terminals."""
+        """End commands without a client, and idle terminals. Runs in a thread while there are commands."""
         while True:
             time.sleep(LOOK_S)
-            now = time.monotonic()
+            now_s = time.monotonic()
             with self._lock:
-                found = list(self._sessions.items())
-                if not found:
+                sessions = list(self._sessions.items())
+                if not sessions:
                     self._looking = False
                     return
-            for number, session in found:
-                if session.terminal and now - session.active_s > IDLE_S:
-                    session.reason = f"nobody typed and nothing was written for {IDLE_S / 60:.0f} minutes"
+            for number, session in sessions:
+                if session.terminal and now_s - session.active_s > IDLE_S:
+                    session.reason = f"its terminal had no input or output for {IDLE_S / 60:.0f} minutes"
                     hang_up(session)
-                if now - session.heard_s > SILENT_S and not session.reading.locked():
+                if now_s - session.heard_s > SILENT_S and not session.reading.locked():
                     self.close(number)
 
 
 class NodeExecs:
-    """What an agent answers about commands beside its attempts: arguments and results are plain data."""
+    """RPC methods of an agent for commands beside its attempts. Arguments and results are plain data."""
 
     _attempts: "AttemptManager"
     _generation: "ControllerGeneration"
@@ -136,17 +139,18 @@ class NodeExecs:
     def __init__(self) -> None:
         self._execs = Execs()
 
-    def exec_start(self, generation: int, job: str, epoch: int, asked: dict[str, Any], size: tuple[int, int]) -> str:
-        """Its number. `asked` is {"rank", "command", "environment", "terminal", "input"}; no command is a shell.
+    def exec_start(self, generation: int, job: str, epoch: int, request: dict[str, Any], size: tuple[int, int]) -> str:
+        """Start a command and return its id.
 
-        Raises Conflict while the attempt takes none, NotFound, and ControllerSuperseded for an older controller.
+        `request` is {"rank", "command", "environment", "terminal", "input"}; an empty command means a shell. Raises
+        Conflict while the attempt accepts none, NotFound, and ControllerSuperseded for an older controller.
         """
         self._generation.admit(generation)
-        folder = self._attempts.running(job, epoch, int(asked["rank"]))
-        return self._execs.start(folder, asked, (int(size[0]), int(size[1])))
+        folder = self._attempts.running(job, epoch, int(request["rank"]))
+        return self._execs.start(folder, request, (int(size[0]), int(size[1])))
 
-    def exec_read(self, number: str, seen: int, timeout_s: float) -> dict[str, Any]:
-        return self._execs.read(number, seen, timeout_s)
+    def exec_read(self, number: str, last_seen: int, timeout_s: float) -> dict[str, Any]:
+        return self._execs.read(number, last_seen, timeout_s)
 
     def exec_write(self, number: str, offset: int, data: bytes, end: bool, timeout_s: float) -> dict[str, Any]:
         return self._execs.write(number, offset, data, end, timeout_s)

@@ -1,11 +1,11 @@
-"""A host of a fleet: its nodes, and maybe the head, started, kept alive and stopped, by `polyfleet up` over SSH.
+"""Start and stop the nodes of one host, and maybe the head; `polyfleet up` runs this over SSH.
 
-    python -m workers.host lead < request    start the fleet's head, and the keeper
-    python -m workers.host join < request    start what is missing, and a keeper that restarts what ends later
-    python -m workers.host leave             stop all of it
-    python -m workers.host keep              the keeper itself
+    python -m workers.host lead < request    start the fleet's head, and the process that keeps it running
+    python -m workers.host join < request    start missing nodes, and a process that restarts those that end later
+    python -m workers.host leave             stop all of them
+    python -m workers.host keep              the process that restarts them
 
-POLYFLEET_HOME is this fleet's folder on the machine. Answers are lines of JSON, as those of
+POLYFLEET_HOME is this fleet's folder on the machine. Replies are lines of JSON, as those of
 `cluster.hosts.environment_setup`.
 """
 

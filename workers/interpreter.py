@@ -1,7 +1,7 @@
-"""The Python that ranks, and all else that imports torch, are started with. It need not be the one that we run from.
+"""Python interpreter of ranks and of everything else that imports torch. It may differ from our own.
 
-A node whose pool's Python is not fit for Ray runs from another (cluster/interpreters.py), and is told of the pool's by
-POLYFLEET_INTERPRETER; so is an agent in an image that has two.
+A node whose pool's Python cannot run Ray uses another one (cluster/interpreters.py) and gets the path of the pool's in
+POLYFLEET_INTERPRETER; so does an agent in an image that has two.
 """
 
 import os
@@ -16,50 +16,52 @@ from cluster.types import Finding
 
 VARIABLE = "POLYFLEET_INTERPRETER"
 MODULES = ("torch", "torch_xla", "torch_tpu", "torch_neuronx", "intel_extension_for_pytorch")
-"""What is asked for by `has`."""
+"""Modules that `has` can look up."""
 DISTRIBUTIONS = (
     *("ray", "torch", "torch-xla", "torch_tpu", "torch-neuronx", "libneuronxla", "intel-extension-for-pytorch"),
     *("triton", "torchao", "numpy", "safetensors"),
 )
-"""Whose versions an agent tells."""
+"""Distributions whose versions an agent reports."""
 ANEW_S = 30.0
-"""Packages may be installed while an agent runs. It looks at its devices every minute, and twice when it starts."""
+"""Age at which a description is renewed, as packages may be installed while an agent runs. Devices are checked every
+minute, and twice when an agent starts."""
 
 _told: dict[str, tuple[Interpreter, float]] = {}
 
 
 def interpreter(environ: Mapping[str, str] | None = None) -> str:
+    """Return the path of the interpreter."""
     return (os.environ if environ is None else environ).get(VARIABLE) or sys.executable
 
 
 def is_own() -> bool:
-    """Whether we run from it."""
+    """Return whether it is the interpreter of this process."""
     return interpreter() == sys.executable
 
 
 def has(module: str) -> bool:
-    """One of MODULES."""
+    """Return whether the interpreter has a module, one of MODULES."""
     return find_spec(module) is not None if is_own() else module in told().modules
 
 
 def told() -> Interpreter:
-    """What the interpreter told of itself when it was last asked."""
-    found, _ = _told.get(interpreter()) or _ask()
-    return found
+    """Return the last description of the interpreter: versions, modules, and whether it can be used."""
+    description, _ = _told.get(interpreter()) or _ask()
+    return description
 
 
 def _ask() -> tuple[Interpreter, float]:
-    answer = interpreters.look(interpreter(), DISTRIBUTIONS, MODULES), time.monotonic()
-    _told[interpreter()] = answer
-    return answer
+    entry = interpreters.look(interpreter(), DISTRIBUTIONS, MODULES), time.monotonic()
+    _told[interpreter()] = entry
+    return entry
 
 
 def findings() -> list[Finding]:
-    """Why ranks cannot run from it, where it is not ours. Asked anew after ANEW_S."""
+    """Return why ranks cannot use the interpreter, if it is not ours. Renews its description after ANEW_S."""
     if is_own():
         return []
-    if (known := _told.get(interpreter())) and time.monotonic() - known[1] > ANEW_S:
+    if (entry := _told.get(interpreter())) and time.monotonic() - entry[1] > ANEW_S:
         _ask()
-    found = told()
-    message = f"the pool's {found.path} {found.refusal}"
-    return [Finding("error", "interpreter", message, found.remedy)] if found.refusal else []
+    description = told()
+    message = f"the pool's {description.path} {description.refusal}"
+    return [Finding("error", "interpreter", message, description.remedy)] if description.refusal else []

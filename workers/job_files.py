@@ -1,11 +1,11 @@
-"""Folders of jobs in a pool's storage: what their ranks wrote into $POLYFLEET_OUTPUT_DIR, kept after the attempt.
+"""Output folders of jobs in a pool's storage: what their ranks wrote into $POLYFLEET_OUTPUT_DIR.
 
-    JOB/output-N/       what attempt N writes; the newest N counts, and nobody else's is looked at
-    .uploads/ID/        what arrives from a client or another node: it counts once it was renamed to its place
+    JOB/output-N/       files of attempt N; only the newest N is used
+    .uploads/ID/        files that arrive from a client or another node; used once they are renamed to their place
 
-Attempt N + 1 begins with what attempt N left: the same folder under a new name where N is known to have ended, else a
-copy. So a process of N that is still alive somewhere, as on a node that was frozen, finds no folder at its path any
-more, and a file that it holds open is no file of the job.
+Attempt N + 1 starts with the files of attempt N: the same folder under a new name if N is known to have ended, else a
+copy. A process of N that still runs, such as on a node that was frozen, then has no folder at its path any more, and a
+file that it has open is not a file of the job.
 """
 
 import os
@@ -27,21 +27,24 @@ OUTPUT = re.compile(r"output-([0-9]{1,12})", re.ASCII)
 UPLOAD = re.compile(r"[0-9a-z-]{8,64}", re.ASCII)
 UPLOADS = ".uploads"
 UPLOAD_AGE_S = 7 * 86400
-"""What an upload that was cut left is kept for its next try, for a week."""
+"""Age at which files of an interrupted upload are deleted: a week. Until then its next try continues with them."""
 
 
 class JobFiles:
-    """Of one pool's storage. Arguments come from the server, names in trees from anybody."""
+    """Folders of jobs in one pool's storage.
+
+    Arguments come from the server, but names in trees are untrusted.
+    """
 
     def __init__(self, storage: PoolStorage):
         self._storage = storage
 
     def identity(self) -> str:
-        """Names the storage: nodes that tell the same one share it."""
+        """Return the identity of the storage, which is the same on all nodes that share it."""
         return storage_identity(self._storage.root) or str(self._storage.root)
 
     def newest(self, job: str) -> dict[str, Any]:
-        """{"epoch": 0 for none, "storage"}"""
+        """Return the newest epoch that has a folder of the job here: {"epoch": 0 for none, "storage"}."""
         return {"epoch": max(self._epochs(job), default=0), "storage": self.identity()}
 
     def _epochs(self, job: str) -> list[int]:
@@ -49,11 +52,11 @@ class JobFiles:
             folder = self._storage.resolve(job)
         except (NotFound, UserError):
             return []
-        found = [(OUTPUT.fullmatch(entry.name), entry) for entry in os.scandir(folder)]
-        return [int(match[1]) for match, entry in found if match and entry.is_dir(follow_symlinks=False)]
+        matches = [(OUTPUT.fullmatch(entry.name), entry) for entry in os.scandir(folder)]
+        return [int(match[1]) for match, entry in matches if match and entry.is_dir(follow_symlinks=False)]
 
     def rename(self, job: str, epoch: int, to_epoch: int) -> None:
-        """What attempt `epoch` left is what attempt `to_epoch` begins with. Done before, it is not done again."""
+        """Let attempt `to_epoch` start with the folder of attempt `epoch`. Idempotent."""
         folder = self._storage.resolve(job)
         old, new = folder_of(folder, epoch), folder_of(folder, to_epoch)
         if new.is_dir():
@@ -61,10 +64,12 @@ class JobFiles:
         try:
             old.rename(new)
         except FileNotFoundError:
-            raise NotFound(f"{job} has no files of attempt {epoch} here", "they were removed meanwhile") from None
+            raise NotFound(
+                f"{job} has no files of attempt {epoch} on this node", "they were removed after the attempt had ended"
+            ) from None
 
     def arrive(self, upload: str, job: str, epoch: int) -> None:
-        """An upload is what attempt `epoch` begins with: at once, whole. Done before, it is not done again."""
+        """Let attempt `epoch` start with a complete upload, by one rename. Idempotent."""
         new = folder_of(self._storage.make(job), epoch)
         if new.is_dir():
             return
@@ -74,19 +79,21 @@ class JobFiles:
         write_durably(new.parent)
 
     def put(self, upload: str, names: list[list[str]], job: str, epoch: int, running: bool, force: bool) -> list[str]:
-        """Give files of an upload, [[its path there, the path in the job's folder]], their places, each at once.
+        """Move files of an upload into the job's folder, each by a rename. Returns their paths there.
 
-        Those that are there already: none is written over while the job runs, nor one that differs, unless `force`.
-        Raises Conflict before the first is placed.
+        `names`: [[path in the upload, path in the job's folder]]. Existing files are not replaced while the job runs,
+        and files that differ only with `force`. Raises Conflict before the first file is moved.
         """
         source, target = Tree(self._storage.root, _upload(upload)), self.tree(job, epoch)
         pairs = [(str(old), str(new)) for old, new in names]
-        there = [new for old, new in pairs if target.exists(new) and not _equal(source, old, target, new)]
-        if there and running:
-            told = f"{there[0]!r} is a file of a running job, which may be using it"
-            raise Conflict(told, "give another name, or wait until the job has ended")
-        if there and not force:
-            raise Conflict(f"{there[0]!r} is there already and differs ({len(there)} such files)", "add --force")
+        existing = [new for old, new in pairs if target.exists(new) and not _equal(source, old, target, new)]
+        if existing and running:
+            message = f"{existing[0]!r} is a file of a running job, which may be using it"
+            raise Conflict(message, "choose another name, or wait until the job has ended")
+        if existing and not force:
+            raise Conflict(
+                f"{existing[0]!r} exists already and differs ({len(existing)} such files)", "add --force to replace it"
+            )
         for old, new in pairs:
             self._place(source, old, target, new, over=not running)
         return [new for _, new in pairs]
@@ -100,12 +107,12 @@ class JobFiles:
             source.move(old, target, new, over=over)
 
     def tree(self, job: str, epoch: int) -> Tree:
-        """Raises NotFound where the job has none of that attempt."""
+        """Return the folder of an attempt. Raises NotFound if there is none."""
         folder = self._storage.resolve(f"{job}/output-{epoch}")
         return Tree(self._storage.root, folder.relative_to(self._storage.root).as_posix())
 
     def remove(self, job: str, epoch: int) -> None:
-        """What attempt `epoch`, or one before it, left here. The job's folder goes once nothing else is in it."""
+        """Remove folders of attempts up to `epoch`, and the job's folder if it is empty then."""
         with suppress(NotFound, UserError):
             folder = self._storage.resolve(job)
             for number in self._epochs(job):
@@ -115,21 +122,24 @@ class JobFiles:
                 folder.rmdir()
 
     def remove_empty(self, job: str, epoch: int) -> None:
-        """Of an attempt on several nodes, all of which have ended."""
+        """Remove an attempt's folder if it is empty, after the attempt has ended on all of its nodes."""
         with suppress(NotFound, UserError, OSError):
             folder_of(self._storage.resolve(job), epoch).rmdir()
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each job's folder that is here."""
-        found = {entry.name: max(self._epochs(entry.name), default=0) for entry in os.scandir(self._storage.root)}
+        """Return the bytes of the newest folder of each job."""
+        newest = {entry.name: max(self._epochs(entry.name), default=0) for entry in os.scandir(self._storage.root)}
         return {
-            job: size_bytes(str(self._storage.root / job / f"output-{epoch}")) for job, epoch in found.items() if epoch
+            job: size_bytes(str(self._storage.root / job / f"output-{epoch}")) for job, epoch in newest.items() if epoch
         }
 
     # -- uploads
 
     def begin(self, upload: str) -> dict[str, int]:
-        """Files that an earlier try of the same upload left, with their sizes. Leftovers of others go after a week."""
+        """Begin or continue an upload.
+
+        Returns sizes of files that have arrived. Removes other uploads after a week.
+        """
         self._forget_old()
         path = _upload(upload)
         folder = self._storage.make(path)
@@ -140,8 +150,10 @@ class JobFiles:
     def write(
         self, upload: str, path: str, offset: int, data: bytes, sha256: str, end: "dict[str, Any] | None"
     ) -> None:
-        """One piece; with `end` ({"bytes", "modified_s", "mode"}) the file is whole: where that tells the "whole" hash
-        (cluster.folder_access.digest_of), all of it is read back. Raises UserError where it is not what was sent.
+        """Write one piece of a file. Raises UserError if data arrived damaged.
+
+        `end`, {"bytes", "modified_s", "mode"}, completes the file. If it has a hash of the "whole" file
+        (cluster.folder_access.digest_of), the file is read back and compared.
         """
         if digest(data) != sha256:
             raise UserError(f"{path!r}: the piece at byte {offset} arrived damaged", "send it again")
@@ -152,10 +164,13 @@ class JobFiles:
             tree.finish(path, int(end["bytes"]), float(end["modified_s"]), int(end["mode"]))
         if end and "whole" in end and digest_of(tree.hashes(path)[1]) != end["whole"]:
             tree.remove(path)
-            raise UserError(f"{path!r} does not read back as it was sent", "put it again; is another put under way?")
+            raise UserError(
+                f"{path!r} differs from what was sent",
+                "check that no other put to this path is running, then put it again",
+            )
 
     def write_others(self, upload: str, entries: list[dict[str, Any]]) -> None:
-        """Folders and links, which have no content."""
+        """Create folders and links, which have no content."""
         tree = self._tree_of(upload)
         for entry in entries:
             if entry["type"] == "folder":
@@ -165,10 +180,10 @@ class JobFiles:
                     tree.link(entry["path"], entry["target"])
 
     def keep_only(self, upload: str, paths: list[str]) -> None:
-        """Files that an earlier try has sent and that its source no longer has."""
-        tree, wanted = self._tree_of(upload), set(paths)
+        """Remove files that an earlier try has sent but that the source no longer has."""
+        tree, expected = self._tree_of(upload), set(paths)
         for entry in list(tree.all_entries()):
-            if entry["type"] != "folder" and entry["path"] not in wanted:
+            if entry["type"] != "folder" and entry["path"] not in expected:
                 tree.remove(entry["path"])
 
     def discard(self, upload: str) -> None:
@@ -193,7 +208,7 @@ def _upload(name: str) -> str:
 
 
 def _equal(source: Tree, old: str, target: Tree, new: str) -> bool:
-    """Whether both are the same file, or folders."""
+    """Return whether both are equal files or links, or both are folders."""
     one, other = source.look(old), target.look(new)
     if one["type"] != other["type"] or one["type"] == "folder":
         return one["type"] == other["type"]

@@ -1,4 +1,4 @@
-"""Files of JSON lines in POLYFLEET_HOME/measured, newest last, to which several processes add at once."""
+"""Files of JSON lines in POLYFLEET_HOME/measured, newest last; several processes may append at once."""
 
 import json
 import os
@@ -16,9 +16,7 @@ def path(name: str) -> Path:
 
 
 def add(name: str, line: dict[str, Any]) -> bool:
-    """One line, in one write. A full disk, or a home that cannot be written, costs the line and not the result:
-    False.
-    """
+    """Append a line, in one write. Returns False, without an error, if the disk is full or not writable."""
     try:
         private_dir(path(name).parent)
         with path(name).open("a") as file:
@@ -31,8 +29,8 @@ def add(name: str, line: dict[str, Any]) -> bool:
 
 
 def lines(name: str) -> list[dict[str, Any]]:
-    """Oldest first. A line that was cut short by a crash is passed over."""
-    found = []
+    """Read all lines, oldest first. A line that a crash cut short is skipped."""
+    values = []
     try:
         text = path(name).read_text(errors="replace")
     except OSError:
@@ -43,12 +41,12 @@ def lines(name: str) -> list[dict[str, Any]]:
         except ValueError:
             continue
         if isinstance(value, dict):
-            found.append(value)
-    return found
+            values.append(value)
+    return values
 
 
 def _forget_older_half(file: Path) -> None:
-    kept = file.read_text(errors="replace").splitlines(keepends=True)
-    part = file.with_suffix(f".{os.getpid()}")
-    part.write_text("".join(kept[len(kept) // 2 :]))
-    part.replace(file)
+    all_lines = file.read_text(errors="replace").splitlines(keepends=True)
+    temporary = file.with_suffix(f".{os.getpid()}")
+    temporary.write_text("".join(all_lines[len(all_lines) // 2 :]))
+    temporary.replace(file)

@@ -1,4 +1,4 @@
-"""Reads the fields of a message strictly: types, bounds, and no field beside. Standard library only."""
+"""Read the fields of a message strictly: types, bounds, and no unknown fields. Standard library only."""
 
 import math
 from collections.abc import Collection
@@ -8,24 +8,27 @@ from cluster.untrusted_files import LARGEST_INTEGER
 
 LONGEST_TEXT = 64 << 10
 LARGEST_COUNT = 2**53
-"""What JavaScript counts exactly; far within what the store holds."""
+"""Largest integer that is exact in JavaScript; far below the limits of the store."""
 _NONE = object()
 
 
 class InvalidMessage(ValueError):
-    """Data that is not the message it should be. Its text goes on after the message's name: "the outcome has no …"."""
+    """Data that is not a valid message. Its text continues a sentence that starts with the message's name:
+    "the outcome has no …".
+    """
 
 
 class Fields:
-    """Of `data`, which may hold those of `names` and no others. Every method takes a field's name and raises
-    InvalidMessage; an absent field is its `default`, where there is one.
+    """Reads fields of `data`, which may contain fields of `names` only.
+
+    Every method takes a field's name and raises InvalidMessage; for a missing field it returns `default`, if given.
     """
 
     def __init__(self, data: Any, names: Collection[str]):
         if not isinstance(data, dict):
-            raise InvalidMessage("is no JSON object")
-        if strange := [name for name in data if name not in names]:
-            raise InvalidMessage(f"has the field {str(strange[0])[:40]!r}, which it should not have")
+            raise InvalidMessage("is not a JSON object")
+        if unknown := [name for name in data if name not in names]:
+            raise InvalidMessage(f"has the unknown field {str(unknown[0])[:40]!r}")
         self._data = data
 
     def _get(self, name: str, default: Any) -> Any:
@@ -34,29 +37,29 @@ class Fields:
             raise InvalidMessage(f"has no `{name}`")
         return value
 
-    def text(self, name: str, default: Any = _NONE, *, most: int = LONGEST_TEXT, least: int = 0) -> str:
+    def text(self, name: str, default: Any = _NONE, *, maximum: int = LONGEST_TEXT, minimum: int = 0) -> str:
         value = self._get(name, default)
-        if not is_text(value) or not least <= len(value) <= most:
-            raise InvalidMessage(f"has a `{name}` that is not text of {least} to {most} characters")
+        if not is_text(value) or not minimum <= len(value) <= maximum:
+            raise InvalidMessage(f"has a `{name}` that is not text of {minimum} to {maximum} characters")
         return value
 
-    def word(self, name: str, words: Collection[str], default: Any = _NONE) -> str:
+    def word(self, name: str, choices: Collection[str], default: Any = _NONE) -> str:
         value = self._get(name, default)
-        if not isinstance(value, str) or value not in words:
-            raise InvalidMessage(f"has the {name} {str(value)[:40]!r}, which is none of {', '.join(words)}")
+        if not isinstance(value, str) or value not in choices:
+            raise InvalidMessage(f"has the {name} {str(value)[:40]!r}, which is none of {', '.join(choices)}")
         return value
 
-    def count(self, name: str, default: Any = _NONE, *, least: int = 0, most: int = LARGEST_COUNT) -> int:
+    def count(self, name: str, default: Any = _NONE, *, minimum: int = 0, maximum: int = LARGEST_COUNT) -> int:
         value = self._get(name, default)
-        if not is_count(value, least, most):
-            raise InvalidMessage(f"has no `{name}` that is a whole number from {least} to {most}")
+        if not is_count(value, minimum, maximum):
+            raise InvalidMessage(f"has no `{name}` that is a whole number from {minimum} to {maximum}")
         return value
 
-    def number(self, name: str, default: Any = _NONE, *, least: float = 0.0, most: float = math.inf) -> float:
+    def number(self, name: str, default: Any = _NONE, *, minimum: float = 0.0, maximum: float = math.inf) -> float:
         value = self._get(name, default)
-        if not is_number(value) or not least <= value <= most:
+        if not is_number(value) or not minimum <= value <= maximum:
             raise InvalidMessage(
-                f"has no `{name}` that is a finite number{f' from {least:g} to {most:g}' * (most < math.inf)}"
+                f"has no `{name}` that is a finite number{f' from {minimum:g} to {maximum:g}' * (maximum < math.inf)}"
             )
         return value
 
@@ -90,16 +93,16 @@ class Fields:
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:
-    """Finite, and no boolean."""
+    """Return whether a value is a finite number, and not a boolean."""
     if type(value) is int:
         return abs(value) <= LARGEST_INTEGER
     return type(value) is float and math.isfinite(value)
 
 
-def is_count(value: Any, least: int = 0, most: int = LARGEST_COUNT) -> TypeGuard[int]:
-    return type(value) is int and least <= value <= most
+def is_count(value: Any, minimum: int = 0, maximum: int = LARGEST_COUNT) -> TypeGuard[int]:
+    return type(value) is int and minimum <= value <= maximum
 
 
 def is_text(value: Any) -> TypeGuard[str]:
-    """Text that UTF-8 can hold."""
+    """Return whether a value is text that UTF-8 can encode."""
     return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)

@@ -1,7 +1,7 @@
-"""What crosses between controller, agent, supervisor and rank: plain data with a version, and nothing else.
+"""Messages between controller, agent, supervisor and rank: plain data with a version.
 
-Both sides build these classes and read them with `parse`, which believes nothing: it raises InvalidMessage, whose text
-goes on after the message's name. Standard library only, since supervisors import it.
+Both sides create these classes and read them with `parse`, which checks everything: it raises InvalidMessage, whose
+text continues a sentence after the message's name. Standard library only, since supervisors import it.
 """
 
 from collections.abc import Mapping
@@ -17,30 +17,28 @@ __all__ += ["CHECKPOINT_FORMATS", "OWN_FOLDER", "AttemptStatus", "Failure", "Ord
 __all__ += ["InvalidMessage", "ScriptCheckpoint"]
 
 PROTOCOL = 6
-"""Raised when a message changes its meaning. An agent of another protocol is refused at join."""
+"""Version of the messages, raised when one changes its meaning. Agents with another version may not join."""
 
 FENCE_KEY = "polyfleet/{fleet}/fence/{job}"
-"""Of Ray's key-value store: the epoch, as decimal text, below which nothing of the job's attempts counts any more."""
+"""Key in Ray's key-value store of a job's fence: the epoch, as decimal text, below which attempts are superseded."""
 
 OUTCOMES = ("succeeded", "failed", "preempted", "cancelled", "fenced", "lost")
-"""`fenced`: it was stopped because it does not count any more, where `cancelled` is what its user or a failure asked
-for.
-"""
+"""`fenced`: the attempt was stopped because it was superseded; `cancelled`: because of its user or a failure."""
 STOPS = ("preempt", "cancel", "fence")
-"""How an attempt may be asked to stop: it saves first; it is killed; it is killed and ends as `fenced`."""
+"""Ways to stop an attempt: it saves first; it is killed; it is killed and ends as `fenced`."""
 PHASES = ("starting", "running", "ended")
 LAUNCHES = ("node", "ranks")
-"""How often a command is started: once per node, or once per leased device with torchrun's variables."""
+"""Launch modes of a command: one process per node, or one per allocated device with torchrun's variables."""
 
 OWN_FOLDER = ".polyfleet"
-"""Of a job's folder of files: what we keep there."""
+"""Folder in a job's output folder for files of Polyfleet."""
 CHECKPOINT_FORMATS = ("auto", "torch", "safetensors", "dcp", "accelerate", "trainer")
-"""What the checkpoint of a script may be; `auto`: what it looks like."""
+"""Formats of a script's checkpoint; `auto`: detected."""
 
 FAILURES = ("user", "oom", "signal", "start", "internal", "unreadable", "launch", "lost", "storage", "nan", "hang")
-"""`unreadable`: the ranks broke a file that the node reads of them. `launch`: no rank was started. `storage`: the
-node's disk was full, or no checkpoint that the job was to resume from is sound. `nan`: the loss was no number. `hang`:
-the ranks made no progress.
+"""`unreadable`: a file that the ranks write for the node cannot be read. `launch`: no rank was started. `storage`: the
+node's disk was full, or the job's checkpoints are damaged, so that it cannot resume. `nan`: the loss was NaN or
+infinite. `hang`: the ranks made no progress.
 """
 LONGEST_JOB = 128
 MOST_RANKS = 1 << 20
@@ -49,12 +47,12 @@ LATEST_S = 1e12
 
 
 Part = tuple[str, int, int]
-"""Job, epoch and node rank: one node's part of an attempt."""
+"""Job, epoch and node rank, for one node's part of an attempt."""
 
 
 Mount = tuple[str, str, str]
-"""SHA-256 of data (cluster/content_cache.py), where in the job's folder it is seen, and the name that a single file
-has in there, "" where the path is its own."""
+"""SHA-256 of data (cluster/content_cache.py), its path in the job's folder, and, for a single file, its name below that
+path ("" if the path is the file's own)."""
 MOST_DATA = 32
 
 
@@ -64,15 +62,15 @@ def _shallow(message: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Start the ranks of one attempt on one node. Secrets travel beside it, never inside: an order is written to disk.
+    """Order to start the ranks of one attempt on one node.
 
-    One rank per leased device for `train`, and for a command with `launch` ranks; else one rank per node. All but those
-    of `train` see all leased devices. `launch` is read for commands only.
-    `visible_as` names devices that the visibility variable knows by another word than their index.
-    `arguments` is the task's own JSON (see workers/tasks; of a command its ScriptCheckpoint, if any). `package` is the
-    SHA-256 of the submitted folder's archive, "" if none. `hang_after_s` 0: the rule of the task, -1: never (see
-    workers/attempt/hang_detector.py). `stop_on_nan`: a training ends at a loss that is no number. `output_limit_bytes`
-    0: the job sets none. `data` is in the node's cache.
+    Never contains secrets, as it is written to disk. There is one rank per allocated device for `train`, and for a
+    command with `launch` ranks; else one rank per node. Ranks of `train` see one allocated device, others all of them.
+    `launch` is used for commands only. `visible_as`: values of the visibility variable for devices that it does not
+    name by their index. `arguments`: the task's own JSON (see workers/tasks; for a command its ScriptCheckpoint, if
+    any). `package`: SHA-256 of the code archive, "" if none. `hang_after_s` 0: the rule of the task, -1: never (see
+    workers/attempt/hang_detector.py). `stop_on_nan`: a training ends when its loss is NaN or infinite.
+    `output_limit_bytes` 0: no limit of the job. `data` is in the node's cache.
     """
 
     job: str
@@ -116,24 +114,24 @@ class Order:
 
     @classmethod
     def parse(cls, data: Any) -> "Order":
-        """`command` may be one text, which a shell then runs."""
+        """Parse an order. `command` may be one text, which a shell then runs."""
         f = Fields(data, cls.__slots__)
         job, epoch, node_rank = _part(f)
         return cls(
             job=job,
             epoch=epoch,
             node_rank=node_rank,
-            task=f.text("task", most=100),
-            backend=f.text("backend", most=100),
-            kind=f.text("kind", most=100),
+            task=f.text("task", maximum=100),
+            backend=f.text("backend", maximum=100),
+            kind=f.text("kind", maximum=100),
             emulated=f.flag("emulated"),
             devices=_devices(f.sequence("devices")),
-            nodes=f.count("nodes", least=1, most=MOST_RANKS),
-            first_rank=f.count("first_rank", most=MOST_RANKS),
-            ranks=f.count("ranks", least=1, most=MOST_RANKS),
-            world_size=f.count("world_size", least=1, most=MOST_RANKS),
-            master_address=f.text("master_address", most=256),
-            master_port=f.count("master_port", most=65_535),
+            nodes=f.count("nodes", minimum=1, maximum=MOST_RANKS),
+            first_rank=f.count("first_rank", maximum=MOST_RANKS),
+            ranks=f.count("ranks", minimum=1, maximum=MOST_RANKS),
+            world_size=f.count("world_size", minimum=1, maximum=MOST_RANKS),
+            master_address=f.text("master_address", maximum=256),
+            master_port=f.count("master_port", maximum=65_535),
             command=_command(f.optional("command")),
             launch=f.word("launch", LAUNCHES, "node"),
             arguments=f.object("arguments", {}),
@@ -146,10 +144,10 @@ class Order:
             precision=f.text("precision", ""),
             keep_checkpoints=f.count("keep_checkpoints", 3),
             batch_size=f.count("batch_size", 0),
-            seed=f.count("seed", 0, least=-(2**63), most=2**64 - 1),
+            seed=f.count("seed", 0, minimum=-(2**63), maximum=2**64 - 1),
             grace_s=f.number("grace_s", 30.0),
-            lease_s=f.number("lease_s", 20.0, most=LONGEST_LEASE_S),
-            hang_after_s=f.number("hang_after_s", 0.0, least=-1.0),
+            lease_s=f.number("lease_s", 20.0, maximum=LONGEST_LEASE_S),
+            hang_after_s=f.number("hang_after_s", 0.0, minimum=-1.0),
             stop_on_nan=f.flag("stop_on_nan", True),
             output_limit_bytes=f.count("output_limit_bytes", 0),
             data=_mounts(f.sequence("data", ())),
@@ -158,8 +156,9 @@ class Order:
 
 
 class ScriptCheckpoint(NamedTuple):
-    """Where in its folder of files a command saves, and one of CHECKPOINT_FORMATS. `found`: there is something there to
-    resume from.
+    """Checkpoint of a command: its path in the output folder, and its format, one of CHECKPOINT_FORMATS.
+
+    `found`: it exists and can be resumed from.
     """
 
     path: str
@@ -171,19 +170,24 @@ class ScriptCheckpoint(NamedTuple):
 
     @classmethod
     def of(cls, task: str, arguments: Mapping[str, Any]) -> "ScriptCheckpoint | None":
-        """A command has no other arguments. Raises InvalidMessage."""
+        """Read it from an order's arguments; None if the task is not a command or has none.
+
+        Raises InvalidMessage.
+        """
         if task != "run" or "checkpoint" not in arguments:
             return None
         f = Fields(arguments["checkpoint"], cls._fields)
-        if why := path_error(path := f.text("path")):
-            raise InvalidMessage(f"has a checkpoint's path that leads out of its folder: {why}")
+        if refusal := path_error(path := f.text("path")):
+            raise InvalidMessage(f"has a checkpoint path that leads out of its folder: {refusal}")
         return cls(path, f.word("format", CHECKPOINT_FORMATS, "auto"), f.flag("found", False))
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a rank failed. `rank` is its global number; where all of a node's part ended, the first there. `traceback`
-    holds the user's own frames only; `kind` is one of FAILURES.
+    """Failure of a rank.
+
+    `rank` is its global number, or that of the first rank if all ranks of a node ended. `traceback` has the user's own
+    frames only; `kind` is one of FAILURES.
     """
 
     rank: int
@@ -201,21 +205,23 @@ class Failure:
         f = Fields(data, cls.__slots__)
         code = f.optional("exit_code")
         if code is not None and not is_count(code, -1000, 1 << 32):
-            raise InvalidMessage("has an exit code that is no whole number")
+            raise InvalidMessage("has an exit code that is not a whole number")
         return cls(
             f.count("rank", 0),
-            f.text("node", "", most=256),
+            f.text("node", "", maximum=256),
             f.word("kind", FAILURES),
-            f.text("message", "", most=LONGEST_TEXT),
-            f.text("traceback", "", most=LONGEST_TEXT),
+            f.text("message", "", maximum=LONGEST_TEXT),
+            f.text("traceback", "", maximum=LONGEST_TEXT),
             code,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one node's part of an attempt ended: a state of OUTCOMES, exit codes by global rank, the task's result (rank
-    0), the most host memory its ranks held at one time (0: not measured). `ended_s` is the node's wall clock.
+    """The result of one node's part of an attempt.
+
+    `state`: one of OUTCOMES; `exit_codes`: by global rank; `result`: of the task, from rank 0; `ended_s`: by the node's
+    wall clock; `peak_memory_bytes`: peak host memory of its ranks together (0: not measured).
     """
 
     job: str
@@ -241,22 +247,23 @@ class Outcome:
             exit_codes=_exit_codes(f.object("exit_codes")),
             failure=_failure(f.optional("failure")),
             result=f.object("result", {}),
-            ended_s=f.number("ended_s", 0.0, least=-LATEST_S, most=LATEST_S),
+            ended_s=f.number("ended_s", 0.0, minimum=-LATEST_S, maximum=LATEST_S),
             peak_memory_bytes=f.count("peak_memory_bytes", 0),
         )
 
     @classmethod
     def parse_of(cls, part: Part, data: Any) -> "Outcome":
-        """As `parse`; also raises InvalidMessage for the outcome of another part of an attempt."""
+        """Like `parse`, but also raise InvalidMessage for the outcome of another part of an attempt."""
         if not isinstance(data, dict) or tuple(data.get(name) for name in ("job", "epoch", "node_rank")) != part:
-            raise InvalidMessage(f"is no outcome of {'.'.join(map(str, part))}")
+            raise InvalidMessage(f"is not the outcome of {'.'.join(map(str, part))}")
         return cls.parse(data)
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptStatus:
-    """One attempt as its agent sees it: a phase of PHASES, new events, and the byte of its events file up to which they
-    go. There is an outcome once the phase is `ended`.
+    """Status of one attempt, from its agent: a phase of PHASES and new events.
+
+    `cursor` is the end of these events in the events file, in bytes. There is an outcome once the phase is `ended`.
     """
 
     job: str
@@ -272,11 +279,11 @@ class AttemptStatus:
         return f"{self.job}.{self.epoch}.{self.node_rank}"
 
     def to_plain(self) -> dict[str, Any]:
-        told = {
+        plain = {
             "events": [event.to_plain() for event in self.events],
             "outcome": self.outcome and self.outcome.to_plain(),
         }
-        return _shallow(self) | told
+        return _shallow(self) | plain
 
     @classmethod
     def parse(cls, data: Any) -> "AttemptStatus":
@@ -292,38 +299,40 @@ class AttemptStatus:
 
 
 def _part(f: Fields) -> Part:
-    return f.text("job", least=1, most=LONGEST_JOB), f.count("epoch"), f.count("node_rank", most=MOST_RANKS)
+    return f.text("job", minimum=1, maximum=LONGEST_JOB), f.count("epoch"), f.count("node_rank", maximum=MOST_RANKS)
 
 
-def _devices(found: tuple[Any, ...]) -> tuple[int, ...]:
-    if not all(is_count(number) for number in found):
+def _devices(numbers: tuple[Any, ...]) -> tuple[int, ...]:
+    if not all(is_count(number) for number in numbers):
         raise InvalidMessage("has devices that are not whole numbers")
-    return found
+    return numbers
 
 
 def _mounts(values: tuple[Any, ...]) -> tuple[Mount, ...]:
-    good = [one for one in values if isinstance(one, list | tuple) and len(one) == 3 and all(map(is_text, one))]
-    if len(good) != len(values) or len(values) > MOST_DATA:
-        raise InvalidMessage(f"has a `data` that is not at most {MOST_DATA} times three texts")
-    return tuple((str(sha256), str(path), str(name)) for sha256, path, name in good)
+    valid = [
+        value for value in values if isinstance(value, list | tuple) and len(value) == 3 and all(map(is_text, value))
+    ]
+    if len(valid) != len(values) or len(values) > MOST_DATA:
+        raise InvalidMessage(f"has a `data` that is not a list of at most {MOST_DATA} triples of texts")
+    return tuple((str(sha256), str(path), str(name)) for sha256, path, name in valid)
 
 
-def _command(found: Any) -> tuple[str, ...]:
-    if isinstance(found, str) and found:
-        found = ["/bin/sh", "-c", found]
-    if not isinstance(found or [], list | tuple) or not all(is_text(word) for word in found or ()):
+def _command(command: Any) -> tuple[str, ...]:
+    if isinstance(command, str) and command:
+        command = ["/bin/sh", "-c", command]
+    if not isinstance(command or [], list | tuple) or not all(is_text(word) for word in command or ()):
         raise InvalidMessage("has a `command` that is neither text nor a list of texts")
-    return tuple(found or ())
+    return tuple(command or ())
 
 
-def _exit_codes(found: dict[str, Any]) -> dict[int, int]:
-    if not all(rank.isascii() and rank.isdecimal() and len(rank) < 16 and type(c) is int for rank, c in found.items()):
-        raise InvalidMessage("has exit codes that are no whole numbers by rank")
-    return {int(rank): code for rank, code in found.items()}
+def _exit_codes(codes: dict[str, Any]) -> dict[int, int]:
+    if not all(rank.isascii() and rank.isdecimal() and len(rank) < 16 and type(c) is int for rank, c in codes.items()):
+        raise InvalidMessage("has exit codes that are not whole numbers by rank")
+    return {int(rank): code for rank, code in codes.items()}
 
 
-def _failure(found: Any) -> Failure | None:
+def _failure(data: Any) -> Failure | None:
     try:
-        return None if found is None else Failure.parse(found)
+        return None if data is None else Failure.parse(data)
     except InvalidMessage as e:
         raise InvalidMessage(f"has a failure that {e}") from None

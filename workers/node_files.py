@@ -1,6 +1,4 @@
-"""What an agent answers about the files of its node: packages of jobs, its pool's storage, checkpoints and the files of
-jobs in it.
-"""
+"""RPC methods of an agent for files of its node: code archives, checkpoints, files and data of jobs."""
 
 from typing import Any
 
@@ -16,50 +14,55 @@ from workers.pool_checkpoints import PoolCheckpoints
 from workers.pool_storage import PoolStorage
 
 HASHES_AT_ONCE = 32
-"""Pieces that one call reads: a slow disk takes some seconds."""
+"""Pieces that one call hashes: a slow disk takes some seconds."""
 
 
 class NodeFiles:
-    """Its public methods are calls of the agent: arguments and results are plain data."""
+    """The RPC methods. Arguments and results are plain data."""
 
-    def __init__(self, place: NodeIdentity):
-        self._place = place
-        self._storage = PoolStorage(place.storage)
-        self._packages = NodeCodeArchives(place.node_dir / "packages")
-        self._checkpoints = PoolCheckpoints(self._storage, place.pool)
-        self._incoming = CheckpointUploads(self._storage, place.pool)
+    def __init__(self, identity: NodeIdentity):
+        self._place = identity
+        self._storage = PoolStorage(identity.storage)
+        self._packages = NodeCodeArchives(identity.node_dir / "packages")
+        self._checkpoints = PoolCheckpoints(self._storage, identity.pool)
+        self._incoming = CheckpointUploads(self._storage, identity.pool)
         self._job_files = JobFiles(self._storage)
-        self._data = DataCache(place.storage)
-        self._tools = CheckpointTools(self._storage, place.pool, self._readable)
+        self._data = DataCache(identity.storage)
+        self._tools = CheckpointTools(self._storage, identity.pool, self._readable)
 
     def has_package(self, sha: str) -> bool:
         return self._packages.has(sha)
 
     def put_package(self, sha: str, offset: int, data: bytes, last: bool) -> None:
-        """One piece of a submitted archive; after the last one it is checked. Raises Conflict, UserError."""
+        """Append a piece of a code archive; after the last one check it. Raises Conflict, UserError."""
         self._packages.put(sha, offset, data, last)
 
     def idle_packages(self) -> list[str]:
-        """Those that nobody used for an hour."""
+        """Return the code archives that were not used for an hour."""
         return self._packages.idle()
 
     def remove_packages(self, names: list[str]) -> None:
-        """Those of them that are still idle: no job names them any more."""
+        """Remove those of the code archives that are still idle: no job refers to them any more."""
         self._packages.remove(map(str, names))
 
     def read_file(self, path: str, offset: int, limit_bytes: int, pool: str = "") -> bytes:
         return self._readable(pool).read(path, offset, limit_bytes)
 
     def _readable(self, pool: str) -> PoolStorage:
-        """Its own pool's storage (also for ""), or that of a neighbour on the same machine. Raises NotFound."""
+        """Storage of the node's own pool (also for ""), or of another pool on this machine. Raises NotFound."""
         if pool in ("", self._place.pool):
             return self._storage
         if pool not in self._place.neighbours:
-            raise NotFound(f"pool {pool!r} cannot be read from node {self._place.node}", "ask a node of that pool")
+            raise NotFound(
+                f"pool {pool!r} cannot be read from node {self._place.node}", "send the request to a node of that pool"
+            )
         return PoolStorage(self._place.neighbours[pool])
 
     def begin_checkpoint(self, folder: str, name: str, manifest: bytes, idle_s: float = IDLE_S) -> dict[str, Any]:
-        """A checkpoint of that manifest is to arrive in `folder`: which chunks are missing here."""
+        """Begin to receive a checkpoint in `folder`, by its manifest.
+
+        Returns the chunks that are missing here.
+        """
         return self._incoming.begin(folder, name, manifest, idle_s)
 
     def write_chunk(self, folder: str, name: str, file: str, index: int, data: bytes) -> int:
@@ -74,8 +77,8 @@ class NodeFiles:
     def start_tool(self, verb: str, arguments: dict[str, Any]) -> str:
         return self._tools.start(verb, arguments)
 
-    def tool_news(self, number: str, seen: int, timeout_s: float) -> dict[str, Any]:
-        return self._tools.news(number, seen, timeout_s)
+    def tool_news(self, number: str, last_seen: int, timeout_s: float) -> dict[str, Any]:
+        return self._tools.news(number, last_seen, timeout_s)
 
     def stop_tool(self, number: str) -> None:
         self._tools.stop(number)
@@ -84,18 +87,18 @@ class NodeFiles:
         return self._checkpoints.list(prefix)
 
     def resolve_checkpoint(self, path: str, pool: str = "") -> dict[str, Any]:
-        """Which checkpoint is meant: `path` itself, or the newest of a folder of them. No tensor is read."""
+        """Resolve `path`: a checkpoint, or a folder of them, whose newest one counts. Reads no tensors."""
         return self._stored(pool).step(path)
 
     def describe_checkpoint(self, path: str, pool: str = "") -> dict[str, Any]:
         return self._stored(pool).describe(path)
 
     def verify_checkpoint(self, path: str, pool: str = "") -> dict[str, Any]:
-        """Every byte; what is damaged is marked as such. Raises CheckpointError."""
+        """Check every byte, and mark a damaged checkpoint. Raises CheckpointError."""
         return self._stored(pool).verify(path)
 
     def hold_checkpoint(self, path: str, pool: str = "") -> None:
-        """It is being copied: see workers/checkpoint/disk/pins.py."""
+        """Keep a checkpoint while it is copied: see workers/checkpoint/disk/pins.py."""
         from workers.checkpoint.disk.pins import hold
 
         try:
@@ -115,26 +118,31 @@ class NodeFiles:
     # -- files of jobs
 
     def files_of(self, job: str, pool: str = "") -> dict[str, Any]:
-        """{"epoch": of the attempt whose folder of files is the newest here, 0 for none; "storage": its name}"""
+        """Return the newest epoch with a folder of files here: {"epoch": 0 for none, "storage": its identity}."""
         return JobFiles(self._readable(pool)).newest(job)
 
     def list_files(self, folder: str, path: str, after: str, pool: str = "") -> dict[str, Any]:
-        """{"entries", "after": "" or what to go on with}: see cluster/folder_access.py."""
+        """List a folder: {"entries", "after": where to continue, or ""}. See cluster/folder_access.py."""
         entries, more = self._tree(folder, pool).entries(path, after, MOST_LISTED)
         return {"entries": entries, "after": more}
 
     def file_piece(self, folder: str, path: str, offset: int, pool: str = "") -> dict[str, Any]:
         piece = self._tree(folder, pool).read(path, offset, PIECE_BYTES)
-        told = {"bytes": piece.size_bytes, "version": piece.version, "modified_s": piece.modified_s, "mode": piece.mode}
-        return {"data": piece.data, "sha256": digest(piece.data), **told}
+        fields = {
+            "bytes": piece.size_bytes,
+            "version": piece.version,
+            "modified_s": piece.modified_s,
+            "mode": piece.mode,
+        }
+        return {"data": piece.data, "sha256": digest(piece.data), **fields}
 
     def file_hashes(self, folder: str, path: str, first: int, pool: str = "") -> dict[str, Any]:
-        """{"version", "sha256": of some pieces from `first` on; none at the end}"""
+        """Hash some pieces of a file from number `first` on: {"version", "sha256": [], empty at the end}."""
         version, hashes = self._tree(folder, pool).hashes(path, first, HASHES_AT_ONCE)
         return {"version": version, "sha256": hashes}
 
     def _tree(self, folder: str, pool: str) -> Tree:
-        """`folder` is no link, and exists."""
+        """Open a folder. Raises unless it exists and is not a link."""
         storage = self._readable(pool)
         storage.resolve(folder)
         return Tree(storage.root, folder)
@@ -149,7 +157,7 @@ class NodeFiles:
         return len(data)
 
     def take_piece(self, upload: str, path: str, offset: int, piece: dict[str, Any], last: bool) -> str:
-        """What `file_piece` of another node told; with the `last` one the file is whole. Its version."""
+        """Write a piece from `file_piece` of another node; the `last` completes the file. Returns its version."""
         self._job_files.write(upload, path, offset, piece["data"], piece["sha256"], piece if last else None)
         return str(piece["version"])
 
@@ -171,35 +179,35 @@ class NodeFiles:
     def put_files(
         self, upload: str, names: list[list[str]], job: str, epoch: int, running: bool, force: bool
     ) -> list[str]:
-        """Raises Conflict; see JobFiles.put."""
+        """Move files of an upload into the job's folder; see JobFiles.put. Raises Conflict."""
         return self._job_files.put(upload, names, job, epoch, running, force)
 
     def make_files(self, job: str, epoch: int) -> None:
-        """The folder of an attempt that left none."""
+        """Create an empty folder of files for an attempt."""
         self._storage.make(f"{job}/output-{int(epoch)}")
 
     def remove_files(self, job: str, epoch: int) -> None:
         self._job_files.remove(job, epoch)
 
     def files_sizes(self) -> dict[str, int]:
-        """Bytes of each job's folder in this pool's storage."""
+        """Return the bytes of each job's folder in this pool's storage."""
         return self._job_files.sizes()
 
     # -- data of jobs
 
     def find_data(self, sha256: str) -> int | None:
-        """Bytes of data in this node's cache; None where it is not there."""
+        """Return the bytes of data in this node's cache; None if it is not there."""
         return self._data.find(sha256)
 
     def data_found_at(self, key: str) -> str:
-        """SHA-256 of what is cached from a version of a source; "" for nothing."""
+        """Return the SHA-256 of data that is cached from a version of a source; "" if there is none."""
         return self._data.found_at(key)
 
     def make_data_room(self, needed_bytes: int) -> None:
         self._data.make_room(int(needed_bytes))
 
     def keep_data(self, upload: str, inner: str, expected: str, came_from: str) -> dict[str, Any]:
-        """{"sha256", "bytes"} of what has arrived, which is kept where it is what was `expected`, or that is ""."""
-        found = self._data.keep(upload, inner, expected, came_from)
+        """Move data of an upload into the cache, if its hash is `expected` or that is "": {"sha256", "bytes"}."""
+        content = self._data.keep(upload, inner, expected, came_from)
         self._job_files.discard(upload)
-        return {"sha256": found.sha256, "bytes": found.bytes}
+        return {"sha256": content.sha256, "bytes": content.bytes}

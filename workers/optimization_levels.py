@@ -1,4 +1,4 @@
-"""How far an optimisation may go: four levels, with the names that users of other libraries know them by."""
+"""The four optimisation levels, with their names in other libraries."""
 
 from enum import StrEnum
 
@@ -6,7 +6,10 @@ from cluster.errors import UserError, nearest
 
 
 class OptimizationLevel(StrEnum):
-    """O0 placement only. O1 numerically safe. O2 adds the compiler. O3 adds what this device offers beyond."""
+    """O0: placement only.
+
+    O1: numerically safe passes. O2: also the compiler. O3: also features of the device.
+    """
 
     O0 = "O0"
     O1 = "O1"
@@ -15,18 +18,18 @@ class OptimizationLevel(StrEnum):
 
     @classmethod
     def from_string(cls, word: "str | OptimizationLevel") -> "OptimizationLevel":
-        """`O2`, `o2`, `balanced` or a level itself. Raises UserError naming the nearest."""
+        """Parse `O2`, `o2`, `balanced` or a level. Raises UserError that names the nearest one."""
         if isinstance(word, cls):
             return word
         if not isinstance(word, str):
-            raise UserError(f"{word!r} is no optimisation level", f"use one of {', '.join(LEVELS)}")
-        said = word.strip().lower()
+            raise UserError(f"{word!r} is not an optimisation level", f"use one of {', '.join(LEVELS)}")
+        text = word.strip().lower()
         for level in cls:
-            if said in (level.value.lower(), ALIASES[level]):
+            if text in (level.value.lower(), ALIASES[level]):
                 return level
         raise UserError(
             f"unknown optimisation level {word!r}",
-            nearest(said if said.isalpha() else said.upper(), LEVELS + tuple(ALIASES.values())),
+            nearest(text if text.isalpha() else text.upper(), LEVELS + tuple(ALIASES.values())),
         )
 
 

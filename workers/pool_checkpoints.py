@@ -1,7 +1,9 @@
-"""Checkpoints in one pool's storage, by paths relative to it. Without torch; the reader is imported on first use.
+"""Checkpoints in one pool's storage, by paths relative to it.
 
-Whoever writes into the storage writes the manifests. Small ones are read here, where that takes below 2 s and 128 MiB
-whatever they say; larger ones by a process with limits of its own, since this is the agent's.
+Imports no torch, and the reader on first use.
+
+Manifests are untrusted, as any job can write into the storage. Small ones are read in this process, the agent's, which
+takes less than 2 s and 128 MiB whatever they contain; larger ones by a child process with resource limits.
 """
 
 import builtins
@@ -17,14 +19,14 @@ from workers.pool_storage import PoolStorage
 
 
 class PoolCheckpoints:
-    """`pool` is what users call the storage: errors name places in it as POOL:PATH."""
+    """Checkpoints of one storage. `pool` is its name for users: errors name locations in it as POOL:PATH."""
 
     def __init__(self, storage: PoolStorage, pool: str = ""):
         self._storage = storage
         self._roots = {storage.root: pool} if pool else {}
 
     def list(self, prefix: str) -> "list[dict[str, Any]]":
-        """Summaries of all checkpoints below `prefix` ("" for all), `path` relative to the storage."""
+        """Return summaries of all checkpoints below `prefix` ("" for all), with paths relative to the storage."""
         from workers.checkpoint.format.step_folders import checkpoints_below
 
         if prefix and not self._storage.exists(prefix):
@@ -34,11 +36,10 @@ class PoolCheckpoints:
             return [self._relative(row) for row in _read("list", {"root": str(root)}, checkpoints_below(root))]
 
     def step(self, path: str) -> "dict[str, Any]":
-        """`path` itself if it is a checkpoint, else the newest one directly below it that is not known to be damaged:
-        {"path", "passed_over": [{"path", "reason"}]}, "" where there is none.
+        """Resolve `path`: a checkpoint, or a folder whose newest checkpoint without known damage counts.
 
-        Manifests and sizes are read, and no tensor: who loads it proves its bytes. Raises DamagedCheckpoint when there
-        are some and none is left.
+        Returns {"path": "" if there is none, "passed_over": [{"path", "reason"}]}. Reads manifests and sizes but no
+        tensors: loading verifies these. Raises DamagedCheckpoint if all checkpoints are damaged.
         """
         from workers.checkpoint.format.manifest import NAME
         from workers.checkpoint.format.step_folders import newest_first
@@ -49,12 +50,12 @@ class PoolCheckpoints:
         if (folder / NAME).is_file():
             return {"path": path, "passed_over": []}
         with errors_with_pool_paths(self._roots):
-            found = _read("newest", {"root": str(folder)}, newest_first(folder))
-        told: dict[str, Any] = with_pool_paths(found, self._roots)
-        return told | {"path": f"{path}/{Path(found['path']).name}" if found["path"] else ""}
+            resolved = _read("newest", {"root": str(folder)}, newest_first(folder))
+        result: dict[str, Any] = with_pool_paths(resolved, self._roots)
+        return result | {"path": f"{path}/{Path(resolved['path']).name}" if resolved["path"] else ""}
 
     def damaged(self) -> "builtins.list[dict[str, str]]":
-        """{"path", "reason"} of all that are marked as damaged, without reading any manifest."""
+        """Return {"path", "reason"} of all checkpoints that are marked as damaged, without reading manifests."""
         from workers.checkpoint.disk.damage_marks import damaged_checkpoints
 
         root = self._storage.root
@@ -67,38 +68,38 @@ class PoolCheckpoints:
             return self._relative(_read("show", {"path": str(folder)}, [folder]))
 
     def verify(self, path: str) -> "dict[str, Any]":
-        """Every byte against its hash. One that is not sound is marked, and one that is loses its mark.
+        """Check every byte against its hash; set or remove the damage mark accordingly.
 
-        Raises CheckpointError with the first thing that is wrong.
+        Raises CheckpointError with the first problem.
         """
         from workers.checkpoint.disk.damage_marks import record_verification
 
         folder = self._storage.resolve(path)
         with errors_with_pool_paths(self._roots):
-            found = _read("check", {"path": str(folder)}, [folder])
-            record_verification(folder, found["problems"])
-            if not found["ok"]:
-                raise CheckpointError(found["problems"][0], "resume from an older checkpoint, or copy this one again")
-        return self._relative(found)
+            report = _read("check", {"path": str(folder)}, [folder])
+            record_verification(folder, report["problems"])
+            if not report["ok"]:
+                raise CheckpointError(report["problems"][0], "resume from an older checkpoint, or copy this one again")
+        return self._relative(report)
 
     def plan(self, path: str, kind: str, count: int) -> "dict[str, Any]":
-        """What would be converted, and what cannot follow, on devices of that kind. Raises NotFound."""
+        """Plan a move to devices of that kind: what would be converted, and what cannot move. Raises NotFound."""
         if self.step(path)["path"] != path:
             raise NotFound(f"no checkpoint {path!r} in this pool's storage", "name a folder step-…")
         folder = self._storage.resolve(path)
         with errors_with_pool_paths(self._roots):
-            planned = _read("plan", {"path": str(folder), "to": kind, "count": count}, [folder])
-        told: dict[str, Any] = with_pool_paths(planned, self._roots)
-        return told
+            plan = _read("plan", {"path": str(folder), "to": kind, "count": count}, [folder])
+        result: dict[str, Any] = with_pool_paths(plan, self._roots)
+        return result
 
     def _relative(self, row: "dict[str, Any]") -> "dict[str, Any]":
         path = self._storage.root.joinpath(row["path"]).relative_to(self._storage.root)
-        told: dict[str, Any] = with_pool_paths(row, self._roots)
-        return told | {"path": str(path)}
+        result: dict[str, Any] = with_pool_paths(row, self._roots)
+        return result | {"path": str(path)}
 
 
 def _read(verb: str, arguments: "dict[str, Any]", folders: Iterable[Path]) -> Any:
-    """Run a tool that reads the manifests of `folders`: here, or in a process of its own where one of them is large."""
+    """Run a tool that reads the manifests of `folders`: in this process, or in a child if one is large."""
     from workers.checkpoint.tools import run, run_in_child
 
     return (run_in_child if any(map(_is_large, folders)) else run)(verb, arguments)

@@ -1,4 +1,4 @@
-"""Paths of this node's disk as users write them, POOL:PATH, in all that is told to others: answers and errors."""
+"""Replace paths of this node's disk in replies and errors by POOL:PATH, as users write them."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -9,11 +9,11 @@ from typing import Any
 from cluster.errors import PolyfleetError
 
 Roots = Mapping[Path, str]
-"""The storage of each pool that is reached from here."""
+"""Pool names by storage folder, for the pools that this node can reach."""
 
 
 def with_pool_paths(value: Any, roots: Roots) -> Any:
-    """The same plain data; a path below a pool's storage is POOL:PATH wherever it stands in a text."""
+    """Return plain data in which all paths below a pool's storage, anywhere in texts, are POOL:PATH."""
     if isinstance(value, dict):
         return {key: with_pool_paths(item, roots) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -23,7 +23,7 @@ def with_pool_paths(value: Any, roots: Roots) -> Any:
 
 @contextmanager
 def errors_with_pool_paths(roots: Roots) -> Iterator[None]:
-    """Errors of ours leave with such paths. `roots` may still grow inside."""
+    """Convert paths in errors of ours that leave the block. `roots` may be extended inside."""
     try:
         yield
     except PolyfleetError as e:
@@ -31,11 +31,11 @@ def errors_with_pool_paths(roots: Roots) -> Iterator[None]:
 
 
 def error_with_pool_paths(error: PolyfleetError, roots: Roots) -> PolyfleetError:
-    """The same error with such paths."""
+    """Return the error with paths converted."""
     return type(error)(*with_pool_paths(error.args, roots))
 
 
 def _in_pools(text: str, roots: Roots) -> str:
-    for root in sorted(roots, key=lambda root: -len(str(root))):  # a storage may lie in another
+    for root in sorted(roots, key=lambda root: -len(str(root))):  # longest first: a storage may be inside another
         text = re.sub(rf"(?<![\w./-]){re.escape(str(root))}(/+|(?![\w./-]))", f"{roots[root]}:", text)
     return text

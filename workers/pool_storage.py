@@ -1,7 +1,7 @@
-"""Files below one pool's storage, for checkpoints that move between pools. No path and no link leads out of it.
+"""Access files below one pool's storage, such that no path and no link leads out of it.
 
-Each folder on the way is opened relative to the one above it and never through a link, so a link that user code puts
-there while we look is not followed.
+Each folder of a path is opened relative to the one above it and never through a link, so a link that user code creates
+at that moment is not followed.
 """
 
 import errno
@@ -22,16 +22,16 @@ INCOMING = ".incoming-"
 
 
 class PoolStorage:
-    """All paths are relative to `root`, with `/`."""
+    """The storage at `root`. All paths are relative to it, with `/`."""
 
     def __init__(self, root: Path):
         self.root = storage_dir(root)
 
     def read(self, path: str, offset: int, limit_bytes: int) -> bytes:
-        """At most `limit_bytes`, and at most 8 MiB; b"" at the end."""
+        """Read at most `limit_bytes`, and at most 8 MiB; b"" at the end."""
         *above, name = _parts(path)
         if not 0 <= offset <= LARGEST_INTEGER or limit_bytes < 0:
-            raise UserError(f"{path!r} has no {limit_bytes} bytes from {offset} on")
+            raise UserError(f"cannot read {limit_bytes} bytes of {path!r} from byte {offset} on")
         with self._opened(above) as folder, _reported(path):
             descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
             with os.fdopen(descriptor, "rb") as f:
@@ -40,13 +40,16 @@ class PoolStorage:
                 return os.pread(f.fileno(), min(limit_bytes, LARGEST_PIECE_BYTES), offset)
 
     def resolve(self, path: str) -> Path:
-        """The absolute path, once every folder on it was found without following a link; for readers of checkpoints."""
+        """Return the absolute path of a folder, for readers of checkpoints.
+
+        Raises if a part is missing or a link.
+        """
         parts = _parts(path) if path else []
         with self._opened(parts):
             return self.root.joinpath(*parts)
 
     def find(self, path: str) -> Path:
-        """The absolute path of a file or folder, found without following a link. Raises NotFound, UserError."""
+        """Return the absolute path of a file or folder. Raises NotFound; UserError if a part is a link."""
         *above, name = _parts(path)
         with self._opened(above) as folder, _reported(path):
             if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
@@ -54,13 +57,13 @@ class PoolStorage:
         return self.root.joinpath(*above, name)
 
     def make(self, folder: str) -> Path:
-        """The absolute path of a folder, made with those above it if need be."""
+        """Create a folder and those above it if need be; return its absolute path."""
         parts = _parts(folder)
         with self._opened(parts, make=True):
             return self.root.joinpath(*parts)
 
     def new(self, path: str) -> Path:
-        """The absolute path of something that a tool makes itself, in a folder that is made if need be."""
+        """Return the absolute path of a new entry for a tool to create; creates the folder that it is in."""
         *above, name = _parts(path)
         return (self.make("/".join(above)) if above else self.root) / name
 
@@ -73,12 +76,13 @@ class PoolStorage:
 
     @contextmanager
     def _opened(self, parts: list[str], make: bool = False) -> Iterator[int]:
-        """A descriptor of the folder."""
+        """Open a folder; yields its descriptor."""
         try:
             descriptor = os.open(self.root, FOLDER)
         except OSError as e:
             raise FleetError(
-                f"this pool's storage {self.root} cannot be opened: {e.strerror}", "it must be a folder, and no link"
+                f"this pool's storage {self.root} cannot be opened: {e.strerror}",
+                "make sure that it is a folder and not a link",
             ) from None
         with _reported("/".join(parts)):
             descriptor = descend(descriptor, parts, make=make)
@@ -90,25 +94,27 @@ class PoolStorage:
 
 @contextmanager
 def _reported(path: str) -> Iterator[None]:
-    """System errors as ours, with the path as it was given."""
+    """Convert system errors into ours, with the path as the caller wrote it."""
     try:
         yield
     except FileNotFoundError:
-        raise NotFound(f"no {path!r} in this pool's storage", "list the folder above it") from None
+        raise NotFound(f"no {path!r} in this pool's storage", "list its parent folder") from None
     except (NotADirectoryError, IsADirectoryError):
-        raise UserError(f"{path!r} is a file where a folder is needed, or the other way round, or a link") from None
+        raise UserError(
+            f"{path!r} is a link, or a file where a folder is needed, or a folder where a file is needed"
+        ) from None
     except OSError as e:
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
             raise FleetError(
-                f"no space for {path!r} in this pool's storage: {e.strerror}", "free space there"
+                f"no space for {path!r} in this pool's storage: {e.strerror}", "free disk space on that node"
             ) from None
         raise UserError(f"{path!r}: {e.strerror}", "links are not followed") from None
 
 
 def _parts(path: str) -> list[str]:
-    """Raises UserError for a path that is absolute, empty or climbs."""
+    """Split a path. Raises UserError if it is absolute, empty or has `..`."""
     if refusal := path_error(path):
         raise UserError(
-            f"{path[:200]!r} is not a path below this pool's storage: {refusal}", "use names and `/`, no `..`"
+            f"{path[:200]!r} is not a path below this pool's storage: {refusal}", "use names and `/`, without `..`"
         )
     return path.split("/")

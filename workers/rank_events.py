@@ -1,6 +1,6 @@
-"""What ranks tell in events.jsonl: checked by the agent that reads it, and again by the server before it stores it.
+"""Events of ranks in events.jsonl, checked by the agent and again by the server.
 
-User code can write there too. An event holds what is listed here, in these types and bounds, or it does not count.
+User code can write to that file, too. An event whose fields have other types or bounds than those here is ignored.
 Standard library only.
 """
 
@@ -21,8 +21,10 @@ ALWAYS = ("t", "rank", "type")
 
 @dataclass(frozen=True, slots=True)
 class RankEvent:
-    """One thing that a rank told. `type` is one of KINDS, `t` the rank's wall clock in epoch seconds; `at` is the byte
-    after its line in the attempt's events file, so the same event always has the same; `data` holds its other fields.
+    """An event of a rank.
+
+    `type`: one of KINDS; `t`: the rank's wall clock in epoch seconds; `data`: other fields. `at` is the byte after its
+    line in the attempt's events file, which identifies the event.
     """
 
     type: str
@@ -36,54 +38,56 @@ class RankEvent:
 
     @classmethod
     def parse(cls, data: Any, since_s: float = 0.0, until_s: float = LATEST_S) -> "RankEvent":
-        """Raises InvalidMessage. A time that does not lie between the two, in epoch seconds, becomes the nearer one: a
-        clock may be set while attempts run, and what was told counts all the same.
+        """Parse an event. Raises InvalidMessage.
+
+        A time outside of the two limits, in epoch seconds, becomes the nearer limit: the clock may be set while
+        attempts run, and the event counts nevertheless.
         """
         fields = Fields(data, cls.__slots__)
         return cls._checked(fields.count("at"), fields.object("data"), data, since_s, until_s)
 
     @classmethod
     def of_line(cls, line: bytes, at: int, since_s: float, until_s: float) -> "RankEvent":
-        """A line of events.jsonl that ends at byte `at`; see `parse`. Raises InvalidMessage."""
+        """Parse a line of events.jsonl that ends at byte `at`; see `parse`. Raises InvalidMessage."""
         if len(line) > LONGEST_LINE_BYTES:
             raise InvalidMessage(f"is longer than {LONGEST_LINE_BYTES} bytes")
         try:
-            told = parse_json(line, "the event")
+            fields = parse_json(line, "the event")
         except UnreadableFile as e:
             raise InvalidMessage(e.why) from None
-        if not isinstance(told, dict):
-            raise InvalidMessage("is no JSON object")
-        data = {name: value for name, value in told.items() if name not in ALWAYS}
-        return cls._checked(at, data, told, since_s, until_s)
+        if not isinstance(fields, dict):
+            raise InvalidMessage("is not a JSON object")
+        data = {name: value for name, value in fields.items() if name not in ALWAYS}
+        return cls._checked(at, data, fields, since_s, until_s)
 
     @classmethod
     def _checked(
-        cls, at: int, data: dict[str, Any], told: dict[str, Any], since_s: float, until_s: float
+        cls, at: int, data: dict[str, Any], fields: dict[str, Any], since_s: float, until_s: float
     ) -> "RankEvent":
-        t, rank, kind = (told.get(name) for name in ALWAYS)
+        t, rank, kind = (fields.get(name) for name in ALWAYS)
         if not is_number(t):
             raise InvalidMessage("has no time `t` that is a finite number")
         if not 0.0 <= t <= LATEST_S:
-            raise InvalidMessage(f"has the time {t:.6g}, which is no date")
+            raise InvalidMessage(f"has the time {t:.6g}, which is not a date")
         if not is_count(rank):
             raise InvalidMessage("has no `rank` that is a whole number")
         if kind not in KINDS:
-            raise InvalidMessage(f"has none of the types {', '.join(KINDS)}")
+            raise InvalidMessage(f"has a `type` that is none of {', '.join(KINDS)}")
         if why := {"report": _bad_report, "checkpoint": _bad_checkpoint}.get(kind, _accepted)(data):
             raise InvalidMessage(why)
         return cls(kind, rank, min(max(t, since_s), until_s), at, data)
 
 
 def _accepted(_: dict[str, Any]) -> str:
-    """Notes and phases stay on the node."""
+    """Accept any data: notes and phases stay on the node."""
     return ""
 
 
 def _bad_report(data: dict[str, Any]) -> str:
     if not is_count(data.get("step")):
         return f"has no `step` that is a whole number from 0 to {LARGEST_STEP}"
-    wrong = [name for name, value in data.items() if not (is_text(name) and _is_scalar(value))]
-    return f"has a value of {wrong[0][:40]!r} that is no single number, text or null" if wrong else ""
+    invalid = [name for name, value in data.items() if not (is_text(name) and _is_scalar(value))]
+    return f"has a value of {invalid[0][:40]!r} that is not a single number, text or null" if invalid else ""
 
 
 def _bad_checkpoint(data: dict[str, Any]) -> str:
@@ -92,8 +96,12 @@ def _bad_checkpoint(data: dict[str, Any]) -> str:
         return f"has no `step` that is a whole number from 0 to {LARGEST_STEP}"
     if not is_text(path) or not 0 < len(path) <= LONGEST_PATH or "\0" in path:
         return "has no `path` of a checkpoint"
-    measured = [data[name] for name in ("bytes", "seconds", "blocked_s") if name in data]
-    return "" if all(is_number(n) and n >= 0 for n in measured) else "measures its checkpoint in no finite numbers"
+    numbers = [data[name] for name in ("bytes", "seconds", "blocked_s") if name in data]
+    return (
+        ""
+        if all(is_number(number) and number >= 0 for number in numbers)
+        else "has a `bytes`, `seconds` or `blocked_s` that is not a finite number of at least 0"
+    )
 
 
 def _is_scalar(value: Any) -> bool:

@@ -1,5 +1,7 @@
-"""Checkpoints of scripts (`checkpoint: {path: …}` of a `run` job): copies of the last whole version while they run, and
-what the next attempt is given. Both are done in a child of the pool's environment, with limits.
+"""Checkpoints of scripts (`checkpoint: {path: …}` of a `run` job).
+
+While a script runs, the last complete version is copied; before the next attempt, a version is chosen for it. Both
+happen in a child process in the pool's environment, with resource limits.
 """
 
 import logging
@@ -21,19 +23,20 @@ from workers.pool_storage import PoolStorage
 
 LOOK_EVERY_S = 1.0
 UNSETTLED_S = 10.0
-"""A script that writes all the time is not waited for longer than this: a copy that was changed meanwhile is not used.
-"""
+"""Maximum wait for a script to pause writing. Then a copy is made anyway, and dropped if files changed during it."""
 REST = 9.0
-"""A copy that took a second is followed by nine without."""
+"""Pause after a copy, as a multiple of its duration."""
 LONGEST_TEXT = 2000
-"""Of the sentence for the record: names in it are the script's."""
+"""Maximum length of the sentence for the job's record, as the names in it come from the script."""
 LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Watched:
-    """One attempt's checkpoint. `seen` is as at the last look, `tried` as when it was last copied; `changed_s`: when it
-    first changed since, 0 for not.
+    """Checkpoint of one attempt.
+
+    `seen`: its stamp at the last poll; `tried`: at the last copy; `changed_s`: when it first changed after that (0: it
+    has not).
     """
 
     folder: Path
@@ -46,26 +49,27 @@ class _Watched:
 
 
 class ScriptCheckpoints:
-    """Of one node. The part of an attempt that has node rank 0 looks after them: its node's storage has them."""
+    """Copies scripts' checkpoints on one node: those of attempts whose node rank 0, and files, are here."""
 
     def __init__(self, attempts: AttemptManager, storage: PoolStorage):
         self._attempts, self._storage = attempts, storage
         self._watched: dict[str, _Watched | None] = {}
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        if attempts.live():  # of an agent before us
+        if attempts.live():  # started by an earlier agent
             self.follow()
 
     def follow(self) -> None:
-        """From now on; most nodes never run such a job."""
+        """Start the thread that copies. Called on first need: most nodes never run such a job."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._follow, name="script checkpoints", daemon=True)
                 self._thread.start()
 
     def hand_on(self, job: str, epoch: int, path: str, format: str, device: str, count: int) -> dict[str, Any]:  # noqa: A002
-        """Before attempt `epoch` starts: {"found", "text"}; see workers/checkpoint/scripts/script_versions.py. What the
-        attempt itself may be writing by now is left alone.
+        """Choose the checkpoint for attempt `epoch` before it starts: {"found", "text"}.
+
+        Does nothing if the attempt has started and may be writing. See workers/checkpoint/scripts/script_versions.py.
         """
         try:
             self._attempts.folder(job, epoch)
@@ -73,23 +77,23 @@ class ScriptCheckpoints:
             folder = self._storage.make(f"{job}/output-{epoch}")
             arguments = {"folder": str(folder), "path": path, "format": format, "device": device, "count": count}
             try:
-                told = _run("hand_on", arguments)
+                result = _run("hand_on", arguments)
             except CheckpointError as e:
-                told = {"found": True, "text": f"{path} is carried on unread: {e.message}"}
-            return told | {"text": told["text"][:LONGEST_TEXT]}
+                result = {"found": True, "text": f"{path} is passed on without a check: {e.message}"}
+            return result | {"text": result["text"][:LONGEST_TEXT]}
         return {"found": False, "text": ""}
 
     def _follow(self) -> None:
-        """Never ends: a checkpoint that cannot be copied is tried again when it has changed."""
+        """Poll for ever; a checkpoint that could not be copied is tried again when it has changed."""
         while True:
             time.sleep(LOOK_EVERY_S)
             try:
                 self.look()
             except Exception:
-                LOG.exception("checkpoints of scripts were not looked at")
+                LOG.exception("checkpoints of scripts could not be checked")
 
     def look(self) -> None:
-        """Copy those that have changed, one after another."""
+        """Copy the checkpoints that have changed, one after another."""
         live = {str(attempt.id): attempt for attempt in self._attempts.live()}
         for key in self._watched.keys() - live.keys():
             del self._watched[key]
@@ -99,43 +103,45 @@ class ScriptCheckpoints:
             if watched := self._watched.get(key):
                 self._look_at(key, watched)
 
-    def _look_at(self, key: str, it: _Watched) -> None:
-        now = time.monotonic()
+    def _look_at(self, key: str, checkpoint: _Watched) -> None:
+        started_s = time.monotonic()
         try:
-            found = stamp(inside(it.folder, it.path))
+            current = stamp(inside(checkpoint.folder, checkpoint.path))
         except CheckpointError:  # it leads through a link
             return
-        settled = found == it.seen or 0 < it.changed_s < now - UNSETTLED_S
-        if found != it.seen:
-            it.changed_s = it.changed_s or now
-            it.seen = found
-        if not found or found == it.tried or not settled or now < it.due_s:
+        is_settled = current == checkpoint.seen or 0 < checkpoint.changed_s < started_s - UNSETTLED_S
+        if current != checkpoint.seen:
+            checkpoint.changed_s = checkpoint.changed_s or started_s
+            checkpoint.seen = current
+        if not current or current == checkpoint.tried or not is_settled or started_s < checkpoint.due_s:
             return
-        it.tried, it.changed_s = found, 0.0
-        self._keep(key, it)
-        it.due_s = time.monotonic() + REST * (time.monotonic() - now)
+        checkpoint.tried, checkpoint.changed_s = current, 0.0
+        self._keep(key, checkpoint)
+        checkpoint.due_s = time.monotonic() + REST * (time.monotonic() - started_s)
 
-    def _keep(self, key: str, it: _Watched) -> None:
+    def _keep(self, key: str, checkpoint: _Watched) -> None:
         try:
-            told = _run("keep", {"folder": str(it.folder), "path": it.path, "format": it.format})
+            result = _run(
+                "keep", {"folder": str(checkpoint.folder), "path": checkpoint.path, "format": checkpoint.format}
+            )
         except PolyfleetError as e:
-            told = {"kept": False, "why": e.message}
-        if told["kept"]:
-            LOG.info("attempt %s: a copy of %s is kept", key, it.path)
+            result = {"kept": False, "why": e.message}
+        if result["kept"]:
+            LOG.info("attempt %s: saved a copy of %s", key, checkpoint.path)
         else:
-            LOG.info("attempt %s: no copy of %s is kept: %s", key, it.path, told["why"])
+            LOG.info("attempt %s: no copy of %s was saved: %s", key, checkpoint.path, result["why"])
 
 
 def _watched(order: Any, epoch: int) -> _Watched | None:
-    """None for an attempt without a checkpoint of this kind."""
+    """Return the checkpoint to copy; None for an attempt without one."""
     if order["node_rank"] != 0 or not order["checkpoint_root"]:
         return None
-    asked = ScriptCheckpoint.of(order["task"], order["arguments"])
-    return asked and _Watched(folder_of(Path(order["checkpoint_root"]), epoch), asked.path, asked.format)
+    checkpoint = ScriptCheckpoint.of(order["task"], order["arguments"])
+    return checkpoint and _Watched(folder_of(Path(order["checkpoint_root"]), epoch), checkpoint.path, checkpoint.format)
 
 
 def _run(verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
     from workers.checkpoint.tools import run_in_child
 
-    told: dict[str, Any] = run_in_child(verb, arguments, python=interpreter())
-    return told
+    result: dict[str, Any] = run_in_child(verb, arguments, python=interpreter())
+    return result

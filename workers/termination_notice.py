@@ -1,8 +1,9 @@
-"""Notices that this node is about to go: a file that says so, in its folder or where POLYFLEET_NOTICE_FILE names.
+"""Watch for termination notices: files which announce that this node will stop.
 
-The node's own top process writes one when it is told to end (cluster/termination_notice.py), and whoever knows
-that a machine will be taken away may: a cloud's agent, a batch system's epilogue. It holds JSON, {"reason": text,
-"grace_s": seconds}, of which either may be left out, or nothing. It is withdrawn by removing it.
+A notice is in the node's folder, or at the path in POLYFLEET_NOTICE_FILE. The node's own main process writes one when
+it is asked to end (cluster/termination_notice.py), and so may any program that knows that the machine will be taken
+away: a cloud's agent, a batch system's epilogue. It contains JSON, {"reason": text, "grace_s": seconds}, with both
+optional, or nothing. Removing the file withdraws the notice.
 """
 
 import logging
@@ -23,35 +24,39 @@ VARIABLE = "POLYFLEET_NOTICE_FILE"
 NODE_DIR = "POLYFLEET_NODE_DIR"
 LOOK_EVERY_S = 0.25
 HEEDED_S = 2.0
-"""How long the controller has to ask attempts to save; then the agent does, within a quarter of the time there is."""
+"""Time for the controller to ask attempts to save, at most a quarter of the grace time. After it the agent does so."""
 LONGEST_GRACE_S = 7 * 86_400.0
 MOST_BYTES = 4096
 LONGEST_REASON = 200
 LOG = logging.getLogger(__name__)
-UNTOLD = "its machine was given notice"
+UNTOLD = "its machine got a termination notice"
 
 
 def files(node_dir: Path, environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
-    """Where a notice may lie. An agent of another fleet than the node's own looks into the node's folder, too."""
-    named = [Path(environ[NODE_DIR]) / FILE] if environ.get(NODE_DIR) else []
-    given = [Path(environ[VARIABLE])] if environ.get(VARIABLE) else []
-    return tuple(dict.fromkeys((node_dir / FILE, *named, *given)))
+    """Return the paths of notices.
+
+    An agent of another fleet than the node's own checks the node's folder, too.
+    """
+    in_node_dir = [Path(environ[NODE_DIR]) / FILE] if environ.get(NODE_DIR) else []
+    from_variable = [Path(environ[VARIABLE])] if environ.get(VARIABLE) else []
+    return tuple(dict.fromkeys((node_dir / FILE, *in_node_dir, *from_variable)))
 
 
 class NoticeWatcher:
-    """Of one node. `told` is called when one comes, changes or is withdrawn. Attempts that nobody has asked to save by
-    then are asked.
+    """Watches the notices of one node; asks attempts to save if the controller does not do so in time.
+
+    `on_change` is called when a notice appears, changes or is withdrawn.
     """
 
-    def __init__(self, paths: Iterable[Path], attempts: AttemptManager, told: Callable[[], None]):
+    def __init__(self, paths: Iterable[Path], attempts: AttemptManager, on_change: Callable[[], None]):
         self._paths = tuple(paths)
         self._attempts = attempts
-        self._told = told
+        self._told = on_change
         self._seen: tuple[Path, int] | None = None
         self._reason, self._since_s, self._until_s = "", 0.0, 0.0
 
     def follow(self) -> None:
-        """From now on, in a thread of its own, for as long as anybody has us."""
+        """Start a thread that polls for as long as this object exists."""
         threading.Thread(target=_follow, args=(weakref.ref(self),), name="notices", daemon=True).start()
 
     @property
@@ -61,11 +66,11 @@ class NoticeWatcher:
         return Notice(self._reason, round(max(0.0, self._until_s - lease.now_s()), 1))
 
     def look(self) -> None:
-        found = next(((path, at) for path in self._paths if (at := _written(path)) is not None), None)
-        if found != self._seen:
-            self._seen = found
-            if found is not None:
-                self._read(found[0])
+        newest = next(((path, at) for path in self._paths if (at := _written(path)) is not None), None)
+        if newest != self._seen:
+            self._seen = newest
+            if newest is not None:
+                self._read(newest[0])
             self._told()
         if self._seen is not None and lease.now_s() >= self._since_s + self._heeded_s():
             for attempt in self._attempts.live():
@@ -75,9 +80,12 @@ class NoticeWatcher:
         return min(HEEDED_S, (self._until_s - self._since_s) / 4)
 
     def _read(self, path: Path) -> None:
-        """The time of the file counts where it makes sense: an agent that was restarted meanwhile has less left."""
-        said = _said(path)
-        grace_s, reason = said.get("grace_s", GRACE_S), said.get("reason", "")
+        """Read a notice.
+
+        Its time counts from the file's, if that is plausible, so that a restart does not extend it.
+        """
+        fields = _said(path)
+        grace_s, reason = fields.get("grace_s", GRACE_S), fields.get("reason", "")
         if not isinstance(grace_s, int | float) or isinstance(grace_s, bool) or not 0 <= grace_s <= LONGEST_GRACE_S:
             grace_s = GRACE_S
         age_s = time.time() - (_written(path) or 0) / 1e9
@@ -86,27 +94,27 @@ class NoticeWatcher:
         self._until_s = self._since_s + grace_s
 
 
-def _follow(notices: "weakref.ref[NoticeWatcher]") -> None:
-    while (it := notices()) is not None:
+def _follow(get_watcher: "weakref.ref[NoticeWatcher]") -> None:
+    while (watcher := get_watcher()) is not None:
         try:
-            it.look()
+            watcher.look()
         except Exception:
-            LOG.exception("notices were not looked at")
-        del it
+            LOG.exception("termination notices could not be checked")
+        del watcher
         time.sleep(LOOK_EVERY_S)
 
 
 def _said(path: Path) -> dict[str, object]:
-    """What cannot be read is a notice all the same."""
+    """Return a notice's fields; {} if they cannot be read: the file is a notice nevertheless."""
     try:
-        found = parse_json(read_bytes(path, MOST_BYTES), str(path))
+        fields = parse_json(read_bytes(path, MOST_BYTES), str(path))
     except (OSError, UnreadableFile):
         return {}
-    return found if isinstance(found, dict) else {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def _written(path: Path) -> int | None:
-    """When, in nanoseconds of the wall clock; None where there is no file."""
+    """Return when a notice was written, in nanoseconds of the wall clock; None if there is no file."""
     try:
         return path.stat().st_mtime_ns
     except OSError:

@@ -1,4 +1,4 @@
-"""torch's own log lines, kept out while it is made to fail on purpose: the error that is raised tells what they do."""
+"""Silence torch's log lines while it is made to fail on purpose: the raised error contains the same."""
 
 import logging
 import os
@@ -11,15 +11,15 @@ ABOVE_ALL = logging.CRITICAL + 1
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Inside, neither torch's loggers nor warnings from its modules print. Who set TORCH_LOGS has asked for them.
+    """Silence torch's loggers and warnings in the block, unless the user has set TORCH_LOGS.
 
-    Process-wide. Loggers that are made meanwhile inherit it: all others of torch's have a level of their own.
+    Process-wide. Loggers that are created inside inherit the level; all existing ones of torch's have their own.
     """
     if os.environ.get("TORCH_LOGS"):
         yield
         return
-    known = [logging.getLogger("torch"), *map(logging.getLogger, _names())]
-    before = [(logger, logger.level) for logger in known]
+    loggers = [logging.getLogger("torch"), *map(logging.getLogger, _names())]
+    before = [(logger, logger.level) for logger in loggers]
     try:
         for logger, level in before:
             if level != logging.NOTSET or logger.name == "torch":

@@ -1,7 +1,7 @@
-"""What is known of vendors and models: CSV files beside this one, and those of installed distributions.
+"""Catalogue of vendors and device models: CSV files in this folder and in installed distributions.
 
-vendors.csv, tiers.csv, architectures.csv, models.csv, kubernetes.csv, dtypes.csv and sources.csv; nothing else in the
-code knows that an H100 exists. Each file is read on first use.
+The files are vendors.csv, tiers.csv, architectures.csv, models.csv, kubernetes.csv, dtypes.csv and sources.csv. No
+other code names a device model. Each file is read on first use.
 """
 
 from cluster.catalogue.device_features import FEATURES, feature_words, features, offers

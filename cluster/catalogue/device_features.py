@@ -1,4 +1,7 @@
-"""What a kind of device offers beside dtypes, by its documents: what a job may ask for, and capabilities tell."""
+"""Documented features of a kind of device, besides dtypes.
+
+Jobs may require them, and `capabilities` lists them.
+"""
 
 import re
 from functools import cache
@@ -9,21 +12,21 @@ from cluster.catalogue.tables import architectures, vendors
 
 FEATURES = ("custom_kernels", "flash_attention", "fp8_flavour", "xla", "dynamic_shapes", "collectives", "compile")
 NONE = frozenset({"no", "none"})
-"""First words of a value that says that there is none."""
+"""First words of a value that mean that the feature does not exist."""
 
 Value = bool | str | None
 
 
 def features(kind: str) -> dict[str, Value]:
-    """Each of FEATURES: whether there is one, or which; None where nobody wrote it down."""
+    """Return for each of FEATURES whether the kind has it, or the variant; None if not documented."""
     row = vendors().get(kind.partition(":")[0])
     if row is None:
         return dict.fromkeys(FEATURES)
-    known, emulated = architecture(row.backend, architecture_of(kind)), kind.endswith(f":{EMULATED}")
+    facts, emulated = architecture(row.backend, architecture_of(kind)), kind.endswith(f":{EMULATED}")
     return {
         "custom_kernels": "none: they are for the real device" if emulated else row.kernels or None,
         "flash_attention": False if emulated else row.flash_attention,
-        "fp8_flavour": (known.fp8_flavour or None) if known else None,
+        "fp8_flavour": (facts.fp8_flavour or None) if facts else None,
         "xla": row.torch_device == "xla",
         "dynamic_shapes": row.dynamic_shapes or None,
         "collectives": "gloo" if emulated else row.collectives or None,
@@ -31,32 +34,38 @@ def features(kind: str) -> dict[str, Value]:
     }
 
 
-def offers(kind: str, asked: str) -> bool | None:
-    """Whether devices of a kind have `flash_attention`, or of `collectives=nccl` that one; None: nobody knows."""
-    name, _, which = asked.partition("=")
+def offers(kind: str, requested: str) -> bool | None:
+    """Return whether devices of a kind have a feature, e.g. `flash_attention` or `collectives=nccl`.
+
+    None if that is not documented.
+    """
+    name, _, variant = requested.partition("=")
     value = features(kind)[name]
     if value is None or isinstance(value, bool):
         return value
-    return which.lower() in _words(value) if which else not NONE & set(_words(value)[:1])
+    return variant.lower() in _words(value) if variant else not NONE & set(_words(value)[:1])
 
 
 @cache
 def feature_words() -> tuple[str, ...]:
-    """All that may be asked for: each feature, and each with a word that says which."""
-    found = {name: set[str]() for name in FEATURES}
+    """Return all that a job may require: each feature, alone and with each of its variants."""
+    variants = {name: set[str]() for name in FEATURES}
     for row in vendors().values():
         for name, value in (
             ("custom_kernels", row.kernels),
             ("collectives", row.collectives),
             ("compile", row.compiler),
         ):
-            found[name] |= set(_words(value))
-    found["fp8_flavour"] = {row.fp8_flavour for row in architectures().values()} - {""}
-    told = [f"{name}={word}" for name in FEATURES for word in sorted(found[name] - NONE)]
-    return (*FEATURES, *told)
+            variants[name] |= set(_words(value))
+    variants["fp8_flavour"] = {row.fp8_flavour for row in architectures().values()} - {""}
+    combined = [f"{name}={variant}" for name in FEATURES for variant in sorted(variants[name] - NONE)]
+    return (*FEATURES, *combined)
 
 
 def _words(value: str) -> list[str]:
-    """`inductor (Triton)` as inductor and triton; several words in brackets explain, as does what follows a colon."""
+    """Return the words of a value: inductor and triton for `inductor (Triton)`.
+
+    Several words in brackets, and text behind a colon, are explanations and are left out.
+    """
     plain = re.sub(r"\([^)]* [^)]*\)", "", value.partition(":")[0])
     return re.findall(r"[\w+-]+", plain.lower())

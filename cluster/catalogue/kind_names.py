@@ -1,6 +1,6 @@
-"""From the words people write to back ends and kinds.
+"""Resolve the names that people write to back ends and kinds.
 
-Words are compared in any case, and `-`, `_`, `.` and spaces do not count: `RTX-4090`, `rtx4090` and `RTX 4090` are one.
+Names are compared without case, `-`, `_`, `.` and spaces: `RTX-4090`, `rtx4090` and `RTX 4090` are the same.
 """
 
 import re
@@ -22,24 +22,27 @@ from cluster.catalogue.tables import (
 from cluster.errors import UserError, nearest
 
 EMULATED = "emulated"
-"""A device of one of these models computes on the CPU: asked for by its full name or its pool, never by `any` or by
+"""Model name of devices that compute on the CPU. A job gets one only by its full name or its pool, never by `any` or by
 its backend."""
 
 CPU_TIER = "cpu"
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
-"""What discovery may call a model, and a job may ask for: MIG profiles have `+me`, `+gfx` and `.me`."""
+"""Valid model names, for discovery and jobs. MIG profiles have `+me`, `+gfx` and `.me`."""
 LONGEST_NAME = 128
 OF_MODEL = re.compile(r"(-\d+gb)?(-mig-.+)?")
-"""What may follow a model's name in a kind of it: a size of memory, a slice."""
+"""Suffix of a model's name in a kind: a memory size, a slice."""
 
 Spelling = tuple[str, str, tuple[str, ...]]
-"""Back end, word, and the patterns it means."""
+"""Back end, name, and the patterns that the name means."""
 
 
 @cache
 def _own_words() -> dict[str, str]:
-    """Names and aliases of our own vendors: most words are among them, and nobody waits for those from outside."""
-    return {word: row.backend for row in builtin_vendors().values() for word in (row.backend, *row.aliases)}
+    """Return the names and aliases of the built-in vendors.
+
+    Most names are among them, so that plugins need not be loaded.
+    """
+    return {name: row.backend for row in builtin_vendors().values() for name in (row.backend, *row.aliases)}
 
 
 @cache
@@ -47,113 +50,127 @@ def aliases() -> Mapping[str, str]:
     return MappingProxyType({alias: row.backend for row in vendors().values() for alias in row.aliases})
 
 
-def is_backend(word: str) -> bool:
-    """A name or an alias, in any case. Words for our models are none, and nobody looks outside for them."""
-    name = word.lower()
-    if name in _own_words() or ("", normalized_word(word)) in _index(ours=True):
-        return name in _own_words()
-    return name in vendors() or name in aliases()
+def is_backend(name: str) -> bool:
+    """Return whether `name` is the name or an alias of a back end, in any case.
+
+    Names of built-in models are not, and are decided without loading plugins.
+    """
+    lowered = name.lower()
+    if lowered in _own_words() or ("", normalized_word(name)) in _index(builtin_only=True):
+        return lowered in _own_words()
+    return lowered in vendors() or lowered in aliases()
 
 
-def backend_name(word: str) -> str:
-    """The back end for a name or an alias, in any case. Raises UserError naming the nearest."""
-    name = word.lower()
-    if name in _own_words():
-        return _own_words()[name]
-    name = aliases().get(name, name)
-    if name not in vendors():
-        raise UserError(f"unknown backend {word!r}", nearest(word.lower(), [*vendors(), *aliases()]))
-    return name
+def backend_name(name: str) -> str:
+    """Return the back end for a name or an alias, in any case. Raises UserError naming the nearest."""
+    lowered = name.lower()
+    if lowered in _own_words():
+        return _own_words()[lowered]
+    lowered = aliases().get(lowered, lowered)
+    if lowered not in vendors():
+        raise UserError(f"unknown backend {name!r}", nearest(name.lower(), [*vendors(), *aliases()]))
+    return lowered
 
 
-def vendor(word: str) -> Vendor:
-    """The row of a back end, by name or alias. Raises UserError naming the nearest."""
-    return builtin_vendors().get(word) or vendors()[backend_name(word)]
+def vendor(name: str) -> Vendor:
+    """Return the row of a back end, by name or alias. Raises UserError naming the nearest."""
+    return builtin_vendors().get(name) or vendors()[backend_name(name)]
 
 
 def ray_resource(backend: str, emulated: bool) -> str:
-    """The Ray resource that backs a reservation of one device: an emulated device is counted as the CPU it is."""
+    """Return the Ray resource that is reserved for one device. An emulated device counts as a CPU."""
     return "CPU" if emulated else vendor(backend).ray_resource
 
 
 def matches_pattern(pattern: str, kind: str) -> bool:
-    """Whether a device of `kind` is one of `pattern`: equal in any case, the back end alone, or the model in any size:
-    `nvidia:H100` takes `nvidia:H100-80GB`.
+    """Return whether `kind` matches `pattern`: a kind in any case, a back end, or a model in any size.
+
+    `nvidia:H100` matches `nvidia:H100-80GB`.
     """
-    wanted, have = pattern.lower(), kind.lower()
-    if ":" not in wanted:
-        return have.partition(":")[0] == (_own_words().get(wanted) or aliases().get(wanted, wanted))
-    return have.startswith(wanted) and bool(OF_MODEL.fullmatch(have[len(wanted) :]))
+    requested, actual = pattern.lower(), kind.lower()
+    if ":" not in requested:
+        return actual.partition(":")[0] == (_own_words().get(requested) or aliases().get(requested, requested))
+    return actual.startswith(requested) and bool(OF_MODEL.fullmatch(actual[len(requested) :]))
 
 
 def model_name(text: str) -> str:
-    """What a driver calls a model, as a kind can hold it and people can type it: no word for a number of devices."""
+    """Turn a driver's name of a model into a valid one, which cannot be read as a number of devices."""
     name = re.sub(r"[^A-Za-z0-9._+]+", "-", text).strip("-._+")[:64]
     return name if re.search("[A-Za-z]", name) else f"GPU-{name}".rstrip("-")
 
 
-def resolve_name(word: str, backend: str = "") -> tuple[str, ...]:
-    """The kinds, or patterns of kinds, that a model's name means: `a100` all sizes of it, `A100-80GB` one; () where
-    nobody knows it. Without `backend`, only words that are of one back end alone.
+def resolve_name(name: str, backend: str = "") -> tuple[str, ...]:
+    """Return the kinds, or patterns of kinds, that a model's name means; () if it is unknown.
 
-    Names that vendors' tools print are words, too: `NVIDIA A100-SXM4-40GB`. What follows a known model
-    (`H100-80GB-MIG-1g.10gb`, or a size that is not listed) stays as it is written.
+    `a100` means all its sizes, `A100-80GB` one. Names that vendors' tools print are accepted too, such as
+    `NVIDIA A100-SXM4-40GB`. A suffix of a known model (`H100-80GB-MIG-1g.10gb`, or a size that is not listed) is kept
+    as written. Without `backend`, only names that belong to one back end alone are resolved.
     """
-    name = backend and backend_name(backend)
-    if len(word) > LONGEST_NAME:
+    canonical_backend = backend and backend_name(backend)
+    if len(name) > LONGEST_NAME:
         return ()
-    if found := _meant(name, word):
-        return found
-    pieces = word.split("-")
+    if patterns := _meant(canonical_backend, name):
+        return patterns
+    pieces = name.split("-")
     for cut in range(len(pieces) - 1, 0, -1):
-        rest = "-".join(pieces[cut:])
-        known = _meant(name, "-".join(pieces[:cut])) if OF_MODEL.fullmatch(f"-{rest}".lower()) else ()
-        if known:
-            return tuple(_with(pattern, rest) for pattern in known)
+        suffix = "-".join(pieces[cut:])
+        base_patterns = (
+            _meant(canonical_backend, "-".join(pieces[:cut])) if OF_MODEL.fullmatch(f"-{suffix}".lower()) else ()
+        )
+        if base_patterns:
+            return tuple(_with(pattern, suffix) for pattern in base_patterns)
     return ()
 
 
-def _with(pattern: str, rest: str) -> str:
-    """`RTX4090-24GB` is the RTX4090: it is sold with that size only."""
+def _with(pattern: str, suffix: str) -> str:
+    """Append a suffix to a pattern. `RTX4090-24GB` is the RTX4090, which is sold with that size only."""
     row = model(pattern)
     size = row and row.devices_per_card == 1 and (row.memory_gib or row.memory_gb)
-    return pattern if size and rest.lower() == f"{round(size)}gb" else f"{pattern}-{rest}"
+    return pattern if size and suffix.lower() == f"{round(size)}gb" else f"{pattern}-{suffix}"
 
 
-def _meant(backend: str, word: str) -> tuple[str, ...]:
-    """What a word of ours means is never asked of other distributions, whose search costs a command 10 ms."""
-    key = (backend, normalized_word(word))
-    found = _index(ours=True).get(key, ())
-    return found if found or backend in builtin_vendors() else _index(ours=False).get(key, ())
+def _meant(backend: str, name: str) -> tuple[str, ...]:
+    """Return the patterns that a name means.
+
+    Plugins are searched only for names that we do not have: 10 ms.
+    """
+    key = (backend, normalized_word(name))
+    patterns = _index(builtin_only=True).get(key, ())
+    return patterns if patterns or backend in builtin_vendors() else _index(builtin_only=False).get(key, ())
 
 
 @cache
-def _index(ours: bool) -> dict[tuple[str, str], tuple[str, ...]]:
-    """(back end, folded word) -> patterns; with the back end "" for words that one back end alone has.
+def _index(builtin_only: bool) -> dict[tuple[str, str], tuple[str, ...]]:
+    """Map (back end, normalized name) to patterns.
 
-    A family's name comes before a size of it, and that before other spellings.
+    The back end is "" for names that only one back end has.
+
+    A family's name precedes a size of it, and a size precedes other spellings.
     """
-    rows = (builtin_models() if ours else models()).values()
-    found: dict[tuple[str, str], tuple[str, ...]] = {}
+    rows = (builtin_models() if builtin_only else models()).values()
+    patterns_by_name: dict[tuple[str, str], tuple[str, ...]] = {}
     for spellings in (_families(rows), _kinds(rows), _others(rows)):
-        for backend, word, patterns in spellings:
-            found.setdefault((backend, normalized_word(word)), patterns)
-    of: dict[str, list[str]] = {}
-    for backend, word in found:
-        of.setdefault(word, []).append(backend)
-    on_cpus = {normalized_word(row.model) for row in rows if row.tier == CPU_TIER}
-    alone = {word: backends[0] for word, backends in of.items() if len(backends) == 1 and word not in on_cpus}
-    return found | {("", word): found[backend, word] for word, backend in alone.items()}
+        for backend, name, patterns in spellings:
+            patterns_by_name.setdefault((backend, normalized_word(name)), patterns)
+    by_name: dict[str, list[str]] = {}
+    for backend, name in patterns_by_name:
+        by_name.setdefault(name, []).append(backend)
+    cpu_models = {normalized_word(row.model) for row in rows if row.tier == CPU_TIER}
+    unique = {name: backends[0] for name, backends in by_name.items() if len(backends) == 1 and name not in cpu_models}
+    return patterns_by_name | {("", name): patterns_by_name[backend, name] for name, backend in unique.items()}
 
 
 def _families(rows: Iterable[DeviceModel]) -> Iterable[Spelling]:
-    """Where a model is more than sizes (Apple's M4, M4-Pro and M4-Max), its other kinds are told one by one."""
+    """Yield the models' names.
+
+    Kinds of a family that are not sizes of it (Apple's M4-Pro) are listed one by one.
+    """
     families: dict[str, list[DeviceModel]] = {}
     for row in rows:
         families.setdefault(row.family, []).append(row)
-    for family, of_it in families.items():
-        others = [row.kind for row in of_it if not matches_pattern(family, row.kind)]
-        yield of_it[0].backend, of_it[0].model, (*([family] if len(others) < len(of_it) else []), *others)
+    for family, members in families.items():
+        others = [row.kind for row in members if not matches_pattern(family, row.kind)]
+        yield members[0].backend, members[0].model, (*([family] if len(others) < len(members) else []), *others)
 
 
 def _kinds(rows: Iterable[DeviceModel]) -> Iterable[Spelling]:
@@ -162,46 +179,46 @@ def _kinds(rows: Iterable[DeviceModel]) -> Iterable[Spelling]:
 
 
 def _others(rows: Iterable[DeviceModel]) -> Iterable[Spelling]:
-    """A word that several sizes of a model share means all of them."""
-    meant: dict[tuple[str, str], list[DeviceModel]] = {}
+    """Yield other spellings. One that several sizes of a model share means all of them."""
+    rows_by_word: dict[tuple[str, str], list[DeviceModel]] = {}
     for row in rows:
-        for word in dict.fromkeys(map(normalized_word, (*row.spellings, *row.tool_names))):
-            meant.setdefault((row.backend, word), []).append(row)
-    for (backend, word), of_it in meant.items():
-        yield backend, word, tuple(row.kind for row in of_it)
+        for spelling in dict.fromkeys(map(normalized_word, (*row.spellings, *row.tool_names))):
+            rows_by_word.setdefault((row.backend, spelling), []).append(row)
+    for (backend, spelling), members in rows_by_word.items():
+        yield backend, spelling, tuple(row.kind for row in members)
 
 
 def kind_spellings() -> list[str]:
-    """Models that may stand alone, as the rows write them."""
+    """Return the models that may be named without their back end, in the catalogue's spelling."""
     return list(dict.fromkeys(row.model for row in models().values() if row.tier != CPU_TIER))
 
 
-def require_known_kind(word: str) -> str:
-    """A back end, a model in all its sizes, or a kind, in the catalogue's spelling: `cuda:a100-80gb`, `H100`, `tpu`.
+def require_known_kind(name: str) -> str:
+    """Return the catalogue's spelling of a back end, model or kind, e.g. `cuda:a100-80gb` or `tpu`.
 
-    Raises UserError naming the nearest for a model nobody lists, and for one on which nothing computes.
+    Raises UserError for an unknown model, naming the nearest, and for one on which no back end computes.
     """
-    first, colon, rest = word.partition(":")
+    first, colon, rest = name.partition(":")
     if not colon and is_backend(first):
         return backend_name(first)
     backend = backend_name(first) if colon else ""
-    found = resolve_name(rest if colon else first, backend)
-    if not found and (not colon or any(row.backend == backend for row in models().values())):
-        raise UserError(f"unknown kind {word!r}", _nearest_kind(rest if colon else first, backend))
-    kind = found[0] if found else f"{backend}:{rest}"
+    kinds = resolve_name(rest if colon else first, backend)
+    if not kinds and (not colon or any(row.backend == backend for row in models().values())):
+        raise UserError(f"unknown kind {name!r}", _nearest_kind(rest if colon else first, backend))
+    kind = kinds[0] if kinds else f"{backend}:{rest}"
     card = model(kind)
     if card is not None and card.unavailable:
         raise UserError(f"no back end computes on {kind}", card.unavailable)
     return kind
 
 
-def _nearest_kind(word: str, backend: str) -> str:
-    """Among the models of the back end, else of all; those that are spelled nearest."""
+def _nearest_kind(text: str, backend: str) -> str:
+    """Return a remedy with the nearest spelled models of the back end, or of all."""
     rows = [row for row in models().values() if backend in ("", row.backend) and ":" in row.kind]
     names = {normalized_word(row.kind.partition(":")[2]): row.kind for row in rows}
     names |= {normalized_word(row.model): row.family for row in rows}
     names |= {} if backend else {name: name for name in (*vendors(), *aliases())}
-    close = [names[name] for name in get_close_matches(normalized_word(word), list(names), n=4, cutoff=0.3)]
+    close = [names[name] for name in get_close_matches(normalized_word(text), list(names), n=4, cutoff=0.3)]
     if not close:
-        return f"known are, among others, {', '.join(list(dict.fromkeys(names.values()))[:8])}"
+        return f"choose a kind, e.g. {', '.join(list(dict.fromkeys(names.values()))[:8])}"
     return f"did you mean {close[0]!r}? near: {', '.join(close)}"

@@ -1,4 +1,4 @@
-"""From kinds, and from what discovery reads of a device, to the rows that describe them."""
+"""Look up the catalogue's rows for kinds, and for what discovery reads from a device."""
 
 import re
 from collections.abc import Iterable
@@ -20,11 +20,11 @@ from cluster.catalogue.tables import (
 
 SIZE = re.compile(r"\d+GB", re.IGNORECASE)
 KEPT_BY_THE_DRIVER = 0.1
-"""Of a card's memory, at most: what it tells is less than what it is sold with."""
+"""Maximum fraction of a card's memory that the driver keeps: a card shows less than its nominal size."""
 
 
 def model(kind: str) -> DeviceModel | None:
-    """The row of a kind in its own spelling; of the card for one of its MIG slices; None where nothing is written."""
+    """Return the row of a kind in the catalogue's spelling, or None. A MIG slice has the row of its card."""
     return models().get(_card(kind))
 
 
@@ -33,7 +33,7 @@ def _card(kind: str) -> str:
 
 
 def same_family(kind: str) -> tuple[DeviceModel, ...]:
-    """The kind's own row, else the rows of its model in other sizes; () for a model nobody lists."""
+    """Return the kind's own row, else the rows of its model in other sizes; () for an unknown model."""
     if row := model(kind):
         return (row,)
     family, _, size = _card(kind).rpartition("-")
@@ -41,34 +41,35 @@ def same_family(kind: str) -> tuple[DeviceModel, ...]:
 
 
 def architecture_of(kind: str) -> str:
-    """What all sizes of the model have; "" where nobody wrote it down, or they differ."""
-    found = {row.architecture for row in same_family(kind)}
-    return found.pop() if len(found) == 1 else ""
+    """Return the architecture of all sizes of the model; "" if it is not documented, or they differ."""
+    names = {row.architecture for row in same_family(kind)}
+    return names.pop() if len(names) == 1 else ""
 
 
 def architecture(backend: str, name: str = "") -> Architecture | None:
-    """What is known of an architecture, else of every device of the back end; None where nothing is."""
+    """Return the row of an architecture, else that of all devices of the back end, else None."""
     return architectures().get((backend, name)) or architectures().get((backend, ""))
 
 
 def unified_memory(kind: str, name: str = "") -> bool:
-    """Whether a device has no memory but its machine's: by its model, else by its architecture."""
+    """Return whether a device uses only its machine's memory: by its model, else by its architecture."""
     row = model(kind)
     if row is not None and row.unified_memory is not None:
         return row.unified_memory
-    known = architecture(kind.partition(":")[0], name or (row.architecture if row else ""))
-    return known is not None and known.unified_memory
+    facts = architecture(kind.partition(":")[0], name or (row.architecture if row else ""))
+    return facts is not None and facts.unified_memory
 
 
 def lossy_dtypes(torch_device: str, backend: str = "") -> dict[str, str]:
-    """Dtypes that devices of a torch device type cannot hold, with the reason; with a back end also what its own
-    devices cannot, which does not hold where another device emulates them.
+    """Return the dtypes that devices of a torch device type cannot store, with the reason.
+
+    With a back end, includes those that only its real devices cannot store; leave it out for emulated devices.
     """
     return _notes("lost", torch_device, backend)
 
 
 def preserved_dtypes(torch_device: str, backend: str) -> dict[str, str]:
-    """Dtypes that are held there, and what is worth knowing of them."""
+    """Return the dtypes with a note that devices can store, with the note."""
     return _notes("note", torch_device, backend)
 
 
@@ -78,43 +79,51 @@ def _notes(effect: str, torch_device: str, backend: str) -> dict[str, str]:
 
 
 def has_native_dtype(backend: str, name: str, dtype: str) -> bool | None:
-    """Whether devices of an architecture compute natively with a dtype (`bfloat16` or `torch.bfloat16`).
+    """Return whether devices of an architecture compute natively with a dtype; None if not documented.
 
-    None where nobody wrote it down.
+    `dtype` is written `bfloat16` or `torch.bfloat16`.
     """
-    known, word = architecture(backend, name), dtype.removeprefix("torch.")
-    if backend in vendors() and word in lossy_dtypes(vendors()[backend].torch_device, backend):
+    facts, name_of_dtype = architecture(backend, name), dtype.removeprefix("torch.")
+    if backend in vendors() and name_of_dtype in lossy_dtypes(vendors()[backend].torch_device, backend):
         return False
-    if known is None or word not in (*BASE, *FLOATS):
+    if facts is None or name_of_dtype not in (*BASE, *FLOATS):
         return None
-    return word in known.native
+    return name_of_dtype in facts.native
 
 
 def instruction_sets(dtype: str) -> tuple[str, ...]:
-    """Those of a CPU that compute with a dtype, as the kernel names them; () where all CPUs do, or none."""
-    word, common = dtype.removeprefix("torch."), architecture("cpu")
-    sets = (name for (of, name), row in architectures().items() if of == "cpu" and name and word in row.native)
-    return () if common is not None and word in common.native else tuple(sets)
+    """Return the CPU instruction sets, by the kernel's names, that compute with a dtype.
+
+    () if all CPUs compute with it, or none.
+    """
+    dtype_name, common = dtype.removeprefix("torch."), architecture("cpu")
+    sets = (
+        name
+        for (backend, name), row in architectures().items()
+        if backend == "cpu" and name and dtype_name in row.native
+    )
+    return () if common is not None and dtype_name in common.native else tuple(sets)
 
 
 def tier(kind: str) -> str:
-    """Of the kind's model, else what its back end's devices are at least; "" for a back end nobody lists."""
+    """Return the tier of the kind's model, else its back end's default; "" for an unknown back end."""
     backend = kind.partition(":")[0]
-    known = next((row.tier for row in same_family(kind) if row.tier), "")
-    return known or (vendors()[backend].default_tier if backend in vendors() else "")
+    own_tier = next((row.tier for row in same_family(kind) if row.tier), "")
+    return own_tier or (vendors()[backend].default_tier if backend in vendors() else "")
 
 
 def kubernetes_label(kind: str, count: int) -> KubernetesLabel | None:
-    """What is known of Kubernetes' nodes with so many devices of that kind; None where nobody wrote it down."""
+    """Return the Kubernetes label of nodes with `count` devices of that kind, or None."""
     return kubernetes_labels().get((kind, count)) or kubernetes_labels().get((kind, None))
 
 
 def match_device(
     backend: str, *, name: str = "", memory_bytes: int | None = None, pci_id: str = ""
 ) -> DeviceModel | None:
-    """The model of a device that discovery came upon, by its PCI id (`74a1`, or with what tells
-    those of one id apart, a subsystem or a revision: `0027:004e`) or by
-    what the vendor's tool calls it; the memory tells sizes apart. None for one nobody lists.
+    """Return the model of a discovered device, by its PCI id or its name in the vendor's tool, or None.
+
+    A PCI id is `74a1`, or has a subsystem or a revision to distinguish devices of one id: `0027:004e`. The memory
+    distinguishes sizes.
     """
     rows: tuple[DeviceModel, ...] = ()
     if pci_id:
@@ -126,7 +135,7 @@ def match_device(
 
 @cache
 def by_family() -> dict[str, tuple[DeviceModel, ...]]:
-    """Rows by back end and model, all sizes of it together."""
+    """Return the rows by back end and model, with all sizes of a model together."""
     result: dict[str, tuple[DeviceModel, ...]] = {}
     for row in models().values():
         result[row.family] = (*result.get(row.family, ()), row)
@@ -140,11 +149,11 @@ def _by_pci() -> dict[tuple[str, str], tuple[DeviceModel, ...]]:
 
 @cache
 def _by_name() -> dict[tuple[str, str], tuple[DeviceModel, ...]]:
-    """What a tool calls a model counts more than what people call another."""
-    told = _grouped((row, normalized_word(name)) for row in models().values() for name in row.tool_names)
+    """Return the rows by back end and name. A tool's name of a model precedes another model's spelling."""
+    by_tool_name = _grouped((row, normalized_word(name)) for row in models().values() for name in row.tool_names)
     return (
         _grouped((row, normalized_word(name)) for row in models().values() for name in (row.model, *row.spellings))
-        | told
+        | by_tool_name
     )
 
 
@@ -156,7 +165,10 @@ def _grouped(pairs: Iterable[tuple[DeviceModel, str]]) -> dict[tuple[str, str], 
 
 
 def _of_size(rows: tuple[DeviceModel, ...], memory_bytes: int | None) -> DeviceModel | None:
-    """A kind without a size is that of all cards of the name; of sizes, the smallest that holds what the card tells."""
+    """Choose a row by a card's visible memory: the smallest size that is large enough for it.
+
+    A kind without a size is that of all cards of the name.
+    """
     if len(rows) == 1 and (memory_bytes is None or not SIZE.search(rows[0].kind)):
         return rows[0]
     if memory_bytes is None:

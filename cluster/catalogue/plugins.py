@@ -1,8 +1,8 @@
-"""Distributions that add a vendor, by their entry points: looked for on first need and remembered.
+"""Installed distributions that add a vendor, found by their entry points on first use.
 
-`polyfleet.vendors` names a module or package whose folder holds vendors.csv and, if it likes, models.csv,
-architectures.csv, dtypes.csv and sources.csv; `polyfleet.discovery` a module with `present` and `find`;
-`polyfleet.backends` a back end's class.
+`polyfleet.vendors` names a module or package whose folder has vendors.csv and, optionally, models.csv,
+architectures.csv, dtypes.csv and sources.csv. `polyfleet.discovery` names a module with `present` and `find`, and
+`polyfleet.backends` the class of a back end.
 """
 
 from functools import cache
@@ -19,23 +19,26 @@ VENDORS, DISCOVERY, BACKENDS = "polyfleet.vendors", "polyfleet.discovery", "poly
 
 @cache
 def entries(group: str) -> "dict[str, EntryPoint]":
-    """By name; of two with one name the first on the path stays."""
-    from importlib.metadata import entry_points  # 20 ms that most commands need not wait
+    """Return the entry points of a group by name. Of two with one name, the first on the path is used."""
+    from importlib.metadata import entry_points  # 20 ms, which most commands do not need
 
-    found: dict[str, EntryPoint] = {}
+    by_name: dict[str, EntryPoint] = {}
     for entry in entry_points(group=group):
-        found.setdefault(entry.name, entry)
-    return found
+        by_name.setdefault(entry.name, entry)
+    return by_name
 
 
 @cache
 def folders() -> tuple[tuple[Path, str], ...]:
-    """(folder, distribution) of each entry of `polyfleet.vendors`. Raises UserError for one without its file."""
+    """Return (folder, distribution) of each entry of `polyfleet.vendors`.
+
+    Raises UserError for one without vendors.csv.
+    """
     return tuple((_folder(entry), _distribution(entry)) for entry in entries(VENDORS).values())
 
 
 def _folder(entry: "EntryPoint") -> Path:
-    """Found without importing it: what a vendor's package imports is not ours to wait for."""
+    """Return the folder of an entry's module, without importing it: a vendor's package may import slowly."""
     from importlib.util import find_spec
 
     try:

@@ -1,7 +1,7 @@
-"""Rows of a catalogue's CSV file as frozen dataclasses: each cell is read as its field's annotation says.
+"""Read rows of a catalogue's CSV file as frozen dataclasses.
 
-A list inside a cell is separated by "; ". An empty cell is unknown. What cannot be read is a UserError that names
-the distribution, the file, the line and the field.
+The field's type decides how a cell is parsed. A list inside a cell is separated by "; ". An empty cell is unknown. An
+invalid cell raises a UserError that names the distribution, the file, the line and the field.
 """
 
 import csv
@@ -16,7 +16,7 @@ from cluster.errors import UserError, nearest
 OURS = "polyfleet"
 Row = TypeVar("Row")
 Column = tuple[str, Callable[[str], Any], bool]
-"""Its name, what reads a cell of it, whether it may not be empty."""
+"""Name, parser of its values, and whether a value is required."""
 YES_NO = {"yes": True, "no": False}
 
 
@@ -28,38 +28,38 @@ class CatalogueFile:
     distribution: str = OURS
 
     def wrong(self, line: int, field: str, message: str, remedy: str = "") -> UserError:
-        whose = "" if self.distribution == OURS else f"distribution {self.distribution}: "
-        return UserError(f"{whose}{self.path.name}, line {line}, field {field!r}: {message}", remedy)
+        prefix = "" if self.distribution == OURS else f"distribution {self.distribution}: "
+        return UserError(f"{prefix}{self.path.name}, line {line}, field {field!r}: {message}", remedy)
 
     def rows(self, cls: type[Row]) -> "list[tuple[int, Row]]":
-        """(line, row) of each line. A column that the file leaves out has its field's default."""
+        """Return (line, row) of each line. A missing column has its field's default."""
         with self.path.open(newline="", encoding="utf-8") as file:
             lines = csv.reader(file)
             columns = self._columns(next(lines, []), cls)
             return [(lines.line_num, self._row(cls, columns, cells, lines.line_num)) for cells in lines if cells]
 
     def _columns(self, header: list[str], cls: type) -> "list[Column]":
-        known = {f.name: f for f in fields(cls)}
+        valid = {f.name: f for f in fields(cls)}
         for name in header:
-            if name not in known:
-                raise self.wrong(1, name, "there is no such column", nearest(name, list(known)))
-        for name, field in known.items():
+            if name not in valid:
+                raise self.wrong(1, name, "there is no such column", nearest(name, list(valid)))
+        for name, field in valid.items():
             if _required(field) and name not in header:
-                raise self.wrong(1, name, "the column is missing", f"the columns are {', '.join(known)}")
-        return [(name, _reader(known[name]), _required(known[name])) for name in header]
+                raise self.wrong(1, name, "the column is missing", f"the columns are {', '.join(valid)}")
+        return [(name, _reader(valid[name]), _required(valid[name])) for name in header]
 
     def _row(self, cls: type[Row], columns: "list[Column]", cells: list[str], line: int) -> Row:
         if len(cells) != len(columns):
             raise self.wrong(line, columns[min(len(cells), len(columns)) - 1][0],
-                             f"the line has {len(cells)} cells, the header {len(columns)}")  # fmt: skip
-        read = {}
+                             f"the line has {len(cells)} cells, the header has {len(columns)}")  # fmt: skip
+        values = {}
         for (name, reader, required), cell in zip(columns, cells, strict=True):
             if cell or required:
                 try:
-                    read[name] = reader(cell.strip())
+                    values[name] = reader(cell.strip())
                 except ValueError as e:
                     raise self.wrong(line, name, f"{cell!r} {e}") from None
-        return cls(**read)
+        return cls(**values)
 
 
 def _required(field: "Field[Any]") -> bool:
@@ -67,12 +67,12 @@ def _required(field: "Field[Any]") -> bool:
 
 
 def _reader(field: "Field[Any]") -> Callable[[str], Any]:
-    given: Any = field.type
-    if isinstance(given, types.UnionType):
-        return {float: _number, int: _whole, bool: _yes_no}[given.__args__[0]]
-    if given is str:
+    annotation: Any = field.type
+    if isinstance(annotation, types.UnionType):
+        return {float: _number, int: _whole, bool: _yes_no}[annotation.__args__[0]]
+    if annotation is str:
         return _required_text if _required(field) else str
-    return _list if given == tuple[str, ...] else _whole
+    return _list if annotation == tuple[str, ...] else _whole
 
 
 def _required_text(cell: str) -> str:
@@ -102,7 +102,7 @@ def _number(cell: str) -> float:
 def _whole(cell: str) -> int:
     number = _number(cell)
     if number != int(number):
-        raise ValueError("is not a whole number")
+        raise ValueError("is not an integer")
     return int(number)
 
 

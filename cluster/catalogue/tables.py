@@ -1,4 +1,4 @@
-"""The rows of the catalogue, each table read once, on first use: ours, then those of installed distributions."""
+"""Tables of the catalogue, each read once, on first use: ours, then those of installed distributions."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,25 +16,27 @@ HERE = Path(__file__).parent
 _NOT_COUNTED = str.maketrans("", "", "-_. ")
 
 
-def normalized_word(word: str) -> str:
-    """A word without case, `-`, `_`, `.` and spaces: two that fold alike are one."""
-    return word.translate(_NOT_COUNTED).lower()
+def normalized_word(name: str) -> str:
+    """Return a name in lower case without `-`, `_`, `.` and spaces, for comparisons."""
+    return name.translate(_NOT_COUNTED).lower()
 
 
 BASE = frozenset({*INTEGERS, "float32"})
-"""Every device computes with these."""
+"""Dtypes with which every device computes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vendor:
-    """A back end. `visibility` is the variable that limits a process to some devices, `device_order` what makes the
-    vendor's runtime count them as discovery does, `variables` the prefixes of its own variables, `interface_variables`
-    those that take the name of a network interface, `torch_build` the toolkit that torch must be built for, or else one
-    of `packages` be installed.
+    """A back end.
 
-    On Kubernetes, `kubernetes_resource` is what the device plugin counts, `kubernetes_selector` the label that tells
-    nodes of a model (its value is in kubernetes.csv, or behind a `=` where it is the same for all), `kubernetes_taint`
-    what keeps other pods off.
+    `visibility` is the variable that limits a process to some devices, `device_order` the settings that make the
+    vendor's runtime count devices as discovery does, `variables` the prefixes of the vendor's own variables,
+    `interface_variables` those whose value is the name of a network interface. `torch_build` is the toolkit that torch
+    must be built for, unless one of `packages` is installed.
+
+    On Kubernetes, `kubernetes_resource` is the resource of the device plugin, `kubernetes_selector` the label of a
+    model's nodes (its value is in kubernetes.csv, or behind a `=` if all have the same), `kubernetes_taint` the taint
+    that keeps other pods away.
     """
 
     backend: str
@@ -65,7 +67,7 @@ class Vendor:
 
 @dataclass(frozen=True, slots=True)
 class ArchitectureRow:
-    """As the file has it: integers and float32, which all devices have, are left out."""
+    """A row of the file, without integers and float32, which all devices have."""
 
     backend: str
     architecture: str = ""
@@ -83,10 +85,11 @@ class ArchitectureRow:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Of the `FLOATS`, what is neither in `native` nor `emulated` is absent: it may be stored, not computed with.
+    """Facts of an architecture.
 
-    `integrated` graphics are part of a CPU, and torch's wheels hold no code for them. Devices with `unified_memory`
-    have none but their machine's.
+    Devices can store, but not compute with, those of `FLOATS` that are neither `native` nor `emulated`. `integrated`
+    graphics are part of a CPU, and torch's wheels contain no code for them. Devices with `unified_memory` use only
+    their machine's memory.
     """
 
     backend: str
@@ -105,10 +108,11 @@ class Architecture:
 
 @dataclass(frozen=True, slots=True)
 class DeviceModel:
-    """A kind and its published figures of one card, dense. `memory_gib` stands where discovery cannot ask the device.
+    """A kind and the published figures of one card, without sparsity.
 
-    `unified_memory` stands where a model differs in that from others of its architecture. `unavailable` is why nothing
-    computes on it yet. A source is a key of the whole row, or `column=key`.
+    `memory_gib` is set if discovery cannot read the memory from the device, `unified_memory` if a model differs from
+    its architecture in that. `unavailable` is the reason why no back end computes on it yet. A source is a key for the
+    complete row, or `column=key`.
     """
 
     kind: str
@@ -143,14 +147,14 @@ class DeviceModel:
 
     @property
     def family(self) -> str:
-        """The pattern that takes the model in every size."""
+        """The pattern that matches the model in every size."""
         return f"{self.backend}:{self.model}"
 
     @property
     def memory_per_device_bytes(self) -> int | None:
-        """As torch sees one device."""
-        whole = self.memory_gib * 2**30 if self.memory_gib else self.memory_gb and self.memory_gb * 1e9
-        return int(whole / self.devices_per_card) if whole else None
+        """Memory of one device as torch counts devices, or None."""
+        card_bytes = self.memory_gib * 2**30 if self.memory_gib else self.memory_gb and self.memory_gb * 1e9
+        return int(card_bytes / self.devices_per_card) if card_bytes else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +167,9 @@ class Citation:
 
 @dataclass(frozen=True, slots=True)
 class DtypeNote:
-    """What becomes of dtypes on the devices of a `torch_device`, or of one `backend` of it that is not emulated:
-    `lost` (they cannot be held) or `note` (they are kept, but).
+    """Effect on dtypes that are stored on devices of a `torch_device`, or of one real `backend` of it.
+
+    `effect` is `lost` (the devices cannot store them) or `note` (they can, with the restriction in `reason`).
     """
 
     torch_device: str
@@ -179,7 +184,7 @@ class DtypeNote:
 class KubernetesLabel:
     """Value of the vendor's `kubernetes_selector` on nodes that have such devices, or `count` of them.
 
-    `topology` is the smallest slice, `slice_devices` what each node of one of several nodes has.
+    `topology` is the smallest slice, `slice_devices` the devices per node of a slice with several nodes.
     """
 
     kind: str
@@ -205,7 +210,7 @@ def builtin_rows(name: str, cls: type[Row]) -> "tuple[Row, ...]":
 
 
 def _everywhere(name: str, cls: type[Row]) -> "Iterator[tuple[CatalogueFile, int, Row]]":
-    """(file, line, row) of ours, then of every distribution that has such a file."""
+    """Yield (file, line, row) of our file, then of every distribution that has such a file."""
     for folder, distribution in ((HERE, OURS), *plugins.folders()):
         file = CatalogueFile(folder / name, distribution)
         if file.path.is_file():
@@ -214,44 +219,50 @@ def _everywhere(name: str, cls: type[Row]) -> "Iterator[tuple[CatalogueFile, int
 
 @cache
 def builtin_vendors() -> Mapping[str, Vendor]:
-    """Without those of other distributions, for who must not wait until they are looked for."""
+    """Return our own vendors. Faster than `vendors`, which searches other distributions."""
     return MappingProxyType({row.backend: row for row in builtin_rows("vendors.csv", Vendor)})
 
 
 @cache
 def vendors() -> Mapping[str, Vendor]:
-    """By back end; ours first. Raises UserError for a row from outside that is wrong or takes a name of another."""
-    found: dict[str, Vendor] = {}
-    taken: dict[str, str] = {}
+    """Return all vendors by back end, ours first.
+
+    Raises UserError for another distribution's row that is invalid or reuses a name.
+    """
+    by_backend: dict[str, Vendor] = {}
+    titles_by_name: dict[str, str] = {}
     for file, line, row in _everywhere("vendors.csv", Vendor):
-        for field, word in (("backend", row.backend), *(("aliases", alias) for alias in row.aliases)):
-            if word in taken:
-                raise file.wrong(line, field, f"{word!r} belongs to {taken[word]}", "choose another name")
-            taken[word] = row.title
+        for field, name in (("backend", row.backend), *(("aliases", alias) for alias in row.aliases)):
+            if name in titles_by_name:
+                raise file.wrong(line, field, f"{name!r} belongs to {titles_by_name[name]}", "choose another name")
+            titles_by_name[name] = row.title
         _known(file, line, "default_tier", row.default_tier, list(tiers()))
-        found[row.backend] = row
-    return MappingProxyType(found)
+        by_backend[row.backend] = row
+    return MappingProxyType(by_backend)
 
 
 @cache
 def tiers() -> Mapping[str, str]:
-    """Tier and title, best first."""
+    """Return the titles by tier, best first."""
     return MappingProxyType({row.tier: row.title for row in builtin_rows("tiers.csv", Tier)})
 
 
 @cache
 def architectures() -> Mapping[tuple[str, str], Architecture]:
-    """By back end and architecture; the architecture "" is what all devices of the back end have."""
-    found: dict[tuple[str, str], Architecture] = {}
+    """Return the rows by back end and architecture.
+
+    The architecture "" has the facts of all devices of the back end.
+    """
+    by_key: dict[tuple[str, str], Architecture] = {}
     for file, line, row in _everywhere("architectures.csv", ArchitectureRow):
         _own_backend(file, line, "backend", row.backend)
-        if (row.backend, row.architecture) in found:
+        if (row.backend, row.architecture) in by_key:
             raise file.wrong(line, "architecture", f"{row.architecture!r} has a row already", "keep one of them")
         for field in ("native", "emulated"):
-            for word in getattr(row, field):
-                _known(file, line, field, word, [*FLOATS, *INTEGERS])
-        found[row.backend, row.architecture] = _architecture(row)
-    return MappingProxyType(found)
+            for dtype in getattr(row, field):
+                _known(file, line, field, dtype, [*FLOATS, *INTEGERS])
+        by_key[row.backend, row.architecture] = _architecture(row)
+    return MappingProxyType(by_key)
 
 
 def _architecture(row: ArchitectureRow) -> Architecture:
@@ -274,25 +285,25 @@ def _architecture(row: ArchitectureRow) -> Architecture:
 
 @cache
 def builtin_models() -> Mapping[str, DeviceModel]:
-    """Without those of other distributions, as `own_vendors`."""
+    """Return our own models. Faster than `models`, which searches other distributions."""
     return MappingProxyType({row.kind: row for row in builtin_rows("models.csv", DeviceModel)})
 
 
 @cache
 def models() -> Mapping[str, DeviceModel]:
-    """By kind, in the order of the files."""
-    found: dict[str, DeviceModel] = {}
+    """Return all models by kind, in the order of the files."""
+    by_kind: dict[str, DeviceModel] = {}
     for file, line, row in _everywhere("models.csv", DeviceModel):
         _own_backend(file, line, "kind", row.backend)
-        if row.kind in found:
+        if row.kind in by_kind:
             raise file.wrong(line, "kind", f"{row.kind!r} has a row already", "keep one of them")
         if row.tier:
             _known(file, line, "tier", row.tier, list(tiers()))
         if row.architecture and (row.backend, row.architecture) not in architectures():
             own_names = [name for backend, name in architectures() if backend == row.backend]
             _known(file, line, "architecture", row.architecture, own_names)
-        found[row.kind] = row
-    return MappingProxyType(found)
+        by_kind[row.kind] = row
+    return MappingProxyType(by_kind)
 
 
 @cache
@@ -307,21 +318,21 @@ def dtype_notes() -> tuple[DtypeNote, ...]:
 
 @cache
 def kubernetes_labels() -> Mapping[tuple[str, int | None], KubernetesLabel]:
-    """By kind and count; None: of any count."""
+    """Return the labels by kind and count; a count of None stands for any count."""
     rows = (row for _, _, row in _everywhere("kubernetes.csv", KubernetesLabel))
     return MappingProxyType({(row.kind, row.count): row for row in rows})
 
 
 def _own_backend(file: CatalogueFile, line: int, field: str, backend: str) -> None:
-    """A distribution describes its own vendors only."""
+    """Raise UserError if a distribution describes a vendor that is not its own."""
     if file.distribution == OURS and backend in builtin_vendors():
         return
-    theirs = [
+    own_backends = [
         row.backend for _, row in CatalogueFile(file.path.with_name("vendors.csv"), file.distribution).rows(Vendor)
     ]
-    _known(file, line, field, backend, theirs)
+    _known(file, line, field, backend, own_backends)
 
 
-def _known(file: CatalogueFile, line: int, field: str, word: str, valid: list[str]) -> None:
-    if word not in valid:
-        raise file.wrong(line, field, f"unknown {word!r}", nearest(word, valid))
+def _known(file: CatalogueFile, line: int, field: str, value: str, valid: list[str]) -> None:
+    if value not in valid:
+        raise file.wrong(line, field, f"unknown {value!r}", nearest(value, valid))

@@ -1,1 +1,1 @@
-"""Machines that a fleet reaches over SSH: looked at, given our code and their environment, joined, left again."""
+"""Hosts reached over SSH: inspect them, copy code, install environments, and join or leave the fleet."""

@@ -1,7 +1,8 @@
-"""Unpacks our code on a host that has none of it: `ssh HOST python3.11 -I -c ... FOLDER < code.tar`.
+"""Unpack our code on a host that has none of it yet.
 
-The folder appears whole or not at all. What is sent comes from us, over ssh; anything but plain files inside the folder
-is refused all the same. Standard library only, and nothing newer than Python 3.11.0's: its `tarfile` has no filters.
+It runs as `ssh HOST python3.11 -I -c ... FOLDER < code.tar`. The folder is created atomically. The archive comes from
+us, over ssh; anything but plain files inside the folder is refused nevertheless. Uses only the standard library of
+Python 3.11.0, whose `tarfile` has no filters.
 """
 
 import os
@@ -17,25 +18,25 @@ def main(target: Path) -> None:
     os.umask(0o077)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".part-", dir=target.parent, ignore_cleanup_errors=True) as part:
-        whole = Path(part) / "code"
+        staging = Path(part) / "code"
         with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as archive:
             for member in archive:
-                put(archive.extractfile(member) if member.isfile() else None, whole, Path(member.name))
+                put(archive.extractfile(member) if member.isfile() else None, staging, Path(member.name))
         if target.exists():
             target.rename(Path(part) / "replaced")
         try:
-            whole.rename(target)
+            staging.rename(target)
         except OSError:
-            if not target.is_dir():  # else another `polyfleet up` was first
+            if not target.is_dir():  # otherwise another `polyfleet up` was first
                 raise
     shutil.rmtree(part, ignore_errors=True)
 
 
-def put(content: IO[bytes] | None, whole: Path, name: Path) -> None:
+def put(content: IO[bytes] | None, folder: Path, name: Path) -> None:
     if content is None or name.is_absolute() or ".." in name.parts:
         raise SystemExit(f"{name} is not a file of our code")
-    (whole / name).parent.mkdir(parents=True, exist_ok=True)
-    with content, (whole / name).open("xb") as file:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    with content, (folder / name).open("xb") as file:
         shutil.copyfileobj(content, file)
 
 

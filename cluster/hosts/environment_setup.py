@@ -1,10 +1,10 @@
-"""Makes the environments of a host's pools there, from our code and the Python that was found: `python -m
-cluster.hosts.environment_setup < request`. It uses the standard library only, because nothing is installed yet.
+"""Make the environments of a host's pools, on that host.
 
-The request is {"pools": {pool: {"recipe": a recipe} or {"interpreter": path}, with "storage": its folder}, "ray": the
-fleet's version of Ray, "node": the recipe of a Python that nodes can run from}. Lines of JSON come out: {"progress":
-text}, then {"done": {"node": a Python that nodes run from, "pools": {pool: {"interpreter", "storage": its identity}}}}
-or {"error": {"message", "remedy", "user"}}.
+Run as `python -m cluster.hosts.environment_setup < request`. Uses the standard library only, because nothing is
+installed there yet. The request is {"pools": {pool: {"recipe": a recipe} or {"interpreter": path}, with "storage": its
+folder}, "ray": the fleet's version of Ray, "node": the recipe of a Python that nodes can run from}. The output is lines
+of JSON: {"progress": text}, then {"done": {"node": a Python that nodes run from, "pools": {pool: {"interpreter",
+"storage": its identity}}}} or {"error": {"message", "remedy", "user"}}.
 """
 
 import json
@@ -18,8 +18,8 @@ from cluster.interpreters import Interpreter
 from cluster.paths import storage_dir
 
 
-def tell(**what: Any) -> None:
-    sys.stdout.write(json.dumps(what) + "\n")
+def tell(**fields: Any) -> None:
+    sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
 
@@ -32,34 +32,47 @@ def main() -> None:
         tell(error={"message": f"{e.filename}: {e.strerror}", "remedy": "", "user": False})
 
 
-def _prepared(asked: dict[str, Any]) -> dict[str, Any]:
-    pools = {pool: (_interpreter(one), _storage(pool, one["storage"])) for pool, one in asked["pools"].items()}
-    able = [python for python, _ in pools.values() if runs_nodes(interpreters.look(python), asked["ray"])]
-    node = able[0] if able else _made(asked["node"])
-    told = {pool: {"interpreter": str(python), "storage": storage} for pool, (python, storage) in pools.items()}
-    return {"node": str(node), "pools": told}
+def _prepared(request: dict[str, Any]) -> dict[str, Any]:
+    pools = {
+        pool: (_interpreter(pool_request), _storage(pool, pool_request["storage"]))
+        for pool, pool_request in request["pools"].items()
+    }
+    usable = [python for python, _ in pools.values() if runs_nodes(interpreters.look(python), request["ray"])]
+    node = usable[0] if usable else _made(request["node"])
+    reply = {pool: {"interpreter": str(python), "storage": storage} for pool, (python, storage) in pools.items()}
+    return {"node": str(node), "pools": reply}
 
 
-def runs_nodes(found: Interpreter, ray: str) -> bool:
-    """Whether Ray runs under it in this fleet: its own version, and the minor Python of the head, which is ours too."""
+def runs_nodes(interpreter: Interpreter, ray: str) -> bool:
+    """Return whether nodes of this fleet can run from it.
+
+    It needs the fleet's version of Ray, and the minor version of Python that the head and this process have.
+    """
     minor = f"{sys.version_info.major}.{sys.version_info.minor}."
-    lacks = set(interpreters.NEEDED) - {"torch"} - found.modules
-    return not (found.problem or lacks) and found.python.startswith(minor) and found.versions.get("ray") == ray
+    missing = set(interpreters.NEEDED) - {"torch"} - interpreter.modules
+    return (
+        not (interpreter.problem or missing)
+        and interpreter.python.startswith(minor)
+        and interpreter.versions.get("ray") == ray
+    )
 
 
 def _storage(pool: str, folder: str) -> str:
-    """Its identity, also where the folder has to be made."""
+    """Return the identity of a pool's storage; create the folder if it is missing."""
     try:
         return identity.storage_identity(storage_dir(Path(folder)))
     except UserError as e:
         raise UserError(f"pools.{pool}.storage: {e.message}", e.remedy) from None
 
 
-def _interpreter(asked: dict[str, Any]) -> Path:
-    """One that a pool names need not have Ray: only its ranks run from it then."""
-    if "interpreter" in asked:
-        return environments.named_interpreter(asked["interpreter"])
-    return _made(asked["recipe"])
+def _interpreter(pool: dict[str, Any]) -> Path:
+    """Return the pool's Python.
+
+    One that the pool names need not have Ray: then only its ranks run from it.
+    """
+    if "interpreter" in pool:
+        return environments.named_interpreter(pool["interpreter"])
+    return _made(pool["recipe"])
 
 
 def _made(recipe: dict[str, Any]) -> Path:

@@ -1,4 +1,4 @@
-"""The hosts of a fleet that is up: joined, joined again, left. One thread a host, one SSH connection a step."""
+"""Join and leave the hosts of a fleet that is up. One thread per host, one SSH connection per step."""
 
 import tempfile
 from collections.abc import Callable, Iterable
@@ -18,7 +18,10 @@ Progress = Callable[[str], None]
 
 
 def join(visits: list[Visit], progress: Progress) -> list[Visit]:
-    """Start the nodes of every host. Each is on record before anything is started there. Errors stand in the visits."""
+    """Start the nodes of every host. A host is recorded before anything starts there.
+
+    Errors are in the visits.
+    """
     joining = {visit.name: host_record(visit) for visit in visits}
     record = embedded.keep_hosts(joining)
 
@@ -34,7 +37,7 @@ def join(visits: list[Visit], progress: Progress) -> list[Visit]:
 
 
 def join_one(record: FleetRecord, host: HostRecord, progress: Progress) -> None:
-    """Start the nodes that do not run there. Nothing happens on a host that has all of them. Raises PolyfleetError."""
+    """Start the nodes of a host that are not running; none if all are. Raises PolyfleetError."""
     remote = Remote(host.host, SSHSpec(**host.ssh))
     host_steps.join(remote, host.python, host.code, host.home, request_for(record, host), progress)
 
@@ -55,12 +58,15 @@ def host_record(visit: Visit) -> HostRecord:
 
 
 def request_for(record: FleetRecord, host: HostRecord) -> dict[str, Any]:
-    """As `cluster.joined_nodes.Request`. Secrets go over ssh's own channel, never on a command line."""
+    """Return the `cluster.joined_nodes.Request` of a host.
+
+    It contains secrets: send it over ssh, not in a command.
+    """
     with tempfile.TemporaryDirectory(prefix="pf-tls-") as folder:
-        made = Path(folder) / "node"
-        tls.make_certificate(home() / "tls-authority", made, (host.address,))
-        certificates = {name: (made / name).read_text() for name in tls.FILES}
-    there = embedded.spec_of(record).on_host(host.name)
+        node_folder = Path(folder) / "node"
+        tls.make_certificate(home() / "tls-authority", node_folder, (host.address,))
+        certificates = {name: (node_folder / name).read_text() for name in tls.FILES}
+    host_spec = embedded.spec_of(record).on_host(host.name)
     return {
         "name": record.name,
         "identity": identity.fleet_identity(home()),
@@ -69,15 +75,16 @@ def request_for(record: FleetRecord, host: HostRecord) -> dict[str, Any]:
         "address": host.address,
         "token": tokens.read(Path(record.token_path)),
         "certificates": certificates,
-        "fleet": {name: pool.model_dump(mode="json") for name, pool in there.pools.items()},
+        "fleet": {name: pool.model_dump(mode="json") for name, pool in host_spec.pools.items()},
         "interpreters": host.interpreters,
         "cluster": record.cluster,
     }
 
 
 def leave(hosts: Iterable[HostRecord], progress: Progress) -> list[str]:
-    """Stop what is ours on these hosts; returns the nodes. A host that is away is written down, and left when it is
-    reached next (`settle`).
+    """Stop the fleet's processes on these hosts; returns the stopped nodes.
+
+    A host that cannot be reached is recorded, and `settle` stops its processes later.
     """
 
     def left(host: HostRecord) -> list[str]:
@@ -85,7 +92,10 @@ def leave(hosts: Iterable[HostRecord], progress: Progress) -> list[str]:
         try:
             stopped = host_steps.leave(remote, host.python, host.code, host.home)
         except PolyfleetError as e:
-            progress(f"host {host.host} is not left: {e.message}; run `polyfleet down` again once it is reached")
+            progress(
+                f"nodes on host {host.host} are not stopped: {e.message}; run `polyfleet down` again once the host "
+                "can be reached"
+            )
             pending_stops.remember(host)
             return []
         pending_stops.forget(host)
@@ -95,6 +105,6 @@ def leave(hosts: Iterable[HostRecord], progress: Progress) -> list[str]:
 
 
 def settle(progress: Progress, but: Iterable[str] = ()) -> None:
-    """Leave the hosts that were away when they should have been left, as far as they are reached now."""
-    if waiting := [host for host in pending_stops.hosts() if host.name not in set(but)]:
-        leave(waiting, progress)
+    """Stop the fleet's processes on hosts that could not be reached at `down`, if they can be reached now."""
+    if pending := [host for host in pending_stops.hosts() if host.name not in set(but)]:
+        leave(pending, progress)

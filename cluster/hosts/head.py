@@ -1,5 +1,7 @@
-"""A fleet's head on a host: started there over SSH before any node is joined. The fleet's record, its authority and its
-token are on this machine, as ever; the server joins through a Ray node of its own (cluster/server_node.py).
+"""Start a fleet's head on a host over SSH, before any node joins.
+
+The fleet's record, certificate authority and token stay on this machine; the server joins through a Ray node of its own
+(cluster/server_node.py).
 """
 
 import socket
@@ -26,8 +28,9 @@ Progress = Callable[[str], None]
 
 
 def up(spec: FleetSpec, visit: Visit, progress: Progress) -> FleetRecord:
-    """The record of the fleet, whose head runs on the host of `visit` when this returns. Idempotent. Raises Conflict
-    when another fleet is up here, FleetError where the head does not start: nothing is left of it then.
+    """Start the fleet's head on the host of `visit`, and return the fleet's record. Idempotent.
+
+    Raises Conflict if another fleet is up here, and FleetError if the head does not start: then nothing is left of it.
     """
     with embedded.fleet_lock(progress=progress):
         current = fleet_record.read()
@@ -45,8 +48,9 @@ def up(spec: FleetSpec, visit: Visit, progress: Progress) -> FleetRecord:
 
 
 def started(record: FleetRecord, host: HostRecord, progress: Progress) -> FleetRecord:
-    """With the address at which the head runs now: the last one, where that is free. Of the cluster before, our own
-    node here is ended. Raises PolyfleetError.
+    """Start the head, at its last address if that is free, and return the updated record.
+
+    If the cluster is a new one, our own node of the previous cluster on this machine is ended. Raises PolyfleetError.
     """
     request = request_for(record, host) | {"head": "", "port": int(record.address.rpartition(":")[2])}
     remote = Remote(host.host, SSHSpec(**host.ssh))
@@ -60,19 +64,20 @@ def started(record: FleetRecord, host: HostRecord, progress: Progress) -> FleetR
 
 
 def join_again(record: FleetRecord, host: HostRecord, progress: Progress) -> None:
-    """The head, where it is on that host, and then its nodes. All others join a head that is new. Raises
-    PolyfleetError.
+    """Join a host again: first the head, if it is on that host, then its nodes. All hosts join a new head.
+
+    Raises PolyfleetError.
     """
     with embedded.fleet_lock(embedded.REPAIR):
-        now = fleet_record.read()
-        if now is None or now.state != "up":
-            raise FleetError("the fleet was taken down meanwhile", "`polyfleet up` again")
-        record = started(now, host, progress) if host.name == now.head_host else now
+        current = fleet_record.read()
+        if current is None or current.state != "up":
+            raise FleetError("the fleet was taken down before the host joined again", "run `polyfleet up` again")
+        record = started(current, host, progress) if host.name == current.head_host else current
     errors = []
-    for one in record.hosts if record.cluster != now.cluster else (host,):
+    for joining in record.hosts if record.cluster != current.cluster else (host,):
         try:
-            if one.nodes:
-                join_one(record, one, progress)
+            if joining.nodes:
+                join_one(record, joining, progress)
         except PolyfleetError as e:
             errors.append(e)
     if errors:
@@ -80,8 +85,8 @@ def join_again(record: FleetRecord, host: HostRecord, progress: Progress) -> Non
 
 
 def _with_host(record: FleetRecord, host: HostRecord) -> FleetRecord:
-    """Written down before anything starts there: what is there is to be stopped by `down` in any case."""
-    others = tuple(one for one in record.hosts if one.name != host.name)
+    """Record the host before anything starts there, so that `down` stops it in any case."""
+    others = tuple(other for other in record.hosts if other.name != host.name)
     record = replace(record, hosts=(host, *others))
     fleet_record.write(record)
     return record
@@ -89,9 +94,9 @@ def _with_host(record: FleetRecord, host: HostRecord) -> FleetRecord:
 
 def _new_record(spec: FleetSpec) -> FleetRecord:
     remove_tokens()
-    own = ray_local.address_towards(f"{spec.head.address}:{spec.head.port or 1}")
+    own_address = ray_local.address_towards(f"{spec.head.address}:{spec.head.port or 1}")
     tls.make_authority(home() / "tls-authority")
-    tls.make_certificate(home() / "tls-authority", home() / "tls", (own,))
+    tls.make_certificate(home() / "tls-authority", home() / "tls", (own_address,))
     return FleetRecord(
         name=spec.name,
         state="starting",
@@ -102,7 +107,7 @@ def _new_record(spec: FleetSpec) -> FleetRecord:
         loopback=False,
         pools=embedded.plain_pools(spec),
         umask=umask(),
-        node_address=own,
+        node_address=own_address,
         tls_dir=str(home() / "tls"),
         head_spec=spec.head.model_dump(mode="json"),
         ssh_spec=spec.ssh.model_dump(mode="json"),
@@ -112,7 +117,7 @@ def _new_record(spec: FleetSpec) -> FleetRecord:
 
 
 def answers(record: FleetRecord) -> bool:
-    """Whether something listens where the head should."""
+    """Return whether a process listens at the head's address."""
     host, _, port = record.address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()

@@ -1,7 +1,7 @@
-"""Looks at the machine it runs on, which may have nothing of ours yet: `ssh HOST python3.11 -I - < host_facts.py`.
+"""Print facts of the machine it runs on: `ssh HOST python3.11 -I - < host_facts.py`.
 
-The line before the code is `ASKED = {...}`: {"address", "port", "identity", "code", "interpreters"}. One line of JSON
-comes out. Standard library only.
+The machine may have none of our code yet. The line before the code is `ASKED = {...}`: {"address", "port", "identity",
+"code", "interpreters"}. The output is one line of JSON. Standard library only.
 """
 
 import json
@@ -18,22 +18,18 @@ ASKED = globals().get("ASKED", {})
 
 
 def free_bytes(path: Path) -> int:
-    """Of the disk where that folder is, or would be."""
+    """Return the free bytes of the disk on which that folder is, or would be."""
     existing = next(p for p in (path, *path.parents) if p.exists())
     return shutil.disk_usage(existing).free
 
 
 def can_bind(address: str, port: int = 0) -> bool:
-    """Whether a socket can be bound there: one of this machine's interfaces has that IP address, and the port, where
-    it is not 0, is not in use.
-    """
+    """Return whether this machine has that IP address, and the port, unless it is 0, is free."""
     if not address:
         return True
     try:
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as s:
-            s.setsockopt(
-                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # connections that have just been closed do not count
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ignore connections that have just been closed
             s.bind((address, port))
     except OSError:
         return False
@@ -53,12 +49,12 @@ def is_writable(path: Path) -> bool:
 
 
 def drivers() -> dict[str, str]:
-    """Versions of the vendors' kernel drivers that are loaded."""
-    found = {"nvidia": text(Path("/sys/module/nvidia/version")), "amd": text(Path("/sys/module/amdgpu/version"))}
-    found["intel"] = "loaded" if Path("/sys/module/xe").exists() or Path("/sys/module/i915").exists() else ""
-    found["neuron"] = text(Path("/sys/module/neuron/version"))
-    found["tpu"] = "present" if list(Path("/dev").glob("accel*")) or Path("/dev/vfio").is_dir() else ""
-    return {name: said for name, said in found.items() if said}
+    """Return the versions of the vendors' kernel drivers that are loaded."""
+    versions = {"nvidia": text(Path("/sys/module/nvidia/version")), "amd": text(Path("/sys/module/amdgpu/version"))}
+    versions["intel"] = "loaded" if Path("/sys/module/xe").exists() or Path("/sys/module/i915").exists() else ""
+    versions["neuron"] = text(Path("/sys/module/neuron/version"))
+    versions["tpu"] = "present" if list(Path("/dev").glob("accel*")) or Path("/dev/vfio").is_dir() else ""
+    return {name: version for name, version in versions.items() if version}
 
 
 def main() -> dict[str, object]:
@@ -66,7 +62,7 @@ def main() -> dict[str, object]:
     base = Path(os.environ.get("XDG_CACHE_HOME") or user_home / ".cache")
     cache = Path(os.environ.get("POLYFLEET_CACHE") or base / "polyfleet")
     home = user_home / ".polyfleet" / "hosts" / ASKED["identity"]
-    made = sorted(p.parent.name for p in (cache / "environments").glob("*/.complete")) if cache.is_dir() else []
+    environments = sorted(p.parent.name for p in (cache / "environments").glob("*/.complete")) if cache.is_dir() else []
     return {
         "system": platform.system(),
         "machine": platform.machine(),
@@ -85,7 +81,7 @@ def main() -> dict[str, object]:
         "home_free_bytes": free_bytes(home),
         "cache_free_bytes": free_bytes(cache),
         "home_writable": is_writable(home),
-        "environments": made,
+        "environments": environments,
         "has_code": (cache / "code" / ASKED["code"]).is_dir(),
         "has_address": can_bind(ASKED["address"]),
         "has_port": can_bind(ASKED["address"], ASKED["port"]),

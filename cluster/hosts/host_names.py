@@ -1,8 +1,8 @@
-"""How hosts are called in the names of nodes."""
+"""Names of hosts as they appear in names of nodes."""
 
 import re
 
 
 def name_of(host: str) -> str:
-    """Of the word by which `ssh` reaches it: a-z, 0-9 and '-'."""
+    """Turn an SSH destination into a name of a-z, 0-9 and '-'."""
     return re.sub(r"[^a-z0-9]+", "-", host.lower()).strip("-")

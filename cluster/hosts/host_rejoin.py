@@ -1,8 +1,8 @@
-"""Hosts of a fleet that is up and whose nodes are away: joined again over SSH, with growing pauses.
+"""Rejoin hosts whose nodes are away, over SSH and with growing pauses, while the fleet is up.
 
-A host that was cut off, or whose nodes ended, needs none of it: its own keeper starts them. One that was switched off
-and comes back has no keeper any more, and none knows of a head that was replaced meanwhile. The host that has the head
-is away where nothing listens at the head's address.
+A host that was cut off, or whose nodes ended, does not need this: its own keeper restarts the nodes. A host that was
+switched off and on again has no keeper, and a keeper does not learn of a head that was replaced. The head's host counts
+as away if nothing listens at the head's address.
 """
 
 import time
@@ -17,7 +17,7 @@ from cluster.node_repair import RepairResult
 from cluster.ray_head import HEAD
 
 AWAY_S = 20.0
-"""The keeper has a lost node back in half that time."""
+"""Time without a node after which its host counts as away. The keeper restarts a lost node in half that time."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 15.0, 240.0
 Join = Callable[[FleetRecord, HostRecord, Callable[[str], None]], None]
 
@@ -31,7 +31,10 @@ class _Away:
 
 
 class Rejoins:
-    """For one thread that does nothing else: a call lasts as long as ssh waits for a host."""
+    """Rejoins hosts that are away.
+
+    It needs a thread of its own: a call takes as long as ssh waits for a host.
+    """
 
     def __init__(
         self, progress: Callable[[str], None], now_s: Callable[[], float] = time.monotonic, join: Join = head.join_again
@@ -40,7 +43,10 @@ class Rejoins:
         self._away: dict[str, _Away] = {}
 
     def look(self, ready: Collection[str]) -> RepairResult:
-        """`ready` are the names of the nodes that answer. What goes wrong is in the answer, not raised."""
+        """Rejoin hosts that are due. `ready` names the nodes that answer.
+
+        Errors are in the result, not raised.
+        """
         record = fleet_record.read()
         if record is None or record.state != "up" or record.headless:
             self._away.clear()
@@ -60,11 +66,11 @@ class Rejoins:
             if self._now_s() >= max(away.since_s + AWAY_S, away.next_s):
                 started += missing if self._again(record, host, away) else []
             if away.error:
-                waiting.update(dict.fromkeys(missing, f"{', '.join(missing)} cannot be joined again: {away.error}"))
+                waiting.update(dict.fromkeys(missing, f"{', '.join(missing)} could not be joined again: {away.error}"))
         return RepairResult(tuple(started), waiting)
 
     def _again(self, record: FleetRecord, host: HostRecord, away: _Away) -> bool:
-        self._progress(f"host {host.host} has been away for {self._now_s() - away.since_s:.0f} s: joining it again")
+        self._progress(f"host {host.host} has been away for {self._now_s() - away.since_s:.0f} s: rejoining it")
         try:
             self._join(record, host, self._progress)
             away.error = ""

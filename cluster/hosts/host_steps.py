@@ -1,6 +1,6 @@
-"""What is done on one host over SSH: looking at it, sending our code, making environments, joining, leaving.
+"""Steps on one host over SSH: inspect it, send our code, make environments, join and leave.
 
-Commands are short and the same in any login shell; what they run is code of ours, and requests and answers are JSON.
+The commands are short and mean the same in any login shell. They run our own code, with requests and replies in JSON.
 """
 
 import base64
@@ -28,7 +28,7 @@ NO_PYTHON = "no-python"
 Progress = Callable[[str], None]
 Data = dict[str, Any]
 
-# Names and places of a Python of the head's minor version: Ray refuses any other, and actors crash where it does not.
+# Names and paths of a Python of the head's minor version: Ray refuses any other, or its actors would crash.
 _PLACES = (
     f"python{VERSION} /usr/bin/python{VERSION} /usr/local/bin/python{VERSION} /opt/python{VERSION}/bin/python{VERSION} "
     f'"$HOME"/.local/bin/python{VERSION} "$HOME"/.local/share/uv/python/cpython-{VERSION}*/bin/python{VERSION} '
@@ -42,36 +42,41 @@ FIND_PYTHON = (
 )
 
 
-def look(remote: Remote, asked: Data) -> plan.Found:
-    """Raises HostUnreachable and HostRefused, the latter also where it has no Python that can be used."""
-    code = f"ASKED = {asked!r}\n".encode() + (OURS / "host_facts.py").read_bytes()
-    asked_s = time.time()
-    answer = remote.run(["sh", "-c", FIND_PYTHON], code, timeout_s=LOOK_S)
+def look(remote: Remote, request: Data) -> plan.Found:
+    """Collect the facts of a host.
+
+    Raises HostUnreachable and HostRefused, the latter also if it has no usable Python.
+    """
+    code = f"ASKED = {request!r}\n".encode() + (OURS / "host_facts.py").read_bytes()
+    requested_s = time.time()
+    completed = remote.run(["sh", "-c", FIND_PYTHON], code, timeout_s=LOOK_S)
     answered_s = time.time()
-    lines = answer.output.decode(errors="replace").strip().splitlines()
+    lines = completed.output.decode(errors="replace").strip().splitlines()
     if lines and lines[-1].startswith(NO_PYTHON):
-        has = lines[-1].removeprefix(NO_PYTHON).strip()
-        seen = f" (it has {has})" if has.startswith("Python ") else ""
+        version_line = lines[-1].removeprefix(NO_PYTHON).strip()
+        present = f" (it has {version_line})" if version_line.startswith("Python ") else ""
         raise HostRefused(
-            f"host {remote.host} has no Python {VERSION}{seen}",
-            f"install it there: all nodes of one fleet have one Python; for example `uv python install {VERSION}`",
+            f"host {remote.host} has no Python {VERSION}{present}",
+            f"install it there, for example with `uv python install {VERSION}`: all nodes of a fleet need one Python",
         )
     try:
-        return plan.from_look(json.loads(lines[-1]), asked_s, answered_s)
+        return plan.from_look(json.loads(lines[-1]), requested_s, answered_s)
     except (ValueError, IndexError, TypeError, KeyError):
-        raise _misunderstood(remote, answer.said or answer.output.decode(errors="replace")) from None
+        raise _misunderstood(remote, completed.said or completed.output.decode(errors="replace")) from None
 
 
-def send_code(remote: Remote, found: plan.Found, code: Path) -> str:
-    """Put our code where the host keeps it; returns that folder. Quick when it is there."""
-    target = f"{found.cache}/code/{code.name}"
-    if found.has_code:
+def send_code(remote: Remote, facts: plan.Found, code: Path) -> str:
+    """Copy our code to the host's cache and return its folder. Does nothing if the code is there already."""
+    target = f"{facts.cache}/code/{code.name}"
+    if facts.has_code:
         return target
     script = base64.b64encode((OURS / "code_receiver.py").read_bytes()).decode()
-    words = [found.python, "-I", "-c", f"import base64; exec(base64.b64decode('{script}'))", target]
-    answer = remote.run(words, _packed(code), timeout_s=SEND_S)
-    if answer.code:
-        raise FleetError(f"host {remote.host} could not take our code: {_last(answer.said)}", "free some disk there")
+    command = [facts.python, "-I", "-c", f"import base64; exec(base64.b64decode('{script}'))", target]
+    completed = remote.run(command, _packed(code), timeout_s=SEND_S)
+    if completed.code:
+        raise FleetError(
+            f"host {remote.host} could not store our code: {_last(completed.said)}", "free disk space there"
+        )
     return target
 
 
@@ -85,36 +90,38 @@ def _packed(folder: Path) -> bytes:
 
 
 def prepare(
-    remote: Remote, found: plan.Found, code: str, pools: Mapping[str, tuple[Any, str]], progress: Progress
+    remote: Remote, facts: plan.Found, code: str, pools: Mapping[str, tuple[Any, str]], progress: Progress
 ) -> Data:
-    """Make the environments of `pools` (a recipe or the path of an interpreter, and the storage's folder). As
-    `cluster.hosts.environment_setup` tells: the interpreter of each and the identity of its storage, and one for nodes.
+    """Make the environments of `pools` on the host.
+
+    `pools` has, by pool, a recipe or the path of an interpreter, and the folder of the storage. Returns the reply of
+    `cluster.hosts.environment_setup`: each pool's interpreter and storage identity, and a Python for nodes.
     """
-    asked = {
-        pool: ({"interpreter": wanted} if isinstance(wanted, str) else {"recipe": asdict(wanted)})
-        | {"storage": storage or f"{found.home}/storage/{pool}"}
-        for pool, (wanted, storage) in pools.items()
+    pool_requests = {
+        pool: ({"interpreter": source} if isinstance(source, str) else {"recipe": asdict(source)})
+        | {"storage": storage or f"{facts.home}/storage/{pool}"}
+        for pool, (source, storage) in pools.items()
     }
-    request = {"pools": asked, "ray": version("ray"), "node": asdict(recipes.of_nodes())}
-    words = ["env", f"PYTHONPATH={code}", found.python, "-P", "-m", "cluster.hosts.environment_setup"]
-    made: Data = ask(remote, words, request, PREPARE_S, progress)
-    return made
+    request = {"pools": pool_requests, "ray": version("ray"), "node": asdict(recipes.of_nodes())}
+    command = ["env", f"PYTHONPATH={code}", facts.python, "-P", "-m", "cluster.hosts.environment_setup"]
+    reply: Data = ask(remote, command, request, PREPARE_S, progress)
+    return reply
 
 
 def join(remote: Remote, python: str, code: str, home: str, request: Data, progress: Progress) -> Data:
-    """Have the host's nodes started, where they do not run; the state of the host."""
-    answer: Data = ask(remote, _ours(python, code, home, "join"), request, JOIN_S, progress)
-    return answer
+    """Start the host's nodes that are not running; returns the host's state."""
+    reply: Data = ask(remote, _ours(python, code, home, "join"), request, JOIN_S, progress)
+    return reply
 
 
 def lead(remote: Remote, python: str, code: str, home: str, request: Data, progress: Progress) -> tuple[str, str]:
-    """Have the fleet's head run on the host; its address, and what tells its cluster from the one before."""
-    answer: Data = ask(remote, _ours(python, code, home, "lead"), request, JOIN_S, progress)
-    return str(answer["address"]), str(answer["cluster"])
+    """Start the fleet's head on the host; returns its address, and the identity of its Ray cluster."""
+    reply: Data = ask(remote, _ours(python, code, home, "lead"), request, JOIN_S, progress)
+    return str(reply["address"]), str(reply["cluster"])
 
 
 def leave(remote: Remote, python: str, code: str, home: str) -> list[str]:
-    """Have all that is ours on the host stopped. Returns the nodes that ran."""
+    """Stop all of the fleet's processes on the host. Returns the nodes that ran."""
     stopped: list[str] = ask(remote, _ours(python, code, home, "leave"), {}, LEAVE_S, lambda line: None)
     return stopped
 
@@ -123,35 +130,39 @@ def _ours(python: str, code: str, home: str, verb: str) -> list[str]:
     return ["env", f"PYTHONPATH={code}", f"POLYFLEET_HOME={home}", python, "-P", "-m", "workers.host", verb]
 
 
-def ask(remote: Remote, words: Sequence[str], request: Data, timeout_s: float, progress: Progress) -> Any:
-    """The answer of one of our own programs there; its lines of progress as they come. Raises what it told as error."""
-    told: Data = {}
+def ask(remote: Remote, command: Sequence[str], request: Data, timeout_s: float, progress: Progress) -> Any:
+    """Run one of our programs on the host and return its result; pass on its progress as it comes.
 
-    def hear(line: str) -> None:
+    Raises the error that the program returns.
+    """
+    reply: Data = {}
+
+    def on_line(line: str) -> None:
         try:
-            said = json.loads(line)
+            message = json.loads(line)
         except ValueError:
-            return  # what a login shell prints
-        if isinstance(said, dict):
-            told.update(said)
-            if "progress" in said:
-                progress(f"{remote.host}: {said['progress']}")
+            return  # output of the login shell
+        if isinstance(message, dict):
+            reply.update(message)
+            if "progress" in message:
+                progress(f"{remote.host}: {message['progress']}")
 
-    answer = remote.run(words, json.dumps(request).encode(), timeout_s=timeout_s, hear=hear)
-    if error := told.get("error"):
+    completed = remote.run(command, json.dumps(request).encode(), timeout_s=timeout_s, on_line=on_line)
+    if error := reply.get("error"):
         kind: type[PolyfleetError] = UserError if error["user"] else FleetError
         raise kind(f"host {remote.host}: {error['message']}", error["remedy"])
-    if "done" not in told:
-        raise _misunderstood(remote, answer.said)
-    return told["done"]
+    if "done" not in reply:
+        raise _misunderstood(remote, completed.said)
+    return reply["done"]
 
 
-def _misunderstood(remote: Remote, said: str) -> FleetError:
+def _misunderstood(remote: Remote, output: str) -> FleetError:
     return FleetError(
-        f"host {remote.host} gave no answer that we understand: {_last(said)}", "see that `ssh` runs commands there"
+        f"host {remote.host} gave an unexpected answer: {_last(output)}",
+        f"check that `ssh {remote.host} true` runs there and prints nothing",
     )
 
 
-def _last(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+def _last(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     return lines[-1][:300] if lines else "it printed nothing"

@@ -1,4 +1,4 @@
-"""Hosts that were away when this home's fleet was taken down: what runs there is stopped when they are reached next."""
+"""Hosts that could not be reached when the fleet was taken down: their processes are stopped later."""
 
 import json
 
@@ -12,15 +12,15 @@ FILE = "hosts-to-leave.json"
 
 
 def hosts() -> list[HostRecord]:
-    """Raises UserError for a file that cannot be read."""
+    """Return the hosts that still have to be stopped. Raises UserError if the file cannot be read."""
     path = home() / FILE
     try:
-        return [from_plain(HostRecord, one) for one in json.loads(path.read_text())]
+        return [from_plain(HostRecord, entry) for entry in json.loads(path.read_text())]
     except FileNotFoundError:
         return []
     except (ValueError, UserError, TypeError) as e:
         raise UserError(
-            f"{path} is damaged: {e}", "stop what runs on your hosts by hand, then remove that file"
+            f"{path} is damaged: {e}", "stop Polyfleet's processes on your hosts by hand, then remove that file"
         ) from None
 
 
@@ -33,11 +33,11 @@ def forget(host: HostRecord) -> None:
 
 
 def _write(host: HostRecord, away: bool) -> None:
-    """Several threads do so at once."""
+    """Add or remove a host. Thread-safe."""
     private_dir(home())
     with exclusive(home() / f"{FILE}.lock", lambda: None):
         before = hosts()
-        others = [one for one in before if (one.name, one.home) != (host.name, host.home)]
+        others = [entry for entry in before if (entry.name, entry.home) != (host.name, host.home)]
         after = [*others, host] if away else others
         if after != before:
-            write_private(home() / FILE, json.dumps([to_plain(one) for one in after], indent=1))
+            write_private(home() / FILE, json.dumps([to_plain(entry) for entry in after], indent=1))

@@ -1,4 +1,4 @@
-"""What `polyfleet up` would do on each host, and what keeps it from that. Pure: what was found in, lines out."""
+"""Plan what `polyfleet up` would do on each host, and what prevents it. Pure: facts in, lines out."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,16 +7,18 @@ from typing import Any
 from cluster.recipes import GB, Recipe
 
 SKEW_S = 2.0
-"""Clocks that differ by more are told: logs of several hosts are put in order by them."""
+"""Clock differences above this give a warning: logs of several hosts are ordered by their clocks."""
 HOME_BYTES = GB // 2
-"""Logs, Ray's session and the records of attempts; checkpoints come on top."""
+"""Needed in the home for logs, Ray's session and records of attempts; checkpoints need more."""
 CODE_BYTES = GB // 100
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What `host_facts.py` told of a host; `absent` are interpreters of its pools that it has not got, `has_port`: the
-    port wanted there is free. Times are in seconds since 1970, and `skew_s` is how much its clock is ahead of ours.
+    """Facts of a host, as reported by `host_facts.py`.
+
+    `absent` are the interpreters of its pools that it does not have; `has_port`: the requested port is free. Times are
+    seconds since 1970, and `skew_s` is how far its clock is ahead of ours.
     """
 
     system: str
@@ -48,8 +50,10 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a host is to have: `recipes` by pool, the interpreters of the pools that name one instead, and whether it
-    `leads`: has the fleet's head, on `port` (0: any).
+    """What a host is to run.
+
+    `recipes` has, by pool, the environments; `interpreters` the paths of pools that name one instead. `leads`: it has
+    the fleet's head, on `port` (0: any).
     """
 
     name: str
@@ -64,7 +68,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
-    """`steps` in the order in which they will be done; `warnings` do not stop it, `problems` do: (message, remedy)."""
+    """Plan for one host: `steps` in order, `warnings`, and `problems` (message, remedy) that prevent it."""
 
     name: str
     host: str
@@ -76,74 +80,82 @@ class HostPlan:
     problems: tuple[tuple[str, str], ...] = ()
 
 
-def planned(wanted: Wanted, found: Found, living: Sequence[str]) -> HostPlan:
-    """`living` are the nodes of this fleet that live there already."""
-    missing = [recipe for recipe in wanted.recipes.values() if not has(found, recipe)]
+def planned(request: Wanted, facts: Found, running: Sequence[str]) -> HostPlan:
+    """Make the plan of a host. `running` are the nodes of this fleet that run there already."""
+    missing = [recipe for recipe in request.recipes.values() if not has(facts, recipe)]
     return HostPlan(
-        wanted.name,
-        wanted.host,
-        wanted.pools,
-        f"{found.system} {found.machine}, {found.cores} cores",
-        f"Python {found.python_version}",
-        tuple(_steps(wanted, found, missing, living)),
-        tuple(_warnings(found)),
-        tuple(_problems(wanted, found, missing, living)),
+        request.name,
+        request.host,
+        request.pools,
+        f"{facts.system} {facts.machine}, {facts.cores} cores",
+        f"Python {facts.python_version}",
+        tuple(_steps(request, facts, missing, running)),
+        tuple(_warnings(facts)),
+        tuple(_problems(request, facts, missing, running)),
     )
 
 
-def has(found: Found, recipe: Recipe) -> bool:
-    """Whether the host has that environment, in one of its builds."""
-    where = (found.implementation, found.python_version, found.platform)
-    return any(one.key_on(*where) in found.environments for one in recipe.variants)
+def has(facts: Found, recipe: Recipe) -> bool:
+    """Return whether the host has that environment, in one of its builds."""
+    host_python = (facts.implementation, facts.python_version, facts.platform)
+    return any(variant.key_on(*host_python) in facts.environments for variant in recipe.variants)
 
 
-def _steps(wanted: Wanted, found: Found, missing: Sequence[Recipe], living: Sequence[str]) -> Sequence[str]:
-    nodes = [f"{pool}-{wanted.name}" for pool in wanted.pools]
-    absent = [node for node in nodes if node not in living]
+def _steps(request: Wanted, facts: Found, missing: Sequence[Recipe], running: Sequence[str]) -> Sequence[str]:
+    nodes = [f"{pool}-{request.name}" for pool in request.pools]
+    absent = [node for node in nodes if node not in running]
     names = dict.fromkeys(recipe.name for recipe in missing)
-    steps = [] if found.has_code else ["send the code"]
+    steps = [] if facts.has_code else ["send the code"]
     steps += [f"make environment {name}" for name in names]
-    steps += ["start the head"] if wanted.leads and "head" not in living else []
+    steps += ["start the head"] if request.leads and "head" not in running else []
     steps += [f"start node {node}" for node in absent]
-    return steps or ["nothing: its nodes run"]
+    return steps or ["nothing to do: its nodes are running"]
 
 
-def _warnings(found: Found) -> list[str]:
-    if abs(found.skew_s) <= SKEW_S:
+def _warnings(facts: Found) -> list[str]:
+    if abs(facts.skew_s) <= SKEW_S:
         return []
-    way = "ahead of" if found.skew_s > 0 else "behind"
-    return [f"its clock is {abs(found.skew_s):.0f} s {way} this machine's: times in its logs are off by that"]
+    direction = "ahead of" if facts.skew_s > 0 else "behind"
+    return [f"its clock is {abs(facts.skew_s):.0f} s {direction} this machine's: times in its logs are off by that"]
 
 
-def _problems(wanted: Wanted, found: Found, missing: Sequence[Recipe], living: Sequence[str]) -> list[tuple[str, str]]:
+def _problems(
+    request: Wanted, facts: Found, missing: Sequence[Recipe], running: Sequence[str]
+) -> list[tuple[str, str]]:
     problems = []
-    if not found.has_address:
-        said = f"{wanted.address} is not an address of this host"
-        problems.append((said, f"`ip address` on {wanted.host} lists them; correct `address`"))
-    elif not found.has_port and "head" not in living:
-        said = f"port {wanted.port} of {wanted.address} is in use by another program, or is not this user's to use"
-        problems.append((said, "name another one in `head.port`, or leave that out"))
-    if not found.home_writable:
-        problems.append((f"{found.home} cannot be written", "free the folder for the user, or name another `ssh.user`"))
-    for path in found.absent:
+    if not facts.has_address:
+        message = f"{request.address} is not an address of this host"
+        problems.append((message, f"`ip address` on {request.host} lists them; correct `address`"))
+    elif not facts.has_port and "head" not in running:
+        message = f"port {request.port} of {request.address} is in use by another program, or this user may not use it"
+        problems.append((message, "name another port in `head.port`, or leave `head.port` out"))
+    if not facts.home_writable:
+        problems.append((f"{facts.home} cannot be written", "give the user write access, or name another `ssh.user`"))
+    for path in facts.absent:
         problems.append(
-            (f"there is no Python interpreter at {path}", "name one in the pool's `environment`, or a lock")
+            (
+                f"there is no Python interpreter at {path}",
+                "name an existing one, or a lock, in the pool's `environment`",
+            )
         )
-    if missing and not found.has_venv:
+    if missing and not facts.has_venv:
         problems.append(("its Python has no venv module", "install it; on Debian and Ubuntu: apt install python3-venv"))
     needed = sum({recipe.name: recipe.building_bytes for recipe in missing}.values())
-    if missing and found.cache_free_bytes < needed + CODE_BYTES:
-        free = f"{found.cache_free_bytes / GB:.1f} GB are free"
-        said = f"its environments need {needed / GB:.1f} GB in {found.cache}, {free}"
-        problems.append((said, "free some disk there, or set POLYFLEET_CACHE there to a folder on another"))
-    if found.home_free_bytes < HOME_BYTES:
-        said = f"{found.home} needs {HOME_BYTES / GB:.1f} GB, {found.home_free_bytes / GB:.1f} GB are free"
-        problems.append((said, "free some disk there"))
+    if missing and facts.cache_free_bytes < needed + CODE_BYTES:
+        free = f"{facts.cache_free_bytes / GB:.1f} GB are free"
+        message = f"its environments need {needed / GB:.1f} GB in {facts.cache}, {free}"
+        problems.append((message, "free disk space there, or set POLYFLEET_CACHE there to a folder on another disk"))
+    if facts.home_free_bytes < HOME_BYTES:
+        message = f"{facts.home} needs {HOME_BYTES / GB:.1f} GB, {facts.home_free_bytes / GB:.1f} GB are free"
+        problems.append((message, "free disk space there"))
     return problems
 
 
-def from_look(told: Mapping[str, Any], asked_s: float, answered_s: float) -> Found:
-    """The clock is compared with the middle of the question's time here."""
-    fields = {name: told[name] for name in Found.__slots__ if name in told}
-    skew_s = float(told["time_s"]) - (asked_s + answered_s) / 2
-    return Found(**fields | {name: tuple(told[name]) for name in ("environments", "absent")}, skew_s=skew_s)
+def from_look(reply: Mapping[str, Any], requested_s: float, answered_s: float) -> Found:
+    """Return the facts in the reply of `host_facts.py`.
+
+    The host's clock is compared with the middle of the request's duration here.
+    """
+    fields = {name: reply[name] for name in Found.__slots__ if name in reply}
+    skew_s = float(reply["time_s"]) - (requested_s + answered_s) / 2
+    return Found(**fields | {name: tuple(reply[name]) for name in ("environments", "absent")}, skew_s=skew_s)

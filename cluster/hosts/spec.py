@@ -1,4 +1,4 @@
-"""What a fleet file says of other machines: `head`, `ssh`, and the `hosts` of a pool."""
+"""Fields of a fleet file for other machines: `head`, `ssh`, and the `hosts` of a pool."""
 
 import ipaddress
 import re
@@ -19,9 +19,9 @@ MOST_HOSTS = 256
 
 
 def _host(value: str) -> str:
-    """Never what ssh would take for an option or a command."""
+    """Check a host name; ssh cannot mistake a valid one for an option or a command."""
     if not HOST.fullmatch(value):
-        raise WrongValueError(f"{value!r} is not a host name", "write a name that `ssh` knows, or an IP address")
+        raise WrongValueError(f"{value!r} is not a host name", "write a name that `ssh` can resolve, or an IP address")
     return value
 
 
@@ -43,14 +43,14 @@ def _user(value: str) -> str:
 def _jump(value: str) -> str:
     if value and not all(JUMP.fullmatch(part) for part in value.split(",")):
         raise WrongValueError(
-            f"{value!r} is not a list of jump hosts", "write HOST, USER@HOST:PORT, or several by commas"
+            f"{value!r} is not a list of jump hosts", "write HOST or USER@HOST:PORT, or several separated by commas"
         )
     return value
 
 
 def _file(value: str) -> str:
     if value and not value.startswith(("/", "~/")):
-        raise WrongValueError(f"{value!r} is not an absolute path", "name the file from / or from ~/")
+        raise WrongValueError(f"{value!r} is not an absolute path", "write the file's path from / or from ~/")
     return value
 
 
@@ -59,34 +59,39 @@ File = Annotated[str, AfterValidator(_file)]
 
 
 class SSHSpec(BaseModel, extra="forbid", frozen=True):
-    """How `ssh` reaches a host; what is left out is as the user's SSH settings say. No password or key is stored."""
+    """How `ssh` reaches a host. The user's SSH settings apply to fields left out.
+
+    No password or key is stored.
+    """
 
     user: Annotated[str, AfterValidator(_user)] = Field(default="", description="User on the host")
     key: File = Field(default="", description="File of the private key, on this machine")
-    port: Annotated[int, Field(strict=True, ge=0, le=65535)] = Field(default=0, description="0: as SSH's settings say")
+    port: Annotated[int, Field(strict=True, ge=0, le=65535)] = Field(
+        default=0, description="Port of the SSH server (0: from SSH's settings)"
+    )
     config: File = Field(default="", description="Configuration file of `ssh`, in place of ~/.ssh/config")
     jump: Annotated[str, AfterValidator(_jump)] = Field(default="", description="Jump hosts, as after `ssh -J`")
 
     def over(self, other: "SSHSpec | None") -> "SSHSpec":
-        """These settings, and `other`'s where they say nothing."""
+        """Return these settings, completed by `other`'s."""
         if other is None:
             return self
         return SSHSpec(**(other.model_dump() | {k: v for k, v in self.model_dump().items() if v}))
 
     def files(self) -> list[tuple[str, Path]]:
-        """Field and path of each file that must be there."""
+        """Return the field and the path of each file that must exist."""
         return [(name, Path(text).expanduser()) for name in ("key", "config") if (text := getattr(self, name))]
 
 
 class HostSpec(BaseModel, extra="forbid", frozen=True):
-    """One machine of a pool. A word alone is the name by which `ssh` reaches it."""
+    """One machine of a pool. A string alone is the name by which `ssh` reaches it."""
 
     host: Annotated[str, AfterValidator(_host)] = Field(description="Name by which `ssh` reaches it")
     address: Address = Field(
-        default="", description="IP address that the other nodes reach; default: found by its name"
+        default="", description="IP address at which the other nodes reach it (default: looked up by its name)"
     )
     devices: Annotated[int, Field(strict=True, ge=1, le=256)] | None = Field(
-        default=None, description="As the pool's `devices`, for this host"
+        default=None, description="Number of devices of this host, in place of the pool's `devices`"
     )
 
     @model_validator(mode="before")
@@ -96,7 +101,7 @@ class HostSpec(BaseModel, extra="forbid", frozen=True):
 
     @property
     def name(self) -> str:
-        """Fit for the names of nodes: a-z, 0-9 and '-'."""
+        """The host's part of names of nodes: a-z, 0-9 and '-'."""
         return name_of(self.host)
 
     @classmethod
@@ -105,19 +110,20 @@ class HostSpec(BaseModel, extra="forbid", frozen=True):
 
 
 class HeadSpec(BaseModel, extra="forbid", frozen=True):
-    """The head runs where `polyfleet up` is typed, unless a `host` is named."""
+    """Where the head runs: on the machine on which `polyfleet up` is run, unless a `host` is named."""
 
-    host: Annotated[str, AfterValidator(lambda word: word and _host(word))] = Field(
-        default="", description='Machine that runs Ray\'s head, by the name at which `ssh` reaches it; "": this one'
+    host: Annotated[str, AfterValidator(lambda name: name and _host(name))] = Field(
+        default="",
+        description='Machine that runs Ray\'s head, by the name by which `ssh` reaches it ("": this machine)',
     )
-    address: Address = Field(default="", description="IP address of that machine that the hosts of the pools reach")
+    address: Address = Field(default="", description="IP address of that machine for the hosts of the pools")
     port: Annotated[int, Field(strict=True, ge=0, le=65535)] = Field(
-        default=0, description="TCP port of Ray's state server; 0: any free one"
+        default=0, description="TCP port of Ray's state server (0: any free port)"
     )
 
     @property
     def host_name(self) -> str:
-        """As `HostSpec.name`; "" for this machine."""
+        """Like `HostSpec.name`; "" for this machine."""
         return name_of(self.host)
 
 

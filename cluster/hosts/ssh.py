@@ -1,7 +1,8 @@
-"""One host as the system's `ssh` reaches it: with its user's configuration, keys and known hosts, and no prompt.
+"""Run commands on a host with the system's `ssh`, without prompts.
 
-Host keys are checked, never accepted unseen. Every call is one connection whose three streams are ours, so that it
-ends with the command and not with what that started in the background.
+The user's configuration, keys and known hosts apply. Host keys are always checked, and unknown ones never accepted.
+Every call is one connection with three streams of its own, so that it ends with the command and not with the background
+processes that the command started.
 """
 
 import os
@@ -25,17 +26,17 @@ OPTIONS = (
     *("ClearAllForwardings=yes", "LogLevel=ERROR"),
 )
 FAILED = 255
-"""What `ssh` itself exits with when there is no connection."""
+"""Exit code of `ssh` itself if there is no connection."""
 LONGEST_WORDS = 300
 Hear = Callable[[str], None]
 
 
 class HostUnreachable(FleetError):
-    """Nothing answers there now."""
+    """The host does not answer now."""
 
 
 class HostRefused(UserError):
-    """The host answers, but not to us: an unknown or changed host key, a key that it does not take, no such name."""
+    """The host cannot be used: unknown or changed host key, our key is not accepted, or unknown name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,37 +48,43 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """`host` as in the fleet file; `name` is how messages call it."""
+    """A host that `ssh` reaches. `host` is written as in the fleet file."""
 
     host: str
     ssh: SSHSpec = field(default_factory=SSHSpec)
 
-    def command(self, words: Sequence[str]) -> list[str]:
-        """The login shell there may be any: it is given one word that each of them reads alike."""
+    def command(self, arguments: Sequence[str]) -> list[str]:
+        """Return the ssh command that runs `arguments`.
+
+        They are quoted as one word, which every login shell reads alike.
+        """
         s = self.ssh
-        own = [
+        settings = [
             *(["-F", _file(s.config)] if s.config else []),
             *(["-i", _file(s.key), "-o", "IdentitiesOnly=yes"] if s.key else []),
             *(["-l", s.user] if s.user else []),
             *(["-p", str(s.port)] if s.port else []),
             *(["-J", s.jump] if s.jump else []),
         ]
-        options = [word for option in OPTIONS for word in ("-o", option)]
-        return ["ssh", *own, *options, "-T", "--", self.host, f"exec {shlex.join(words)}"]
+        options = [argument for option in OPTIONS for argument in ("-o", option)]
+        return ["ssh", *settings, *options, "-T", "--", self.host, f"exec {shlex.join(arguments)}"]
 
-    def run(self, words: Sequence[str], given: bytes = b"", *, timeout_s: float, hear: Hear | None = None) -> Answer:
-        """Run `words` there with `given` as its input; each line of its output is told to `hear` at once.
+    def run(
+        self, arguments: Sequence[str], stdin: bytes = b"", *, timeout_s: float, on_line: Hear | None = None
+    ) -> Answer:
+        """Run `arguments` there with `stdin`; `on_line` is called at once for each line of output.
 
         Raises HostUnreachable, also after `timeout_s`, and HostRefused.
         """
         try:
             process = subprocess.Popen(
-                self.command(words), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                self.command(arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                 start_new_session=True,
             )  # fmt: skip
         except FileNotFoundError:
             raise UserError(
-                "this machine has no `ssh`", "install OpenSSH's client; on Debian: openssh-client"
+                "this machine has no `ssh`",
+                "install OpenSSH's client; on Debian and Ubuntu: apt install openssh-client",
             ) from None
         late = threading.Event()
 
@@ -89,77 +96,78 @@ class Remote:
         timer.daemon = True
         timer.start()
         try:
-            output, said = _exchange(process, given, hear)
+            output, stderr = _exchange(process, stdin, on_line)
             code = process.wait()
         finally:
             timer.cancel()
             _kill(process)
         if late.is_set():
             raise HostUnreachable(
-                f"host {self.host} gave no answer within {timeout_s:.0f} s", TRY.format(host=self.host)
+                f"host {self.host} did not answer within {timeout_s:.0f} s", TRY.format(host=self.host)
             )
         if code == FAILED:
-            raise failure(self.host, said)
-        return Answer(code, output, said)
+            raise failure(self.host, stderr)
+        return Answer(code, output, stderr)
 
 
-TRY = "see whether `ssh {host} true` answers, then run the same again"
+TRY = "check that `ssh {host} true` works, then run the command again"
 
 
-def failure(host: str, said: str) -> PolyfleetError:
-    """What ssh said when no connection came about, in our words."""
-    lowered, last = said.lower(), _last(said)
+def failure(host: str, stderr: str) -> PolyfleetError:
+    """Return the error for the message that ssh printed when it could not connect."""
+    lowered, last = stderr.lower(), _last(stderr)
     if "could not resolve hostname" in lowered or "name or service not known" in lowered:
-        return HostRefused(
-            f"host {host} is unknown: {last}", "write the name that `ssh` knows it by, or its IP address"
-        )
+        return HostRefused(f"host {host} is unknown: {last}", "write a name that `ssh` can resolve, or its IP address")
     if "identification has changed" in lowered:
         return HostRefused(
             f"the key of host {host} is not the one in known_hosts",
-            "find out why, since another machine may answer under its name; then `ssh-keygen -R` forgets the old key",
+            "find out why, since another machine may answer under its name; then remove the old key: `ssh-keygen -R`",
         )
     if "host key verification failed" in lowered or "no matching host key" in lowered:
         return HostRefused(
-            f"the key of host {host} is in no known_hosts file",
-            f"run `ssh {host}` once and compare the fingerprint it shows with the host's own",
+            f"the key of host {host} is not in any known_hosts file",
+            f"run `ssh {host}` once, and compare the fingerprint that it shows with the host's own",
         )
     if "permission denied" in lowered or "too many authentication failures" in lowered:
         return HostRefused(
             f"host {host} refuses our key: {last}",
             f"name the right `ssh.user` and `ssh.key`, or add the key there: ssh-copy-id {host}",
         )
-    return HostUnreachable(f"host {host} is not reached: {last}", TRY.format(host=host))
+    return HostUnreachable(f"host {host} cannot be reached: {last}", TRY.format(host=host))
 
 
-def _last(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+def _last(stderr: str) -> str:
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     return lines[-1][:LONGEST_WORDS] if lines else "ssh gave no reason"
 
 
-def _exchange(process: "subprocess.Popen[bytes]", given: bytes, hear: Hear | None) -> tuple[bytes, str]:
-    """All of its output, and what it said on stderr. Three pipes are served at once: none can fill and stop it."""
-    said = bytearray()
+def _exchange(process: "subprocess.Popen[bytes]", stdin_bytes: bytes, on_line: Hear | None) -> tuple[bytes, str]:
+    """Return the process's stdout and stderr.
+
+    Threads serve all three pipes, so that a full pipe cannot block it.
+    """
+    stderr_bytes = bytearray()
     assert process.stdin and process.stdout and process.stderr
-    errors, door = process.stderr, process.stdin
-    reader = threading.Thread(target=lambda: said.extend(errors.read()), daemon=True)
-    writer = threading.Thread(target=_write, args=(door, given), daemon=True)
+    errors, stdin = process.stderr, process.stdin
+    reader = threading.Thread(target=lambda: stderr_bytes.extend(errors.read()), daemon=True)
+    writer = threading.Thread(target=_write, args=(stdin, stdin_bytes), daemon=True)
     reader.start()
     writer.start()
     output = bytearray()
     for line in process.stdout:
         output += line
-        if hear is not None:
-            hear(line.decode(errors="replace").rstrip("\n"))
+        if on_line is not None:
+            on_line(line.decode(errors="replace").rstrip("\n"))
     reader.join()
     writer.join()
     for pipe in (process.stdout, process.stderr):
         pipe.close()
-    return bytes(output), said.decode(errors="replace")
+    return bytes(output), stderr_bytes.decode(errors="replace")
 
 
-def _write(door: IO[bytes], given: bytes) -> None:
-    with suppress(OSError), door:  # it may end before it has read all: its exit code says why
-        door.write(given)
+def _write(stdin: IO[bytes], content: bytes) -> None:
+    with suppress(OSError), stdin:  # the process may end before it has read all; its exit code shows why
+        stdin.write(content)
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:

@@ -1,6 +1,6 @@
-"""All hosts of a fleet file at once, before anything is started there: looked at, and prepared.
+"""Inspect and prepare all hosts of a fleet file at once, before anything is started there.
 
-A host that fails stops `up`, unless its pool is optional or can do with fewer (`min_hosts`).
+A host that fails stops `up`, unless its pool is optional or needs fewer hosts (`min_hosts`).
 """
 
 import json
@@ -26,8 +26,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One host: what it is to have, what was `found` there or the `error` in its place, and how far we are. `storages`
-    are the identities of its pools' storages, `python` is what nodes there can run from.
+    """State of one host during `up`: what it is to run, and the facts `found` there or the `error`.
+
+    `storages` are the identities of its pools' storages, `python` is the Python that its nodes run from.
     """
 
     wanted: Wanted
@@ -49,46 +50,52 @@ class Visit:
         return replace(self, error=error)
 
     def view(self) -> dict[str, Any]:
-        """A row of `polyfleet up --dry-run`."""
-        seen = self.plan
+        """Return a row of `polyfleet up --dry-run`."""
+        plan = self.plan
         return {
             "host": self.wanted.host,
             "address": self.wanted.address,
             "pools": list(self.wanted.pools),
-            "machine": seen.machine if seen else "",
-            "python": seen.python if seen else "",
-            "steps": list(seen.steps) if seen and not self.error else [],
-            "warnings": list(seen.warnings) if seen else [],
+            "machine": plan.machine if plan else "",
+            "python": plan.python if plan else "",
+            "steps": list(plan.steps) if plan and not self.error else [],
+            "warnings": list(plan.warnings) if plan else [],
             "problem": str(self.error) if self.error else "",
         }
 
 
 def survey(spec: FleetSpec) -> list[Visit]:
-    """Look at every host. What keeps one out stands in its `error`. Raises SpecError for a file that is not here."""
+    """Inspect every host; a host that cannot be used has an `error`.
+
+    Raises SpecError for a missing local file.
+    """
     _refuse_missing_files(spec)
     exported = code_export.export()
-    asked = {"identity": identity.fleet_identity(home()), "code": exported.name}
-    return each(visits(spec), lambda visit: _looked_at(visit, asked))
+    request = {"identity": identity.fleet_identity(home()), "code": exported.name}
+    return each(visits(spec), lambda visit: _looked_at(visit, request))
 
 
 def _refuse_missing_files(spec: FleetSpec) -> None:
-    owners = [("ssh", spec.ssh), *((f"pools.{name}.ssh", pool.ssh) for name, pool in spec.pools.items() if pool.ssh)]
-    for owner, ssh in owners:
+    ssh_settings = [
+        ("ssh", spec.ssh),
+        *((f"pools.{name}.ssh", pool.ssh) for name, pool in spec.pools.items() if pool.ssh),
+    ]
+    for owner, ssh in ssh_settings:
         for name, path in ssh.files():
             if not path.is_file():
                 raise SpecError(f"{owner}.{name}", f"there is no file {path}", "name one that exists, or leave it out")
 
 
 def visits(spec: FleetSpec) -> list[Visit]:
-    """One for each host, which may have nodes of several pools."""
+    """Return one visit for each host, which may have nodes of several pools."""
     by_host: dict[str, list[Placement]] = {}
     for placement in spec.placements:
         by_host.setdefault(placement.host.name, []).append(placement)
     visits = [_visit(spec, placements) for placements in by_host.values()]
     if spec.head.host and spec.head.host_name not in by_host:
-        name, made = spec.head.host_name, {"head": recipes.of_nodes()}
-        wanted = Wanted(name, spec.head.host, spec.head.address, (), made, leads=True, port=spec.head.port)
-        visits.insert(0, Visit(wanted, Remote(spec.head.host, spec.ssh), ()))
+        name, recipe_by_pool = spec.head.host_name, {"head": recipes.of_nodes()}
+        request = Wanted(name, spec.head.host, spec.head.address, (), recipe_by_pool, leads=True, port=spec.head.port)
+        visits.insert(0, Visit(request, Remote(spec.head.host, spec.ssh), ()))
     return visits
 
 
@@ -96,104 +103,113 @@ def _visit(spec: FleetSpec, placements: list[Placement]) -> Visit:
     first = placements[0]
     leads = first.host.name == spec.head.host_name
     pools = tuple(p.pool for p in placements)
-    to_make = {p: made for p in pools if isinstance(made := _asked(spec, p), Recipe)}
-    named = {p.host.address for p in placements if p.host.address} | ({spec.head.address} if leads else set())
-    addresses = named or {resolved(first)}
+    to_make = {p: recipe for p in pools if isinstance(recipe := _asked(spec, p), Recipe)}
+    declared = {p.host.address for p in placements if p.host.address} | ({spec.head.address} if leads else set())
+    addresses = declared or {resolved(first)}
     if len(addresses) > 1:
-        field_name, given = f"pools.{pools[-1]}.hosts", ", ".join(sorted(addresses))
-        raise SpecError(field_name, f"host {first.host.host} has several addresses: {given}", "name one of them")
+        field_name, listed = f"pools.{pools[-1]}.hosts", ", ".join(sorted(addresses))
+        raise SpecError(field_name, f"host {first.host.host} has several addresses: {listed}", "keep one of them")
     interpreters = tuple(path for p in pools if isinstance(path := _asked(spec, p), str))
     port = spec.head.port if leads else 0
-    wanted = Wanted(first.host.name, first.host.host, addresses.pop(), pools, to_make, interpreters, leads, port)
-    return Visit(wanted, Remote(first.host.host, first.ssh), tuple(p.node for p in placements))
+    request = Wanted(first.host.name, first.host.host, addresses.pop(), pools, to_make, interpreters, leads, port)
+    return Visit(request, Remote(first.host.host, first.ssh), tuple(p.node for p in placements))
 
 
 def _asked(spec: FleetSpec, pool: str) -> Recipe | str:
-    """The recipe of a pool's environment, or the path of the interpreter that it names."""
-    wanted = spec.pools[pool].environment
-    if wanted.interpreter:
-        return wanted.interpreter
-    made = environments.recipe_of(wanted)
-    assert isinstance(made, Recipe)
-    return made
+    """Return the recipe of a pool's environment, or the path of the interpreter that it names."""
+    environment = spec.pools[pool].environment
+    if environment.interpreter:
+        return environment.interpreter
+    recipe = environments.recipe_of(environment)
+    assert isinstance(recipe, Recipe)
+    return recipe
 
 
 def resolved(placement: Placement) -> str:
-    """Its IP address by its name, or "" where only ssh's configuration knows it: then `address` is to be named."""
+    """Return the host's IP address by its name, or "" if only ssh's configuration has the name.
+
+    `address` must then be in the fleet file.
+    """
     try:
-        found = socket.getaddrinfo(placement.host.host, None, type=socket.SOCK_STREAM)
+        matches = socket.getaddrinfo(placement.host.host, None, type=socket.SOCK_STREAM)
     except OSError:
         return ""
-    return str(found[0][4][0])
+    return str(matches[0][4][0])
 
 
-def _looked_at(visit: Visit, asked: Mapping[str, str]) -> Visit:
+def _looked_at(visit: Visit, request: Mapping[str, str]) -> Visit:
     if not visit.wanted.address:
         name, pool = visit.wanted.host, visit.wanted.pools[0]
         remedy = f"write {{host: {name}, address: IP}} in pools.{pool}.hosts"
-        return visit.failed(UserError(f"the IP address of host {name} is unknown here", remedy))
+        return visit.failed(UserError(f"the IP address of host {name} cannot be looked up on this machine", remedy))
     try:
-        own = {
+        host_request = {
             "address": visit.wanted.address,
             "port": visit.wanted.port,
             "interpreters": list(visit.wanted.interpreters),
         }
-        found = host_steps.look(visit.remote, {**asked, **own})
+        facts = host_steps.look(visit.remote, {**request, **host_request})
     except PolyfleetError as e:
         return visit.failed(e)
-    made = planned(visit.wanted, found, _living(found))
-    visit = replace(visit, found=found, plan=made)
-    if made.problems:
-        message, remedy = made.problems[0]
+    plan = planned(visit.wanted, facts, _living(facts))
+    visit = replace(visit, found=facts, plan=plan)
+    if plan.problems:
+        message, remedy = plan.problems[0]
         return visit.failed(UserError(f"host {visit.wanted.host}: {message}", remedy))
     return visit
 
 
-def _living(found: Found) -> list[str]:
-    """Nodes on its record; whether they live is seen when it is joined."""
+def _living(facts: Found) -> list[str]:
+    """Return the nodes on the host's record. Whether they run is checked when the host is joined."""
     try:
-        return [p["node"] for p in json.loads(found.record)["processes"] if p["role"] in ("worker", "head")]
+        return [p["node"] for p in json.loads(facts.record)["processes"] if p["role"] in ("worker", "head")]
     except (ValueError, KeyError, TypeError):
         return []
 
 
 def accepted(spec: FleetSpec, visits: list[Visit], progress: Progress) -> list[Visit]:
-    """Those that can be used, when that is enough of every pool; the others are told. Raises the first error else."""
-    good = [visit for visit in visits if visit.error is None]
+    """Return the hosts that can be used, if these are enough for every pool; print the others.
+
+    Otherwise raises the first error.
+    """
+    usable = [visit for visit in visits if visit.error is None]
     if lost := [visit for visit in visits if visit.error and visit.wanted.leads]:
         raise _of_all(lost) if lost[0].found else _without_head(_of_all(lost))
     for name, pool in spec.pools.items():
-        have = sum(name in visit.wanted.pools for visit in good)
+        usable_count = sum(name in visit.wanted.pools for visit in usable)
         enough = (pool.min_hosts or len(pool.hosts)) if not pool.optional else 0
-        bad = [visit for visit in visits if visit.error and name in visit.wanted.pools]
-        if bad and have < enough:
-            raise _of_all(bad)
+        failed = [visit for visit in visits if visit.error and name in visit.wanted.pools]
+        if failed and usable_count < enough:
+            raise _of_all(failed)
     for visit in visits:
         if visit.error is not None:
-            progress(f"host {visit.wanted.host} is left out: {visit.error}")
-    return good
+            progress(f"host {visit.wanted.host} is skipped: {visit.error}")
+    return usable
 
 
 def _without_head(error: PolyfleetError) -> PolyfleetError:
     kind = UserError if isinstance(error, UserError) else FleetError
-    gone = "it is to have the head: where it is gone for good, `polyfleet down`, name another in `head`, and `up` again"
-    return kind(error.message, "; ".join(filter(None, (error.remedy, gone))))
+    advice = (
+        "this host is to run the head: if it is lost for good, run `polyfleet down`, name another host in `head`, and "
+        "run `polyfleet up` again"
+    )
+    return kind(error.message, "; ".join(filter(None, (error.remedy, advice))))
 
 
-def _of_all(bad: list[Visit]) -> PolyfleetError:
-    """The first error, with how many more there are."""
-    first = bad[0].error
+def _of_all(failed: list[Visit]) -> PolyfleetError:
+    """Combine the errors of several hosts: the first, up to three more, and the number of the rest."""
+    first = failed[0].error
     assert first is not None
-    if not bad[1:]:
+    if not failed[1:]:
         return first
-    others = "; ".join(str(visit.error) for visit in bad[1:4])
-    more = f" and {len(bad) - 4} more" if bad[4:] else ""
-    kind = UserError if all(isinstance(visit.error, UserError) for visit in bad) else FleetError
+    others = "; ".join(str(visit.error) for visit in failed[1:4])
+    more = f" and {len(failed) - 4} more" if failed[4:] else ""
+    kind = UserError if all(isinstance(visit.error, UserError) for visit in failed) else FleetError
     return kind(f"{first.message}; {first.remedy}; {others}{more}", "")
 
 
 def prepare(spec: FleetSpec, visits: list[Visit], progress: Progress) -> list[Visit]:
-    """Our code and the environments on every host. Errors stand in the visits."""
+    """Send our code to every host and make its environments. Errors are in the visits."""
     exported = code_export.export()
 
     def prepared(visit: Visit) -> Visit:
@@ -201,26 +217,26 @@ def prepare(spec: FleetSpec, visits: list[Visit], progress: Progress) -> list[Vi
         for warning in visit.plan.warnings if visit.plan else ():
             progress(f"host {visit.wanted.host}: {warning}")
         try:
-            there = host_steps.send_code(visit.remote, visit.found, exported)
-            asked = {pool: (_asked(spec, pool), spec.pools[pool].storage) for pool in visit.wanted.pools}
-            made = host_steps.prepare(visit.remote, visit.found, there, asked, progress)
+            code_folder = host_steps.send_code(visit.remote, visit.found, exported)
+            pool_environments = {pool: (_asked(spec, pool), spec.pools[pool].storage) for pool in visit.wanted.pools}
+            result = host_steps.prepare(visit.remote, visit.found, code_folder, pool_environments, progress)
         except PolyfleetError as e:
             return visit.failed(e)
-        interpreters = {pool: told["interpreter"] for pool, told in made["pools"].items()}
-        seen = {pool: told["storage"] for pool, told in made["pools"].items()}
-        return replace(visit, code=there, interpreters=interpreters, storages=seen, python=made["node"])
+        interpreters = {pool: reply["interpreter"] for pool, reply in result["pools"].items()}
+        storages = {pool: reply["storage"] for pool, reply in result["pools"].items()}
+        return replace(visit, code=code_folder, interpreters=interpreters, storages=storages, python=result["node"])
 
     return each(visits, prepared)
 
 
 def look_at_storages(spec: FleetSpec, visits: list[Visit], progress: Progress) -> None:
-    """Tell of pools whose hosts share no storage. Raises SpecError where they are to share one."""
-    seen: dict[str, dict[str, str]] = {}
+    """Print the pools whose hosts do not share a storage. Raises SpecError if they are to share one."""
+    storages: dict[str, dict[str, str]] = {}
     for visit in visits:
         for pool, storage in visit.storages.items():
-            seen.setdefault(pool, {})[visit.wanted.host] = storage
-    for told in shared_storage.warnings({name: pool.shared_storage for name, pool in spec.pools.items()}, seen):
-        progress(told)
+            storages.setdefault(pool, {})[visit.wanted.host] = storage
+    for warning in shared_storage.warnings({name: pool.shared_storage for name, pool in spec.pools.items()}, storages):
+        progress(warning)
 
 
 def each(items: list[Any], work: Callable[[Any], T]) -> list[T]:

@@ -1,3 +1,5 @@
-"""Files for engines that start nodes elsewhere, from the pools of a fleet file: a RayCluster for KubeRay, a YAML for
-Ray's cluster launcher, a batch script for Slurm. Text in, text out: nothing here talks to a cluster or imports Ray.
+"""Render the pools of a fleet file for other engines that start nodes: KubeRay, Ray's launcher, Slurm.
+
+The result is a RayCluster, a launcher's YAML or a batch script. Text in, text out: nothing here connects to a cluster
+or imports Ray.
 """

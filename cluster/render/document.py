@@ -1,5 +1,6 @@
-"""YAML with comments. Every key and value is written by the dumper of
-cluster.strict_yaml: what users wrote cannot break out.
+"""Write YAML with comments.
+
+The dumper of cluster.strict_yaml writes every key and value, so that text from users cannot change the structure.
 """
 
 from collections.abc import Iterator
@@ -14,7 +15,10 @@ Document = dict[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """As a key of a mapping, with any value: a comment before the next key. A first empty line stays empty."""
+    """Comment before the next key: put it into a mapping as a key, with any value.
+
+    A first empty line stays empty.
+    """
 
     text: str
 
@@ -47,7 +51,7 @@ def _pair(key: str, value: Any) -> Iterator[str]:
 
 
 def _item(value: Any) -> Iterator[str]:
-    """Comments at its beginning stand before the dash."""
+    """Yield the lines of one item of a list. Comments at its beginning are written before the dash."""
     if not _nested(value):
         yield from strict_yaml.dump([value]).rstrip("\n").split("\n")
         return
@@ -60,5 +64,5 @@ def _item(value: Any) -> Iterator[str]:
 
 
 def _nested(value: Any) -> bool:
-    """Neither a scalar nor empty: `{}` and `[]` are written in place."""
+    """Return whether `value` needs lines of its own; scalars, `{}` and `[]` are written in place."""
     return isinstance(value, dict | list) and bool(value)

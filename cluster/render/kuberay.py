@@ -1,7 +1,8 @@
-"""A RayCluster for KubeRay 1.7, one worker group per pool, and a ConfigMap of what all its pods are told.
+"""Render a RayCluster for KubeRay 1.7, and a ConfigMap with the settings of all pods.
 
-KubeRay's operator and Ray's autoscaler both derive a group's resources, and neither knows every vendor's: they are said
-outright, as the group's `resources`, which must not stand in rayStartParams too. Labels belong to the group as well.
+Each pool is a worker group. KubeRay's operator and Ray's autoscaler both derive a group's resources, and neither
+supports every vendor's. They are therefore explicit, in the group's `resources`, and must not be in rayStartParams too.
+The labels are in the group as well.
 """
 
 from cluster import catalogue
@@ -19,21 +20,21 @@ SPOT = {
     "cloud.google.com/": {"cloud.google.com/gke-spot": "true"},
     "node.kubernetes.io/instance-type": {"eks.amazonaws.com/capacityType": "SPOT"},
 }
-"""By the beginning of a selector that the catalogue knows: what marks spot machines on that cloud."""
+"""Labels of a cloud's spot machines, by the beginning of the catalogue's selector for that cloud."""
 GRACE_S = 60
-"""Of which attempts have 30 s to save (cluster/termination_notice.py)."""
+"""Grace period of a pod. Attempts have 30 s of it to save (cluster/termination_notice.py)."""
 
 
 def render(fleet: FleetSpec) -> tuple[str, list[str]]:
-    """The file, and what whoever applies it should know. Raises SpecError."""
+    """Return the file, and remarks for the user. Raises SpecError."""
     kubernetes = fleet.kubernetes or KubernetesFleet()
     if kubernetes.head is None:
         raise lacking("kubernetes.head", "a RayCluster", "write e.g. {image: registry/polyfleet:tag}")
     if not fleet.name[0].isalpha() or fleet.name.endswith("-"):
         raise SpecError("name", f"{fleet.name!r} cannot be a RayCluster's name", "begin with a letter, end without `-`")
-    found = shapes(fleet, NEEDED)
-    groups = [_group(shape, fleet, kubernetes) for shape in found]
-    grows = any(shape.grows for shape in found)
+    pool_shapes = shapes(fleet, NEEDED)
+    groups = [_group(shape, fleet, kubernetes) for shape in pool_shapes]
+    grows = any(shape.grows for shape in pool_shapes)
     spec = (
         {"rayVersion": ray_version(), "authOptions": _authentication(kubernetes)}
         | (_autoscaler(kubernetes) if grows else {"enableInTreeAutoscaling": False})
@@ -45,7 +46,7 @@ def render(fleet: FleetSpec) -> tuple[str, list[str]]:
     config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata | {"name": _config(fleet.name)}}
     cluster = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": metadata, "spec": spec}
     data = {"data": dict(sorted(common.items()))}
-    return text(preface | config | data, cluster), _remarks(kubernetes, found)
+    return text(preface | config | data, cluster), _remarks(kubernetes, pool_shapes)
 
 
 def _config(fleet: str) -> str:
@@ -56,19 +57,19 @@ def _preface(name: str, kubernetes: KubernetesFleet) -> str:
     namespace = kubernetes.namespace
     return f"""Fleet {name}, rendered by Polyfleet {VERSION} for KubeRay 1.7 or newer.
 
-Every image must hold the same Python, to the patch version, and the packages polyfleet=={VERSION} and
-ray[default]=={ray_version()}: without `default`, KubeRay's probes get no answer and end the pods.
-An image of a pool also holds its vendor's torch. Nothing secret stands in this file.
+Every image must have the same Python, to the patch version, and the packages polyfleet=={VERSION} and
+ray[default]=={ray_version()}: without `default`, KubeRay's probes fail and end the pods.
+The image of a pool also needs its vendor's torch. This file contains no secrets.
 
   kubectl apply -f THIS_FILE
   kubectl -n {namespace} exec -it $(kubectl -n {namespace} get pod -o name \\
     -l ray.io/cluster={name},ray.io/node-type=head) -c ray-head -- bash
-  polyfleet up --address "$(hostname -i):6379"      # in that pod; `-f FLEET_FILE` as well where pools grow"""
+  polyfleet up --address "$(hostname -i):6379"      # in that pod; if pools grow, add `-f FLEET_FILE`"""
 
 
 def _authentication(kubernetes: KubernetesFleet) -> Document:
     secret = kubernetes.token_secret
-    note = f"the token is in Secret {secret}, key auth_token" if secret else "KubeRay makes the token's Secret"
+    note = f"the token is in Secret {secret}, key auth_token" if secret else "KubeRay creates the token's Secret"
     return {Note(note): None, "mode": "token"} | ({"secretName": secret} if secret else {})
 
 
@@ -78,14 +79,17 @@ def _autoscaler(kubernetes: KubernetesFleet) -> Document:
 
 
 def _head(name: str, kubernetes: KubernetesFleet, head: KubernetesHead) -> Document:
-    """Its dashboard stays on the pod's own loopback; nothing but Ray's port is told to the Service."""
+    """Return the head's group.
+
+    Its dashboard listens on loopback only, and the Service has only Ray's port.
+    """
     secret = kubernetes.token_secret or name
     variables = {"RAY_AUTH_TOKEN_PATH": f"{TOKEN}/auth_token"}
     claim = head.home_claim
     home = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
-    without = {} if claim else {Note("jobs end with this pod: kubernetes.head.home_claim keeps them"): None}
+    warning = {} if claim else {Note("jobs end with this pod; to keep them, set kubernetes.head.home_claim"): None}
     volumes: list[Document] = [
-        {"name": "polyfleet"} | without | home,
+        {"name": "polyfleet"} | warning | home,
         {"name": "ray-token", "secret": {"secretName": secret}},
     ]
     mounts = [_mount("polyfleet", HOME), _mount("ray-token", TOKEN) | {"readOnly": True}]
@@ -126,10 +130,10 @@ def _told(shape: Shape) -> str:
 
 
 def _worker(shape: Shape, fleet: FleetSpec, kubernetes: KubernetesFleet) -> Document:
-    own, pool = shape.spec.kubernetes or KubernetesPool(), shape.spec
+    pool_settings, pool = shape.spec.kubernetes or KubernetesPool(), shape.spec
     limits = {"cpu": str(pool.cpus), "memory": _quantity(shape.memory_bytes)}
     if shape.devices:
-        limits[_device_resource(shape, own)] = str(shape.devices)
+        limits[_device_resource(shape, pool_settings)] = str(shape.devices)
     container = _container("ray-worker", pool.image, fleet.name, _variables(shape, fleet, kubernetes)) | {
         "resources": _amounts(limits),
         "volumeMounts": [_mount("polyfleet", HOME), *_shared_mounts(kubernetes)],
@@ -137,12 +141,12 @@ def _worker(shape: Shape, fleet: FleetSpec, kubernetes: KubernetesFleet) -> Docu
         "lifecycle": {"preStop": {"exec": {"command": ["python", "-m", "cluster.termination_notice"]}}},
     }
     volumes = [{"name": "polyfleet", "emptyDir": {}}, *_shared_volumes(kubernetes)]
-    account: Document = {"serviceAccountName": own.service_account} if own.service_account else {}
+    account: Document = {"serviceAccountName": pool_settings.service_account} if pool_settings.service_account else {}
     return (
         _pod(container, volumes, kubernetes)
         | {"terminationGracePeriodSeconds": GRACE_S}
         | (account or {"automountServiceAccountToken": False})
-        | _placement(_selector(shape, own), _taints(shape) + _tolerations(own.tolerations))
+        | _placement(_selector(shape, pool_settings), _taints(shape) + _tolerations(pool_settings.tolerations))
     )
 
 
@@ -152,28 +156,32 @@ def _variables(shape: Shape, fleet: FleetSpec, kubernetes: KubernetesFleet) -> d
     return {"POLYFLEET_NODE_DIR": f"{HOME}/node"} | shape.variables(folders[shape.pool], neighbours)
 
 
-def _device_resource(shape: Shape, own: KubernetesPool) -> str:
-    known = own.resource or catalogue.vendor(shape.spec.backend).kubernetes_resource
-    if not known:
+def _device_resource(shape: Shape, pool_settings: KubernetesPool) -> str:
+    resource = pool_settings.resource or catalogue.vendor(shape.spec.backend).kubernetes_resource
+    if not resource:
         raise SpecError(
-            f"pools.{shape.pool}.kubernetes.resource", f"no device plugin of {shape.spec.backend} is known",
-            "name what it counts, as `kubectl describe node` shows it"
+            f"pools.{shape.pool}.kubernetes.resource",
+            f"the resource of {shape.spec.backend}'s device plugin is not known",
+            "write the name of its resource, as `kubectl describe node` shows it"
         )  # fmt: skip
-    return known
+    return resource
 
 
-def _selector(shape: Shape, own: KubernetesPool) -> dict[str, str]:
-    """The user's, else those that the catalogue knows; GKE's two of a TPU slice always: Ray reads them."""
-    known = _known_selector(shape)
-    if own.node_selector is not None:
-        return (known if shape.spec.topology else {}) | own.node_selector
-    return known | (_spot(shape.pool, known) if shape.spec.spot else {})
+def _selector(shape: Shape, pool_settings: KubernetesPool) -> dict[str, str]:
+    """Return the user's node selector, else the catalogue's.
+
+    GKE's two labels of a TPU slice are always included, because Ray reads them.
+    """
+    selector = _known_selector(shape)
+    if pool_settings.node_selector is not None:
+        return (selector if shape.spec.topology else {}) | pool_settings.node_selector
+    return selector | (_spot(shape.pool, selector) if shape.spec.spot else {})
 
 
-def _spot(pool: str, known: dict[str, str]) -> dict[str, str]:
-    for start, mark in SPOT.items():
-        if any(key.startswith(start) for key in known):
-            return mark
+def _spot(pool: str, selector: dict[str, str]) -> dict[str, str]:
+    for prefix, labels in SPOT.items():
+        if any(key.startswith(prefix) for key in selector):
+            return labels
     raise lacking(
         f"pools.{pool}.kubernetes.node_selector",
         "a pool of spot machines on an unknown cloud",
@@ -182,9 +190,9 @@ def _spot(pool: str, known: dict[str, str]) -> dict[str, str]:
 
 
 def _known_selector(shape: Shape) -> dict[str, str]:
-    key, _, same = catalogue.vendor(shape.spec.backend).kubernetes_selector.partition("=")
-    known = catalogue.kubernetes_label(shape.kind, shape.devices)
-    value = same or (known.label if known else "")
+    key, _, common_value = catalogue.vendor(shape.spec.backend).kubernetes_selector.partition("=")
+    label = catalogue.kubernetes_label(shape.kind, shape.devices)
+    value = common_value or (label.label if label else "")
     return ({key: value} if key and value else {}) | (
         {TPU_TOPOLOGY: shape.spec.topology} if shape.spec.topology else {}
     )
@@ -195,17 +203,17 @@ def _taints(shape: Shape) -> list[Document]:
     return [{"key": taint, "operator": "Exists", "effect": "NoSchedule"}] if taint else []
 
 
-def _tolerations(given: Tolerations) -> list[Document]:
-    return [toleration.model_dump(exclude_defaults=True) for toleration in given]
+def _tolerations(tolerations: Tolerations) -> list[Document]:
+    return [toleration.model_dump(exclude_defaults=True) for toleration in tolerations]
 
 
 def _placement(selector: dict[str, str], tolerations: list[Document]) -> Document:
-    found = {"nodeSelector": selector, "tolerations": tolerations}
-    return {key: value for key, value in found.items() if value}
+    fields = {"nodeSelector": selector, "tolerations": tolerations}
+    return {key: value for key, value in fields.items() if value}
 
 
 def _container(name: str, image: str, fleet: str, variables: dict[str, str]) -> Document:
-    """Kubernetes expands $(NAME) in values; what users wrote stays as it is."""
+    """Return a container. `$(` in values is escaped, because Kubernetes would expand $(NAME)."""
     return {
         "name": name,
         "image": image,
@@ -217,9 +225,9 @@ def _container(name: str, image: str, fleet: str, variables: dict[str, str]) -> 
 
 def _pod(container: Document, volumes: list[Document], kubernetes: KubernetesFleet) -> Document:
     secrets = [{"name": name} for name in kubernetes.image_pull_secrets]
-    pulled = {"imagePullSecrets": secrets} if secrets else {}
+    pull_secrets = {"imagePullSecrets": secrets} if secrets else {}
     group = {} if kubernetes.fs_group is None else {"securityContext": {"fsGroup": kubernetes.fs_group}}
-    return {"containers": [container], "volumes": volumes} | pulled | group
+    return {"containers": [container], "volumes": volumes} | pull_secrets | group
 
 
 def _amounts(limits: dict[str, str]) -> Document:
@@ -240,18 +248,18 @@ def _shared_mounts(kubernetes: KubernetesFleet) -> list[Document]:
 
 
 def _quantity(size: int) -> str:
-    """In the largest unit that divides it."""
+    """Return the size in the largest unit that divides it."""
     units = [(1 << 40, "Ti"), (10**12, "T"), (1 << 30, "Gi"), (10**9, "G"), (1 << 20, "Mi"), (10**6, "M")]
     return next((f"{size // unit}{name}" for unit, name in units if size % unit == 0), str(size))
 
 
-def _remarks(kubernetes: KubernetesFleet, found: list[Shape]) -> list[str]:
-    said = []
+def _remarks(kubernetes: KubernetesFleet, pool_shapes: list[Shape]) -> list[str]:
+    remarks = []
     if not kubernetes.storage_claim:
-        said.append("without kubernetes.storage_claim checkpoints lie in pods and are lost with them")
-    for shape in found:
-        own = shape.spec.kubernetes or KubernetesPool()
-        if shape.devices and not _selector(shape, own):
-            told = f"no label of nodes with {shape.kind} is known: any node with such devices may be taken"
-            said.append(f"pool {shape.pool}: {told}; pools.{shape.pool}.kubernetes.node_selector names one")
-    return said
+        remarks.append("without kubernetes.storage_claim, checkpoints are stored in pods and are lost with them")
+    for shape in pool_shapes:
+        pool_settings = shape.spec.kubernetes or KubernetesPool()
+        if shape.devices and not _selector(shape, pool_settings):
+            problem = f"no node label of {shape.kind} is known, so pods may run on any node with such devices"
+            remarks.append(f"pool {shape.pool}: {problem}; name a label in pools.{shape.pool}.kubernetes.node_selector")
+    return remarks

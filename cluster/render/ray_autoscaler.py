@@ -1,7 +1,7 @@
-"""A YAML for Ray's cluster launcher (`ray up`) and its autoscaler: one node type per pool.
+"""Render a YAML file for Ray's cluster launcher (`ray up`) and its autoscaler: one node type per pool.
 
-Ray tells a node its type's resources and labels by variables of `ray start`; what our agents read goes into a file that
-each type's own setup commands write, since the commands that start Ray are the same for all types.
+Ray passes a type's resources and labels to its nodes in variables of `ray start`. The variables of our agents go into a
+file that each type's own setup commands write, because the commands that start Ray are the same for all types.
 """
 
 import json
@@ -22,12 +22,15 @@ NEEDED = ("cpus",)
 HEAD = "head"
 FOLDER = "~/.polyfleet-node"
 VARIABLES = f"{FOLDER}/env"
-TOKEN = "~/.ray/auth_token"  # noqa: S105 - where Ray looks for it
+TOKEN = "~/.ray/auth_token"  # noqa: S105 - the path that Ray reads
 PORT = 6379
 
 
 def render(fleet: FleetSpec) -> tuple[str, list[str]]:
-    """The file, and what whoever runs `ray up` should know. Raises SpecError, also for what Ray's schema refuses."""
+    """Return the file, and remarks for the user.
+
+    Raises SpecError, also for fields that Ray's schema refuses.
+    """
     launcher = fleet.ray_autoscaler
     if launcher is None or launcher.head is None:
         field = "ray_autoscaler" if launcher is None else "ray_autoscaler.head"
@@ -35,11 +38,14 @@ def render(fleet: FleetSpec) -> tuple[str, list[str]]:
         raise lacking(field, "a cluster-launcher file", f"write e.g. ray_autoscaler: {example}")
     if HEAD in fleet.pools:
         raise SpecError(f"pools.{HEAD}", "is the name of the head's own node type", "rename the pool")
-    found = shapes(fleet, NEEDED)
-    types = {HEAD: _head_type(launcher.head)} | {shape.pool: _type(shape) for shape in found}
+    pool_shapes = shapes(fleet, NEEDED)
+    types = {HEAD: _head_type(launcher.head)} | {shape.pool: _type(shape) for shape in pool_shapes}
     document = (
         {Note(_preface(fleet.name)): None, "cluster_name": fleet.name}
-        | {"max_workers": sum(shape.most for shape in found), "idle_timeout_minutes": launcher.idle_timeout_s / 60}
+        | {
+            "max_workers": sum(shape.most for shape in pool_shapes),
+            "idle_timeout_minutes": launcher.idle_timeout_s / 60,
+        }
         | {"provider": launcher.provider, "auth": launcher.auth, **_docker(fleet, launcher)}
         | {"available_node_types": types, "head_node_type": HEAD}
         | _files(launcher)
@@ -52,26 +58,29 @@ def render(fleet: FleetSpec) -> tuple[str, list[str]]:
 def _preface(name: str) -> str:
     return f"""Fleet {name}, rendered by Polyfleet {VERSION} for `ray up` of Ray {ray_version()}.
 
-Machines or images must hold the same Python, to the patch version, as the machine that runs `ray up`. Where a type has
-no setup_commands of your own, Polyfleet {VERSION} is installed by pip. Nothing secret stands in this file.
+Machines or images must have the same Python, to the patch version, as the machine that runs `ray up`. If a type has no
+setup_commands of your own, pip installs Polyfleet {VERSION}. This file contains no secrets.
 
-  umask 077; ray get-auth-token --generate > /dev/null      # once: makes {TOKEN}
+  umask 077; ray get-auth-token --generate > /dev/null      # once: creates {TOKEN}
   ray up THIS_FILE
   ray attach THIS_FILE
   polyfleet up --address "$(hostname -I | cut -d' ' -f1):{PORT}"      # on that machine
 
-The last with `-f FLEET_FILE` as well where pools grow: the file that this one was rendered from."""
+If pools grow, add `-f FLEET_FILE` to the last command: the file that this one was rendered from."""
 
 
 def _docker(fleet: FleetSpec, launcher: AutoscalerFleet) -> Document:
-    """Pools with images make all nodes run in containers, the head too."""
+    """Return Ray's container settings.
+
+    If pools have images, all nodes run in containers, including the head.
+    """
     images = {f"pools.{name}.image": pool.image for name, pool in fleet.pools.items()}
     if not any(images.values()):
         return {}
     for field, image in {"ray_autoscaler.head_image": launcher.head_image, **images}.items():
         if not image:
-            said = "a fleet whose pools have images"
-            raise lacking(field, said, "name one for each, or for none: Ray runs all nodes in containers, or none")
+            what = "a fleet whose pools have images"
+            raise lacking(field, what, "name an image for each, or for none: Ray runs all nodes in containers, or none")
     options = ["--ulimit nofile=65536:65536", "--shm-size=8g"]
     return {"docker": {"image": launcher.head_image, "container_name": "polyfleet", "run_options": options}}
 
@@ -87,27 +96,29 @@ def _head_type(head: AutoscalerPool) -> Document:
 
 
 def _type(shape: Shape) -> Document:
-    own = shape.spec.ray_autoscaler
+    pool_settings = shape.spec.ray_autoscaler
     field = f"pools.{shape.pool}"
-    if own is None:
+    if pool_settings is None:
         example = "{node_config: {InstanceType: p5.48xlarge}}"
-        raise lacking(f"{field}.ray_autoscaler", "this pool", f"say what the cloud calls the machine, e.g. {example}")
+        raise lacking(
+            f"{field}.ray_autoscaler", "this pool", f"write the cloud's name of the machine type, e.g. {example}"
+        )
     if shape.hosts > 1:
         raise SpecError(
             f"{field}.topology", f"Ray's launcher starts no slices of {shape.hosts} machines ({shape.spec.topology})",
-            "take a slice of one machine, or `polyfleet render kuberay` for GKE"
+            "choose a slice of one machine, or use `polyfleet render kuberay` for GKE"
         )  # fmt: skip
     image = {"docker": {"worker_image": shape.spec.image}} if shape.spec.image else {}
-    told = f"{shape.devices} x {shape.kind} per node" if shape.devices else "CPUs"
+    devices = f"{shape.devices} x {shape.kind} per node" if shape.devices else "CPUs"
     return {
-        Note(f"\npool {shape.pool}: {told}"): None,
-        "node_config": own.node_config,
+        Note(f"\npool {shape.pool}: {devices}"): None,
+        "node_config": pool_settings.node_config,
         "resources": shape.resources(),
         "labels": shape.labels(),
         "min_workers": shape.least,
         "max_workers": shape.most,
         **image,
-        "worker_setup_commands": [*_installing(shape, own), _writing(_variables(shape))],
+        "worker_setup_commands": [*_installing(shape, pool_settings), _writing(_variables(shape))],
     }
 
 
@@ -115,16 +126,16 @@ def _variables(shape: Shape) -> dict[str, str]:
     return settings() | shape.variables(shape.spec.storage)
 
 
-def _installing(shape: Shape, own: AutoscalerPool) -> list[str]:
-    """An image has it all; its user's own commands come in place of ours."""
-    if own.setup_commands or shape.spec.image:
-        return list(own.setup_commands)
-    wanted = [f"polyfleet=={VERSION}", f"ray=={ray_version()}", *shape.spec.environment.requirements]
-    return [f"python3 -m pip install {shlex.join(wanted)}"]
+def _installing(shape: Shape, pool_settings: AutoscalerPool) -> list[str]:
+    """Return the installation commands: the user's own if there are any; none for an image; else ours."""
+    if pool_settings.setup_commands or shape.spec.image:
+        return list(pool_settings.setup_commands)
+    requirements = [f"polyfleet=={VERSION}", f"ray=={ray_version()}", *shape.spec.environment.requirements]
+    return [f"python3 -m pip install {shlex.join(requirements)}"]
 
 
 def _writing(variables: dict[str, str]) -> str:
-    """A command that writes the file the starting commands read."""
+    """Return a command that writes the variables to the file that the start commands read."""
     lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())]
     folder = f'export POLYFLEET_NODE_DIR="$HOME{FOLDER.removeprefix("~")}/node"'
     quoted = " ".join(shlex.quote(line) for line in [*lines, folder])
@@ -140,27 +151,33 @@ def _files(launcher: AutoscalerFleet) -> Document:
 
 
 def _commands(launcher: AutoscalerFleet, head: AutoscalerPool) -> Document:
-    """Ray's own defaults would listen with the dashboard on every interface and know no token."""
+    """Return the setup and start commands.
+
+    Ray's own defaults have no token, and their dashboard listens on every interface.
+    """
     token = f'chmod 600 {TOKEN}; export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$HOME{TOKEN.removeprefix("~")}"'
-    before = f"ulimit -n 65536; . {VARIABLES}; {token}"
-    installed = () if launcher.head_image else (f"python3 -m pip install polyfleet=={VERSION} ray=={ray_version()}",)
-    own = list(head.setup_commands) or [*installed, *_of_the_cloud(str(launcher.provider.get("type", "")))]
+    prelude = f"ulimit -n 65536; . {VARIABLES}; {token}"
+    install = () if launcher.head_image else (f"python3 -m pip install polyfleet=={VERSION} ray=={ray_version()}",)
+    setup = list(head.setup_commands) or [*install, *_of_the_cloud(str(launcher.provider.get("type", "")))]
     return {
         "initialization_commands": [],
         "setup_commands": [],
-        "head_setup_commands": [*own, _writing(settings() | {"RAY_enable_autoscaler_v2": "1"})],
+        "head_setup_commands": [*setup, _writing(settings() | {"RAY_enable_autoscaler_v2": "1"})],
         "worker_setup_commands": [],
         "head_start_ray_commands": [
             "ray stop",
-            f"{before}; ray start --head --port={PORT} --autoscaling-config=~/ray_bootstrap_config.yaml --num-cpus=0"
+            f"{prelude}; ray start --head --port={PORT} --autoscaling-config=~/ray_bootstrap_config.yaml --num-cpus=0"
             " --include-dashboard=false --labels=polyfleet.io/role=head",
         ],
-        "worker_start_ray_commands": ["ray stop", f"{before}; ray start --address=$RAY_HEAD_IP:{PORT}"],
+        "worker_start_ray_commands": ["ray stop", f"{prelude}; ray start --address=$RAY_HEAD_IP:{PORT}"],
     }
 
 
 def _of_the_cloud(provider: str) -> list[str]:
-    """What Ray's own file for the cloud installs on the head, where the autoscaler runs: the cloud's library."""
+    """Return the setup commands of Ray's own file for the cloud.
+
+    They install the cloud's library on the head, where the autoscaler runs.
+    """
     ray = _ray()
     defaults = ray / "autoscaler" / provider / "defaults.yaml" if ray and provider.isalpha() else None
     if defaults is None or not defaults.is_file():
@@ -170,13 +187,16 @@ def _of_the_cloud(provider: str) -> list[str]:
 
 
 def _ray() -> Path | None:
-    """The folder of the Ray that is installed, found without importing it."""
-    found = find_spec("ray")
-    return Path(found.origin).parent if found and found.origin else None
+    """Return the folder of the installed Ray, without importing it."""
+    spec = find_spec("ray")
+    return Path(spec.origin).parent if spec and spec.origin else None
 
 
 def _as_ray_takes_it(document: Document) -> None:
-    """Raises SpecError with Ray's own words for what its schema refuses, as in `provider` or `auth`."""
+    """Check the file against Ray's schema.
+
+    Raises SpecError with Ray's message, e.g. for `provider` or `auth`.
+    """
     import jsonschema  # Ray's own dependency, and slow to import
 
     if (ray := _ray()) is None:
@@ -199,5 +219,6 @@ def _remarks(fleet: FleetSpec) -> list[str]:
     if not local:
         return []
     return [
-        f"checkpoints of {', '.join(local)} lie on their machines and go with them; `storage` names a shared folder"
+        f"checkpoints of {', '.join(local)} are stored on their machines and are lost with them; "
+        "name a shared folder in `storage`"
     ]

@@ -1,6 +1,6 @@
-"""What a pool's nodes are for an engine: kind and number of devices, how many nodes there may be, what they are told.
+"""Shape of a pool's nodes for an engine: devices, number of nodes, labels and variables.
 
-Where a pool lacks what the engine needs, a SpecError names the field and what to write.
+If a pool lacks something that the engine needs, a SpecError names the field and what to write.
 """
 
 import hashlib
@@ -19,18 +19,18 @@ from cluster.render.spec import size_bytes, split_accelerators
 
 HOOK = "cluster.ray_start_hook.prepare_node_of_an_engine"
 EXAMPLES = {
-    "accelerators": "write kind and count of one node, e.g. nvidia:H100-80GB:8",
-    "cpus": "write how many CPUs one node has, e.g. 96",
-    "memory": "write how much memory one node has, e.g. 1800GB",
+    "accelerators": "write kind and count per node, e.g. nvidia:H100-80GB:8",
+    "cpus": "write the number of CPUs per node, e.g. 96",
+    "memory": "write the memory per node, e.g. 1800GB",
     "image": "name a container image that has Ray, Polyfleet and the pool's torch",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Nodes of one pool, between `least` and `most`, of which `hosts` come and go as one: a TPU slice.
+    """Nodes of one pool, between `least` and `most`. `hosts` of them start and stop together: a TPU slice.
 
-    `kind` is "cpu" where there are no `devices`; `resource` is Ray's for them.
+    `kind` is "cpu" if there are no `devices`; `resource` is the Ray resource of the devices.
     """
 
     pool: str
@@ -51,11 +51,11 @@ class Shape:
         return size_bytes(self.spec.memory) if self.spec.memory else 0
 
     def resources(self) -> dict[str, int]:
-        """Of one node, as Ray counts."""
+        """Return the Ray resources of one node."""
         return {"CPU": self.spec.cpus or 0} | ({self.resource: self.devices} if self.devices else {})
 
     def labels(self) -> dict[str, str]:
-        """Ray's labels of its nodes; our agents and Ray's autoscaler go by them."""
+        """Return the Ray labels of its nodes, which our agents and Ray's autoscaler use."""
         return {
             "polyfleet.io/pool": self.pool,
             "polyfleet.io/backend": self.spec.backend,
@@ -63,42 +63,48 @@ class Shape:
         } | self.spec.labels
 
     def variables(self, storage: str = "", neighbours: Mapping[str, str] | None = None) -> dict[str, str]:
-        """What the agent of each of its nodes reads from its environment (cluster/raylets.py tells ours the same)."""
-        told = {
+        """Return the variables that the agents of its nodes read; cluster/raylets.py sets the same ones."""
+        variables = {
             "POLYFLEET_POOL": self.pool,
             "POLYFLEET_BACKEND": self.spec.backend,
             "POLYFLEET_ENVIRONMENT": environment_name(self.spec),
         }
         if self.spec.devices > 1:
-            told["POLYFLEET_DEVICES"] = str(self.spec.devices)
+            variables["POLYFLEET_DEVICES"] = str(self.spec.devices)
         if self.spec.env:
-            told["POLYFLEET_POOL_VARIABLES"] = ",".join(self.spec.env)
+            variables["POLYFLEET_POOL_VARIABLES"] = ",".join(self.spec.env)
         if storage:
-            told["POLYFLEET_STORAGE"] = storage
+            variables["POLYFLEET_STORAGE"] = storage
         if neighbours:
-            told["POLYFLEET_NEIGHBOURS"] = json.dumps(dict(neighbours))
-        return told | self.spec.env
+            variables["POLYFLEET_NEIGHBOURS"] = json.dumps(dict(neighbours))
+        return variables | self.spec.env
 
 
 def environment_name(pool: PoolSpec) -> str:
-    """As labels tell it. An image is an environment of its own: ranks of one group must agree on it."""
+    """Return the environment's name for labels.
+
+    An image is an environment: ranks of one group must agree on it.
+    """
     if pool.image and pool.environment.interpreter == environments.CURRENT:
         return f"image-{hashlib.sha256(pool.image.encode()).hexdigest()[:8]}"
     return pool.environment_name
 
 
 def settings() -> dict[str, str]:
-    """Variables of every Ray node, the head too."""
+    """Return the variables of every Ray node, including the head."""
     return SETTINGS | {"RAY_START_HOOK": HOOK} | unmasked()
 
 
 def ray_version() -> str:
-    """Of the Ray that is installed here: nodes must have the same."""
+    """Return the version of the Ray installed here; nodes must have the same."""
     return version("ray")
 
 
 def shapes(fleet: FleetSpec, needed: tuple[str, ...]) -> list[Shape]:
-    """Of all pools. Raises SpecError where one lacks a `needed` field, or its numbers do not fit each other."""
+    """Return the shapes of all pools.
+
+    Raises SpecError for a missing `needed` field or inconsistent numbers.
+    """
     return [_shape(name, pool, needed) for name, pool in fleet.pools.items()]
 
 
@@ -109,7 +115,7 @@ def lacking(field: str, what: str, remedy: str) -> SpecError:
 def _shape(name: str, pool: PoolSpec, needed: tuple[str, ...]) -> Shape:
     on_cpus = pool.backend == "cpu" or pool.emulated
     if on_cpus and pool.accelerators:
-        raise SpecError(f"pools.{name}.accelerators", "the pool computes on CPUs", "leave it out")
+        raise SpecError(f"pools.{name}.accelerators", "the pool computes on CPUs", "leave the field out")
     for field in (*(() if on_cpus else ("accelerators",)), *needed):
         if not getattr(pool, field):
             raise lacking(f"pools.{name}.{field}", "this pool", EXAMPLES[field])
@@ -120,10 +126,10 @@ def _shape(name: str, pool: PoolSpec, needed: tuple[str, ...]) -> Shape:
     least, most = _range(pool)
     for field, count in (("max_nodes" if pool.max_nodes else "nodes", most), ("min_nodes", least)):
         if count % hosts:
-            whole = " or ".join(str(n) for n in (count // hosts * hosts, (count // hosts + 1) * hosts) if n)
+            valid = " or ".join(str(n) for n in (count // hosts * hosts, (count // hosts + 1) * hosts) if n)
             raise SpecError(
-                f"pools.{name}.{field}", f"a slice {pool.topology} has {hosts} nodes, {count} are not whole slices",
-                f"write {whole}"
+                f"pools.{name}.{field}", f"{count} is not a multiple of {hosts}, the nodes of a slice {pool.topology}",
+                f"write {valid}"
             )  # fmt: skip
     return Shape(name, pool, kind, devices, catalogue.ray_resource(pool.backend, pool.emulated), least, most, hosts)
 
@@ -133,36 +139,39 @@ def _range(pool: PoolSpec) -> tuple[int, int]:
 
 
 def _hosts(name: str, pool: PoolSpec, kind: str, devices: int) -> int:
-    """Of one slice. Raises SpecError for a topology that such nodes cannot make up."""
-    known = catalogue.kubernetes_label(kind, devices)
-    smallest = known.topology if known else ""
+    """Return the number of nodes of one slice.
+
+    Raises SpecError for a topology that such nodes cannot form.
+    """
+    label = catalogue.kubernetes_label(kind, devices)
+    smallest = label.topology if label else ""
     field = f"pools.{name}.topology"
     if not pool.topology:
         if smallest:
-            raise lacking(field, f"a pool of {kind}", f"write the slice's chips, e.g. {smallest}")
+            raise lacking(field, f"a pool of {kind}", f"write the topology of its slices, e.g. {smallest}")
         return 1
     if smallest and pool.topology.count("x") != smallest.count("x"):
         raise SpecError(field, f"{pool.topology} is not a topology of {kind}", f"write it like {smallest}")
     chips = math.prod(map(int, pool.topology.split("x")))
     hosts, rest = divmod(chips, devices)
-    in_slice = known.slice_devices if known else None
+    in_slice = label.slice_devices if label else None
     if rest or (hosts > 1 and in_slice and devices != in_slice):
         per_node = in_slice if in_slice and chips % in_slice == 0 else chips
         raise SpecError(
             f"pools.{name}.accelerators",
-            f"nodes of {devices} chips cannot make up a slice {pool.topology} of {chips}",
+            f"nodes of {devices} chips cannot form a slice {pool.topology} of {chips} chips",
             f"write {kind}:{per_node}",
         )
     return hosts
 
 
 def below(folder: str, name: str) -> str:
-    """A pool's checkpoint folder in one that all nodes see."""
+    """Return a pool's checkpoint folder in a folder that all nodes share."""
     return str(PurePosixPath(folder) / name)
 
 
 def storages(fleet: FleetSpec, folder: str) -> dict[str, str]:
-    """Checkpoint folder of each pool: its own, else one of its name in the shared `folder`."""
+    """Return each pool's checkpoint folder: its own, else one of its name in the shared `folder`."""
     return {name: pool.storage or below(folder, name) for name, pool in fleet.pools.items()}
 
 

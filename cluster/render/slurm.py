@@ -1,8 +1,8 @@
-"""A batch script for Slurm: the fleet lives as long as the job. One pool is a plain job, several are the components of
-a heterogeneous one.
+"""Render a batch script for Slurm. The fleet runs as long as the job.
 
-The batch script runs on the first node of the first pool, starts Ray's head there, then a keeper on every node that
-starts Ray again where it ends, and last Polyfleet's server. Text of users stands in it quoted, or as one checked word.
+One pool is a plain job; several pools are the components of a heterogeneous job. The batch script runs on the first
+node of the first pool. It starts Ray's head there, then, on every node, a keeper that restarts Ray if it ends, and last
+Polyfleet's server. Text from users is in the script in quotes, or as one checked word.
 """
 
 import shlex
@@ -14,7 +14,9 @@ from cluster.version import VERSION
 
 NEEDED = ("cpus",)
 NOTICE_S = 90
-"""Before the time is up the script is told, so that jobs save: they have 30 s, and Slurm may be 60 s off."""
+"""Slurm signals the script this long before its time limit, so that jobs save: they have 30 s, and Slurm's signal may
+be 60 s late.
+"""
 
 HEAD = r"""
 set -euo pipefail
@@ -38,11 +40,11 @@ export POLYFLEET_RAY_ADDRESS=$ip:$port
 polyfleet() { POLYFLEET_HOME=$folder/home "$python" -m orchestrator.cli.main "$@"; }
 ray_head=
 nodes=()
-# Nodes first: their jobs save while the server still answers. Only the keepers are told: Slurm's own signals, and those
-# of an srun that is told to end, go to all processes of a node at once, and nobody would be left to have jobs save.
+# Nodes stop first: their jobs save while the server still answers. Only the keepers get a signal: Slurm's own signals,
+# and those of an srun that is stopped, go to all processes of a node at once, and nothing would be left to save jobs.
 read -r -d '' ending <<'ENDING' || true
 for keeper in /tmp/pf-"$POLYFLEET_BATCH"-*/keeper; do
-  if mv "$keeper" "$keeper.told" 2>/dev/null; then kill -TERM "$(cat "$keeper.told")"; fi
+  if mv "$keeper" "$keeper.stopping" 2>/dev/null; then kill -TERM "$(cat "$keeper.stopping")"; fi
 done
 ENDING
 stop() {
@@ -67,12 +69,12 @@ for ((i = 0; i < 600; i++)); do
   sleep 0.2
 done
 
-# What runs on each node: Ray, started again where it ends while the job does not.
+# This runs on each node: Ray, restarted if it ends before the job.
 read -r -d '' keeper <<'KEEPER' || true
 own=/tmp/pf-$POLYFLEET_BATCH-$POLYFLEET_POOL-$SLURM_PROCID
 mkdir -m 700 "$own" || exit 1
 export POLYFLEET_NODE=$POLYFLEET_POOL-$SLURM_PROCID POLYFLEET_NODE_DIR=$own/node POLYFLEET_HOME=$own/home
-if [ -n "${ROCR_VISIBLE_DEVICES:-}" ]; then  # Ray takes AMD's other variable
+if [ -n "${ROCR_VISIBLE_DEVICES:-}" ]; then  # Ray reads AMD's other variable
   export HIP_VISIBLE_DEVICES=$ROCR_VISIBLE_DEVICES
   unset ROCR_VISIBLE_DEVICES
 fi
@@ -98,32 +100,32 @@ for node in "${nodes[@]}"; do wait "$node" || true; done
 
 
 def render(fleet: FleetSpec) -> tuple[str, list[str]]:
-    """The script, and what whoever submits it should know. Raises SpecError."""
+    """Return the script, and remarks for the user. Raises SpecError."""
     slurm = fleet.slurm
     if slurm is None:
         raise lacking(
             "slurm", "a batch script", "name a folder that all nodes see, e.g. slurm: {folder: /shared/me/polyfleet}"
         )
-    found = shapes(fleet, NEEDED)
+    pool_shapes = shapes(fleet, NEEDED)
     python = _interpreter(fleet)
-    parts = [_preface(fleet.name, slurm), _options(fleet.name, slurm, found)]
+    parts = [_preface(fleet.name, slurm), _options(fleet.name, slurm, pool_shapes)]
     parts.append(f"\nfolder={shlex.quote(slurm.folder)}\npython={shlex.quote(python)}")
     parts.append("\n".join(f"export {name}={shlex.quote(value)}" for name, value in sorted(settings().items())))
-    parts.append(f"everywhere=({_everywhere(len(found))})")
+    parts.append(f"everywhere=({_everywhere(len(pool_shapes))})")
     parts.append(HEAD.rstrip("\n"))
     folders = storages(fleet, f"{slurm.folder}/storage")
-    parts += [_nodes(number, shape, len(found), folders) for number, shape in enumerate(found)]
+    parts += [_nodes(number, shape, len(pool_shapes), folders) for number, shape in enumerate(pool_shapes)]
     return "\n".join(parts) + END, []
 
 
 def _everywhere(pools: int) -> str:
-    """Options of an srun that runs once on each node of the job."""
+    """Return the options of an srun that runs once on each node of the job."""
     components = f"'--het-group={','.join(map(str, range(pools)))}' " if pools > 1 else ""
     return f"{components}--ntasks-per-node=1 --cpus-per-task=1 --mem=0 --gres=none --overlap"
 
 
 def _interpreter(fleet: FleetSpec) -> str:
-    """Of the first pool: the head and the server run in it, too."""
+    """Return the Python of the first pool, in which the head and the server run too."""
     for name, pool in fleet.pools.items():
         if not pool.environment.interpreter.startswith("/"):
             raise lacking(
@@ -135,17 +137,17 @@ def _interpreter(fleet: FleetSpec) -> str:
 
 def _preface(name: str, slurm: SlurmFleet) -> str:
     return f"""#!/bin/bash
-# Fleet {name}, rendered by Polyfleet {VERSION}. It lives as long as this job; jobs and checkpoints in
-# {slurm.folder} stay, and go on in the next one.
+# Fleet {name}, rendered by Polyfleet {VERSION}. It runs as long as this job. Jobs and checkpoints are kept in
+# {slurm.folder}; jobs continue in the next Slurm job.
 #
 #   mkdir -p -m 700 {slurm.folder} && sbatch THIS_FILE
 #
-# Its Pythons must hold Ray and Polyfleet {VERSION}; where Polyfleet is not installed, POLYFLEET_CODE names the folder
-# with its packages. POLYFLEET_HEAD_IP names the address that nodes reach, where it is not the machine's first. The
-# token of Ray is made in that folder, readable by you alone."""
+# The pools' Pythons must have Ray and Polyfleet {VERSION}. If Polyfleet is not installed, set POLYFLEET_CODE to the
+# folder with its code. If nodes cannot reach the machine's first address, set POLYFLEET_HEAD_IP to another. Ray's
+# token is created in that folder, readable by you alone."""
 
 
-def _options(name: str, slurm: SlurmFleet, found: list[Shape]) -> str:
+def _options(name: str, slurm: SlurmFleet, pool_shapes: list[Shape]) -> str:
     common = {
         "job-name": f"polyfleet-{name}",
         "dependency": "singleton",
@@ -156,9 +158,9 @@ def _options(name: str, slurm: SlurmFleet, found: list[Shape]) -> str:
         "qos": slurm.qos,
         "reservation": slurm.reservation,
     }
-    # A component of the first one's name would wait for it: singleton goes by names.
-    names = [{}, *({"job-name": f"polyfleet-{name}-{shape.pool}"} for shape in found[1:])]
-    blocks = [_lines(own | _of_pool(shape)) for own, shape in zip(names, found, strict=True)]
+    # Components need different names: by `singleton`, one would wait for another of the same name.
+    names = [{}, *({"job-name": f"polyfleet-{name}-{shape.pool}"} for shape in pool_shapes[1:])]
+    blocks = [_lines(name_option | _of_pool(shape)) for name_option, shape in zip(names, pool_shapes, strict=True)]
     return "\n".join([_lines(common), "\n#SBATCH hetjob\n".join(blocks)])
 
 
@@ -167,43 +169,43 @@ def _lines(options: dict[str, str]) -> str:
 
 
 def _of_pool(shape: Shape) -> dict[str, str]:
-    own = shape.spec.slurm or SlurmPool()
+    options = shape.spec.slurm or SlurmPool()
     least = max(1, shape.least)
     nodes = str(shape.most) if least == shape.most else f"{least}-{shape.most}"
     memory = f"{shape.memory_bytes >> 20}M" if shape.memory_bytes else ""
     return {
-        "partition": own.partition,
-        "constraint": own.constraint,
+        "partition": options.partition,
+        "constraint": options.constraint,
         "nodes": nodes,
         "ntasks-per-node": "1",
         "cpus-per-task": str(shape.spec.cpus),
         "mem": memory,
-        "gres": _gres(shape, own),
+        "gres": _gres(shape, options),
     }
 
 
-def _gres(shape: Shape, own: SlurmPool) -> str:
-    if own.gres or not shape.devices:
-        return own.gres
+def _gres(shape: Shape, options: SlurmPool) -> str:
+    if options.gres or not shape.devices:
+        return options.gres
     if shape.resource != "GPU":
         raise lacking(
-            f"pools.{shape.pool}.slurm.gres", f"a pool of {shape.kind}", "name it as `scontrol show node` does"
+            f"pools.{shape.pool}.slurm.gres", f"a pool of {shape.kind}", "write it as `scontrol show node` shows it"
         )
     return f"gpu:{shape.devices}"
 
 
 def _nodes(number: int, shape: Shape, pools: int, folders: dict[str, str]) -> str:
-    """Start the keepers of one pool's nodes."""
+    """Return the command that starts the keepers of one pool's nodes."""
     labels = ",".join(f"{key}={value}" for key, value in shape.labels().items())
-    told = shape.variables(folders[shape.pool], others(folders, shape.pool)) | {"POLYFLEET_LABELS": labels}
+    variables_by_name = shape.variables(folders[shape.pool], others(folders, shape.pool)) | {"POLYFLEET_LABELS": labels}
     counts = shape.resources()
-    others_ = {name: count for name, count in counts.items() if name not in ("CPU", "GPU")}
-    custom = "{" + ", ".join(f'"{name}": {count}' for name, count in others_.items()) + "}"
+    other_counts = {name: count for name, count in counts.items() if name not in ("CPU", "GPU")}
+    custom = "{" + ", ".join(f'"{name}": {count}' for name, count in other_counts.items()) + "}"
     python = shape.spec.environment.interpreter
     ray = [python, "-m", "ray.scripts.scripts", "start", "--block", f"--num-cpus={counts['CPU']}",
            f"--num-gpus={counts.get('GPU', 0)}", f"--resources={custom}"]  # fmt: skip
     component = f" --het-group={number}" if pools > 1 else ""
-    variables = " \\\n  ".join(f"{name}={shlex.quote(value)}" for name, value in sorted(told.items()))
+    variables = " \\\n  ".join(f"{name}={shlex.quote(value)}" for name, value in sorted(variables_by_name.items()))
     return f"""
 # pool {shape.pool}, environment {environment_name(shape.spec)}
 srun{component} --ntasks-per-node=1 --cpus-per-task={shape.spec.cpus} --overlap --kill-on-bad-exit=0 env \\

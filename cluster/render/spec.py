@@ -1,6 +1,6 @@
-"""What a fleet file tells engines that start its nodes: fields of a pool and of a fleet, in those engines' own words.
+"""Fields of a fleet file for engines that start its nodes, in the terms of those engines.
 
-What only another engine needs is not read; what the one that is rendered lacks is an error then (shapes.py).
+Rendering for one engine ignores the fields of the others, and refuses a file without its own (shapes.py).
 """
 
 import json
@@ -23,7 +23,7 @@ SLURM_TIME = re.compile(r"[0-9]+|[0-9]+:[0-9]{2}(:[0-9]{2})?|[0-9]+-[0-9]{1,2}(:
 FOLDER = re.compile(r"(/[A-Za-z0-9._+-]+)+")
 MAX_HANDED_BYTES = 16 << 10
 SECRET_KEYS = {"gcp_credentials", "aws_credentials", "aws_secret_access_key", "aws_session_token", "password"}
-"""Of Ray's providers: their values would stand in a file that is shown and committed."""
+"""Keys of Ray's providers that hold secrets: their values would be in a file that is shown and committed."""
 
 
 def _matching(pattern: re.Pattern[str], what: str, remedy: str) -> AfterValidator:
@@ -36,7 +36,10 @@ def _matching(pattern: re.Pattern[str], what: str, remedy: str) -> AfterValidato
 
 
 def split_accelerators(text: str) -> tuple[str, int]:
-    """Kind and count per node of `nvidia:H100-80GB:8`, `H100:8` or `H100`. Raises UserError for an unknown kind."""
+    """Parse `nvidia:H100-80GB:8`, `H100:8` or `H100` as (kind, count per node).
+
+    Raises UserError for an unknown kind.
+    """
     kind, colon, count = text.rpartition(":")
     if colon and count.isascii() and count.isdigit():
         return require_known_kind(kind), int(count)
@@ -46,24 +49,28 @@ def split_accelerators(text: str) -> tuple[str, int]:
 def _accelerators(value: str) -> str:
     kind, count = prefix_field(split_accelerators, value)
     if kind == "cpu" or not 1 <= count <= 256:
-        said = "a CPU is not an accelerator" if kind == "cpu" else f"{count} accelerators in one node"
-        raise WrongValueError(said, "write kind and count of one node, e.g. nvidia:H100-80GB:8; of a CPU leave it out")
+        message = (
+            "a CPU is not an accelerator" if kind == "cpu" else f"{count} accelerators in one node are not possible"
+        )
+        raise WrongValueError(
+            message, "write kind and count (1 to 256) per node, e.g. nvidia:H100-80GB:8; leave the field out for CPUs"
+        )
     return f"{kind}:{count}"
 
 
 def _from_mapping(value: Any) -> Any:
-    """SkyPilot also writes {H100: 8}."""
+    """Accept {H100: 8}, SkyPilot's other form, as `H100:8`."""
     if isinstance(value, dict) and len(value) == 1:
         return ":".join(str(part) for pair in value.items() for part in pair)
     return value
 
 
 def size_bytes(text: str) -> int:
-    """Of `1800GB` or `512GiB`, checked already."""
-    found = SIZE.fullmatch(text)
-    if found is None:
+    """Return the bytes of a size such as `1800GB` or `512GiB`. Raises WrongValueError."""
+    match = SIZE.fullmatch(text)
+    if match is None:
         raise WrongValueError(f"{text[:100]!r} is not a size", "write a number and a unit, e.g. 64GB or 64GiB")
-    number, unit, binary = found.groups()
+    number, unit, binary = match.groups()
     base = 1024 if binary else 1000
     return int(number) * int(base ** ("KMGT".index(unit) + 1))
 
@@ -74,13 +81,13 @@ def _size(value: str) -> str:
 
 
 def _handed_on(value: dict[str, Any]) -> dict[str, Any]:
-    """A mapping that an engine reads and we do not: plain, small, without secrets."""
+    """Check a mapping that is copied to an engine's file: small and without secrets."""
     size = len(json.dumps(value).encode())
     if size > MAX_HANDED_BYTES:
-        raise WrongValueError(f"is {size} bytes, at most {MAX_HANDED_BYTES} are handed on", "shorten it")
-    if found := sorted(SECRET_KEYS & set(_keys(value))):
+        raise WrongValueError(f"is {size} bytes long, at most {MAX_HANDED_BYTES} are allowed", "shorten it")
+    if secrets := sorted(SECRET_KEYS & set(_keys(value))):
         raise WrongValueError(
-            f"{found[0]!r} would stand in the rendered file", "leave it out: Ray reads the cloud's own login files"
+            f"{secrets[0]!r} would be in the rendered file", "leave it out: Ray reads the cloud's own login files"
         )
     return value
 
@@ -91,11 +98,13 @@ def _keys(value: Any) -> list[str]:
     return [key for inner in value for key in _keys(inner)] if isinstance(value, list) else []
 
 
-Image = Annotated[str, _matching(IMAGE, "an image", "write it as `docker pull` takes it, e.g. registry/name:tag")]
-KubernetesName = Annotated[str, _matching(KUBERNETES_NAME, "a name of Kubernetes", "use a-z, 0-9, `-` and `.`")]
-Qualified = Annotated[str, _matching(QUALIFIED, "a key of Kubernetes", "write it as PREFIX/NAME")]
-LabelValue = Annotated[str, _matching(LABEL_VALUE, "a label's value", "use up to 63 letters, digits, `-`, `_`, `.`")]
-SlurmWord = Annotated[str, _matching(SLURM_WORD, "one word of Slurm's", "write it as behind the option of sbatch")]
+Image = Annotated[str, _matching(IMAGE, "an image", "write it as for `docker pull`, e.g. registry/name:tag")]
+KubernetesName = Annotated[str, _matching(KUBERNETES_NAME, "a Kubernetes name", "use a-z, 0-9, `-` and `.`")]
+Qualified = Annotated[str, _matching(QUALIFIED, "a Kubernetes label key", "write it as PREFIX/NAME")]
+LabelValue = Annotated[str, _matching(LABEL_VALUE, "a label value", "use up to 63 letters, digits, `-`, `_`, `.`")]
+SlurmWord = Annotated[
+    str, _matching(SLURM_WORD, "a value of an sbatch option", "write it as for `sbatch`, without spaces or quotes")
+]
 Size = Annotated[str, AfterValidator(_size)]
 Whole = Annotated[int, Field(strict=True, ge=1, le=4096)]
 Handed = Annotated[dict[str, Any], AfterValidator(_handed_on)]
@@ -104,7 +113,7 @@ Selector = dict[Qualified, LabelValue]
 
 
 class Toleration(BaseModel, extra="forbid", frozen=True):
-    """As in a pod."""
+    """A toleration, as in a pod."""
 
     key: Qualified = ""
     operator: Literal["Exists", "Equal"] = "Equal"
@@ -116,71 +125,78 @@ Tolerations = Annotated[tuple[Toleration, ...], Field(max_length=32)]
 
 
 class KubernetesPool(BaseModel, extra="forbid", frozen=True):
-    """Of a pool's pods."""
+    """Settings of a pool's pods."""
 
     node_selector: Selector | None = Field(
-        default=None, description="Labels of their nodes, in place of those the catalogue knows; {}: none"
+        default=None, description="Labels of their nodes, in place of those of the catalogue ({}: none)"
     )
-    tolerations: Tolerations = Field(default=(), description="Beside that of the vendor's own taint")
+    tolerations: Tolerations = Field(default=(), description="Tolerations in addition to that of the vendor's taint")
     resource: Qualified = Field(
-        default="", description="The device plugin's resource where it is not the usual one, e.g. gpu.intel.com/i915"
+        default="", description="Resource of the device plugin, if it is not the usual one, e.g. gpu.intel.com/i915"
     )
-    service_account: KubernetesName = Field(default="", description="Its token is then mounted for jobs, too")
+    service_account: KubernetesName = Field(
+        default="", description="Service account of the pods; its token is then mounted for jobs too"
+    )
 
 
 class KubernetesHead(BaseModel, extra="forbid", frozen=True):
-    """The pod of Ray's head, where Polyfleet's server runs too. It runs no jobs."""
+    """Settings of the pod with Ray's head and Polyfleet's server. It runs no jobs."""
 
-    image: Image = Field(description="Has Ray and Polyfleet")
+    image: Image = Field(description="Image with Ray and Polyfleet")
     cpus: Whole = 2
     memory: Size = "8GB"
     home_claim: KubernetesName = Field(
-        default="", description="PersistentVolumeClaim of the home: jobs outlive the pod; without, they end with it"
+        default="",
+        description="PersistentVolumeClaim of the home, so that jobs outlive the pod (default: they end with it)",
     )
     node_selector: Selector = {}
     tolerations: Tolerations = ()
 
 
 class KubernetesFleet(BaseModel, extra="forbid", frozen=True):
-    """For `polyfleet render kuberay`."""
+    """Settings for `polyfleet render kuberay`."""
 
     namespace: KubernetesName = "default"
     head: KubernetesHead | None = None
     image_pull_secrets: Annotated[tuple[KubernetesName, ...], Field(max_length=16)] = Field(
-        default=(), description="Names of Secrets that hold a registry's login"
+        default=(), description="Names of Secrets with registry credentials"
     )
     token_secret: KubernetesName = Field(
-        default="", description="Secret with Ray's token under the key auth_token; without, KubeRay makes one"
+        default="", description="Secret with Ray's token under the key auth_token (default: KubeRay creates one)"
     )
     storage_claim: KubernetesName = Field(
-        default="", description="PersistentVolumeClaim (ReadWriteMany) of all pools' checkpoints"
+        default="", description="PersistentVolumeClaim (ReadWriteMany) for the checkpoints of all pools"
     )
     fs_group: Annotated[int, Field(strict=True, ge=0, lt=1 << 31)] | None = Field(
-        default=None, description="Group that may write to claims, where images do not run as root"
+        default=None, description="Group that may write to claims, if images do not run as root"
     )
-    idle_timeout_s: Whole = Field(default=300, description="After so long an idle node above min_nodes is given back")
+    idle_timeout_s: Whole = Field(
+        default=300, description="Seconds after which an idle node above min_nodes is released"
+    )
 
 
 class AutoscalerPool(BaseModel, extra="forbid", frozen=True):
-    """Of a pool's machines."""
+    """Settings of a pool's machines."""
 
-    node_config: Handed = Field(description="What the cloud calls such a machine, e.g. {InstanceType: p5.48xlarge}")
+    node_config: Handed = Field(description="Machine type in the cloud's terms, e.g. {InstanceType: p5.48xlarge}")
     setup_commands: Annotated[tuple[Command, ...], Field(max_length=64)] = Field(
-        default=(), description="In place of those that install Polyfleet and the pool's requirements"
+        default=(), description="Commands in place of those that install Polyfleet and the pool's requirements"
     )
 
 
 class AutoscalerFleet(BaseModel, extra="forbid", frozen=True):
-    """For `polyfleet render ray-autoscaler`."""
+    """Settings for `polyfleet render ray-autoscaler`."""
 
-    provider: Handed = Field(description="As Ray's cluster launcher has it, e.g. {type: aws, region: us-west-2}")
-    auth: Handed = Field(default={}, description="As Ray has it, e.g. {ssh_user: ubuntu}")
-    head: AutoscalerPool | None = Field(default=None, description="The machine of Ray's head; it runs no jobs")
-    head_image: Image = Field(default="", description="Where pools have an image: that of the head")
+    provider: Handed = Field(description="Provider as in Ray's cluster launcher, e.g. {type: aws, region: us-west-2}")
+    auth: Handed = Field(default={}, description="Login as in Ray's cluster launcher, e.g. {ssh_user: ubuntu}")
+    head: AutoscalerPool | None = Field(default=None, description="Machine of Ray's head, which runs no jobs")
+    head_image: Image = Field(default="", description="Image of the head; required if pools have images")
     token_file: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f]+$")] = Field(
-        default="~/.ray/auth_token", description="Ray's token on the machine that runs `ray up`"
+        default="~/.ray/auth_token", description="File of Ray's token on the machine that runs `ray up`"
     )
-    idle_timeout_s: Whole = Field(default=300, description="After so long an idle node above min_nodes is given back")
+    idle_timeout_s: Whole = Field(
+        default=300, description="Seconds after which an idle node above min_nodes is released"
+    )
 
 
 class SlurmPool(BaseModel, extra="forbid", frozen=True):
@@ -188,17 +204,17 @@ class SlurmPool(BaseModel, extra="forbid", frozen=True):
 
     partition: SlurmWord = ""
     constraint: SlurmWord = ""
-    gres: SlurmWord = Field(default="", description="Where it is not gpu:COUNT, e.g. gpu:h100:8")
+    gres: SlurmWord = Field(default="", description="Generic resources, if not gpu:COUNT, e.g. gpu:h100:8")
 
 
 class SlurmFleet(BaseModel, extra="forbid", frozen=True):
-    """For `polyfleet render slurm`."""
+    """Settings for `polyfleet render slurm`."""
 
-    folder: Annotated[str, _matching(FOLDER, "a plain absolute path", "use letters, digits and `._+-` from / on")] = (
-        Field(description="Shared by all nodes: token, jobs, checkpoints, logs; yours alone")
-    )
-    time: Annotated[str, _matching(SLURM_TIME, "a time of Slurm's", "write e.g. 12:00:00 or 2-00:00:00")] = Field(
-        default="", description="After so long Slurm ends the fleet; jobs go on in the next one"
+    folder: Annotated[
+        str, _matching(FOLDER, "a plain absolute path", "write a path from / with letters, digits and `._+-`")
+    ] = Field(description="Folder shared by all nodes and readable by you alone, for token, jobs, checkpoints and logs")
+    time: Annotated[str, _matching(SLURM_TIME, "a Slurm time", "write e.g. 12:00:00 or 2-00:00:00")] = Field(
+        default="", description="Time limit of the Slurm job; jobs continue in the next one"
     )
     account: SlurmWord = ""
     qos: SlurmWord = ""
@@ -209,16 +225,16 @@ Accelerators = Annotated[
     str,
     BeforeValidator(_from_mapping),
     AfterValidator(_accelerators),
-    Field(description="Kind and count of one node, e.g. nvidia:H100-80GB:8 (`render`)"),
+    Field(description="Kind and count per node, e.g. nvidia:H100-80GB:8 (`render`)"),
 ]
 Topology = Annotated[
     str,
-    _matching(TOPOLOGY, "a topology", "write chips by chips, e.g. 4x4 or 2x2x4"),
-    Field(description="Of a TPU slice, e.g. 4x4; its nodes come and go as one (`render`)"),
+    _matching(TOPOLOGY, "a topology", "write the chips per dimension, e.g. 4x4 or 2x2x4"),
+    Field(description="Topology of a TPU slice, e.g. 4x4; its nodes start and stop together (`render`)"),
 ]
-MinNodes = Annotated[int, Field(strict=True, ge=0, le=4096, description="As few nodes as that are kept (`render`)")]
-MaxNodes = Annotated[int, Field(strict=True, ge=1, le=4096, description="As many as that are started (`render`)")]
-Cpus = Annotated[int, Field(strict=True, ge=1, le=4096, description="CPUs of one node (`render`)")]
-Memory = Annotated[Size, Field(description="Of one node, e.g. 1800GB (`render`)")]
-PoolImage = Annotated[Image, Field(description="Container that has Ray, Polyfleet and the vendor's torch (`render`)")]
-Spot = Annotated[bool, Field(strict=True, description="Of machines that may be taken away (`render`)")]
+MinNodes = Annotated[int, Field(strict=True, ge=0, le=4096, description="Minimum number of nodes (`render`)")]
+MaxNodes = Annotated[int, Field(strict=True, ge=1, le=4096, description="Maximum number of nodes (`render`)")]
+Cpus = Annotated[int, Field(strict=True, ge=1, le=4096, description="CPUs per node (`render`)")]
+Memory = Annotated[Size, Field(description="Memory per node, e.g. 1800GB (`render`)")]
+PoolImage = Annotated[Image, Field(description="Container image with Ray, Polyfleet and the vendor's torch (`render`)")]
+Spot = Annotated[bool, Field(strict=True, description="Use spot machines, which the cloud may take away (`render`)")]

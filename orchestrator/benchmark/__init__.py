@@ -1,1 +1,1 @@
-"""Comparing back ends: what the benchmark jobs of several pools measured, joined."""
+"""Benchmark runs: plan jobs on several targets, measure them in common rounds, compare and report the results."""

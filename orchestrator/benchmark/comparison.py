@@ -1,7 +1,7 @@
-"""Cells held against each other by their rounds: what is compared with what, and how. Pure.
+"""Choose each result's reference and compare the two by their rounds. Pure.
 
-A cell here is a line of a run, with its samples: {"case", "column", "host", "precision", "level", "regime", "id",
-"blocks": [{"round", "calls", "parts_s", …}], "blocks_again"}.
+A result here is a line of a run, with its samples: {"case", "column" (the target), "host", "precision", "level",
+"regime", "id", "blocks": [{"round", "calls", "parts_s", …}], "blocks_again"}.
 """
 
 from collections.abc import Iterable
@@ -13,27 +13,30 @@ from workers.benchmark.statistics import Ratio
 Data = dict[str, Any]
 
 
-def find_reference(cell: Data, measured: Iterable[Data]) -> Data | None:
-    """The same case in the first column that has it, at the same precision and level, else at its first ones; within
-    that column its own first way. Of kernels the first that were named, in the same column. None for that itself."""
-    same = [c for c in measured if c["case"] == cell["case"]]
-    named = [c for c in same if c["column"] == cell["column"] and _way(c)[:3] == _way(cell)[:3]]
-    if named and named[0]["id"] != cell["id"]:
-        return named[0]
-    first = [c for c in same if c["column"] == same[0]["column"]]
-    alike = [c for c in first if _way(c) == _way(cell) and c["column"] != cell["column"]]
-    chosen = (alike or first)[0]
-    return None if chosen["id"] == cell["id"] else chosen
+def find_reference(result: Data, measured: Iterable[Data]) -> Data | None:
+    """Find the result to compare with, None for a reference itself.
+
+    It is the same case on the first target that has it, with the same settings, else that target's first settings. On
+    that target, it is the first settings. With several kernels, it is the first kernels on the same target.
+    """
+    of_case = [c for c in measured if c["case"] == result["case"]]
+    kernel_variants = [c for c in of_case if c["column"] == result["column"] and _way(c)[:3] == _way(result)[:3]]
+    if kernel_variants and kernel_variants[0]["id"] != result["id"]:
+        return kernel_variants[0]
+    of_first_target = [c for c in of_case if c["column"] == of_case[0]["column"]]
+    equal_settings = [c for c in of_first_target if _way(c) == _way(result) and c["column"] != result["column"]]
+    reference = (equal_settings or of_first_target)[0]
+    return None if reference["id"] == result["id"] else reference
 
 
-def _way(cell: Data) -> tuple[str, str, str, str]:
-    return cell["precision"], cell["level"], cell["regime"], cell.get("kernels", "")
+def _way(result: Data) -> tuple[str, str, str, str]:
+    return result["precision"], result["level"], result["regime"], result.get("kernels", "")
 
 
-def compare_results(reference: Data, cell: Data) -> Ratio:
-    """Rounds of one host stand side by side; those of two hosts share nothing but their number."""
-    a, b = statistics.by_round(reference["blocks"]), statistics.by_round(cell["blocks"])
+def compare_results(reference: Data, result: Data) -> Ratio:
+    """Compare a result with its reference: paired by round on one host, unpaired on two hosts or with few rounds."""
+    a, b = statistics.by_round(reference["blocks"]), statistics.by_round(result["blocks"])
     common = sorted(a.keys() & b.keys())
-    if reference["host"] == cell["host"] and len(common) >= statistics.LEAST_COMMON:
+    if reference["host"] == result["host"] and len(common) >= statistics.LEAST_COMMON:
         return statistics.paired([a[n] for n in common], [b[n] for n in common])
     return statistics.unpaired(list(a.values()), list(b.values()))

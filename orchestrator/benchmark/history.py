@@ -1,6 +1,7 @@
-"""Runs over time: two of them cell by cell, one against its baseline, and steps in a series. Pure.
+"""Compare runs over time: two runs result by result, a run with its baseline, and steps in a series. Pure.
 
-Rounds of two runs share no background load, so they are never paired; and a busy host proves no regression by itself.
+Rounds of two runs share no background load, so they are never paired; and a busy host alone is no proof of a
+regression.
 """
 
 import math
@@ -17,30 +18,34 @@ from workers.benchmark.statistics import Verdict, fastest_part_s
 
 SAME_OR_FASTER, SLOWER, WRONG, INCONCLUSIVE = 0, 1, 2, 3
 LEAST_RUNS = 2
-"""So many runs a new level must last before it is called a step."""
+"""Minimum number of runs on a new level before it counts as a step."""
 Data = dict[str, Any]
 Key = tuple[str, str, str, str, str, str]
 PARTS = ("case", "precision", "level", "regime", "kernels", "kind")
 
 
-def key(cell: Data, columns: dict[str, Data]) -> Key:
-    """What makes cells of two runs the same: case, precision, level, regime, kernels ("" without any) and kind; of
-    several devices of one kind the column."""
-    kind = str(columns.get(cell["column"], {}).get("kind", cell["column"]))
-    alone = sum(column.get("kind") == kind for column in columns.values()) < 2
-    way = cell["precision"], cell["level"], cell["regime"], str(cell.get("kernels", ""))
-    return cell["case"], *way, kind if alone else cell["column"]
+def key(result: Data, targets: dict[str, Data]) -> Key:
+    """Key that matches results of two runs: case, precision, level, regime, kernels ("" without) and kind.
+
+    If a run has several devices of one kind, their target replaces the kind.
+    """
+    kind = str(targets.get(result["column"], {}).get("kind", result["column"]))
+    is_only_device = sum(target.get("kind") == kind for target in targets.values()) < 2
+    settings = result["precision"], result["level"], result["regime"], str(result.get("kernels", ""))
+    return result["case"], *settings, kind if is_only_device else result["column"]
 
 
 def compare(before: Iterable[Data], after: Iterable[Data], trust_shared: bool = False) -> Data:
-    """{"cells": [row], "only_before", "only_after", "environment": [differences]}. A row has ratio, interval, noise,
-    verdict of the later run. On a host that was not quiet SLOWER is only said with `trust_shared`.
+    """Return {"cells": [row], "only_before", "only_after", "environment": [differences]}.
+
+    A row has ratio, interval, noise and verdict of the later run. If a host was not quiet, SLOWER requires
+    `trust_shared`.
     """
     old, new = _run(before), _run(after)
     both = [k for k in new.cells if k in old.cells]
-    found = [(k, _ratio(old.cells[k], new.cells[k])) for k in both if _timed(old, k) and _timed(new, k)]
-    held = dict(zip([k for k, _ in found], statistics.holm([ratio.p for _, ratio in found]), strict=True))
-    rows = [_row(k, ratio, old, new, held[k], trust_shared) for k, ratio in found]
+    ratios = [(k, _ratio(old.cells[k], new.cells[k])) for k in both if _timed(old, k) and _timed(new, k)]
+    significant = dict(zip([k for k, _ in ratios], statistics.holm([ratio.p for _, ratio in ratios]), strict=True))
+    rows = [_row(k, ratio, old, new, significant[k], trust_shared) for k, ratio in ratios]
     rows += [_untimed(k, old, new) for k in both if not (_timed(old, k) and _timed(new, k))]
     return {
         "before": old.told["run"],
@@ -53,7 +58,7 @@ def compare(before: Iterable[Data], after: Iterable[Data], trust_shared: bool = 
 
 
 def gate(compared: Data) -> int:
-    """0 same or faster, 1 slower, 2 wrong result, 3 inconclusive: the worst of all cells."""
+    """Exit code of a comparison: 2 if a result is wrong, failed or lost, 1 slower, 3 inconclusive, 0 same or faster."""
     statuses = {row["status"] for row in compared["cells"]}
     verdicts = {row["verdict"] for row in compared["cells"] if row["status"] == MEASURED}
     if statuses & {"wrong", "failed", "lost"}:
@@ -70,12 +75,12 @@ class _Run:
 
 def _run(lines: Iterable[Data]) -> _Run:
     lines = list(lines)
-    told = summarize(lines)
-    columns = {column["column"]: column for column in told["columns"]}
-    raw = {line["id"]: line for line in lines if line["line"] == "cell"}
-    cells = {key(cell, columns): cell for cell in raw.values()}
-    summaries = {key(cell, columns): cell for cell in told["cells"]}
-    return _Run(told, cells, summaries, {host["host"]: host["class"] for host in told["hosts"]})
+    summary = summarize(lines)
+    targets = {target["column"]: target for target in summary["columns"]}
+    lines_by_id = {line["id"]: line for line in lines if line["line"] == "cell"}
+    results = {key(result, targets): result for result in lines_by_id.values()}
+    summaries = {key(result, targets): result for result in summary["cells"]}
+    return _Run(summary, results, summaries, {host["host"]: host["class"] for host in summary["hosts"]})
 
 
 def _timed(run: _Run, k: Key) -> bool:
@@ -86,14 +91,14 @@ def _ratio(old: Data, new: Data) -> statistics.Ratio:
     return statistics.unpaired([fastest_part_s(b) for b in old["blocks"]], [fastest_part_s(b) for b in new["blocks"]])
 
 
-def _row(k: Key, ratio: statistics.Ratio, old: _Run, new: _Run, holds: bool, trust_shared: bool) -> Data:
+def _row(k: Key, ratio: statistics.Ratio, old: _Run, new: _Run, is_significant: bool, trust_shared: bool) -> Data:
     noise = max(_noise(old, k), _noise(new, k))
     classes = {run.classes.get(run.cells[k]["host"], "quiet") for run in (old, new)}
-    verdict = statistics.verdict(ratio, noise, holds, "unusable" not in classes)
-    quiet = classes == {"quiet"}
+    verdict = statistics.verdict(ratio, noise, is_significant, "unusable" not in classes)
+    is_quiet = classes == {"quiet"}
     note, before_s = "", old.summaries[k]["undisturbed_s"]
-    if verdict is Verdict.SLOWER and not quiet and not trust_shared:
-        verdict, note = Verdict.INCONCLUSIVE, "slower, on a host that was not quiet: measure both again there"
+    if verdict is Verdict.SLOWER and not is_quiet and not trust_shared:
+        verdict, note = Verdict.INCONCLUSIVE, "slower, but a host was not quiet: measure both again on a quiet host"
     return {
         **_names(k), "status": MEASURED, **asdict(ratio), "noise": noise, "verdict": str(verdict), "note": note,
         "before_s": before_s, "after_s": before_s / ratio.ratio,
@@ -101,15 +106,19 @@ def _row(k: Key, ratio: statistics.Ratio, old: _Run, new: _Run, holds: bool, tru
 
 
 def _noise(run: _Run, k: Key) -> float:
-    told = [cell["noise"] for cell in run.summaries.values() if cell["case"] == k[0] and cell.get("noise") is not None]
-    return float(max(told, default=statistics.LEAST_EFFECT))
+    noises = [
+        result["noise"]
+        for result in run.summaries.values()
+        if result["case"] == k[0] and result.get("noise") is not None
+    ]
+    return float(max(noises, default=statistics.LEAST_EFFECT))
 
 
 def _untimed(k: Key, old: _Run, new: _Run) -> Data:
-    """Of a cell without a time in one of them. What both cannot do is no news."""
-    was, now = old.summaries[k], new.summaries[k]
-    status = now["status"] if now["status"] != was["status"] else "unsupported"
-    return {**_names(k), "status": status, "note": now["reason"] or was["reason"], "verdict": ""}
+    """Row of a result without a time in one of the runs. Failing equally in both counts as unsupported."""
+    before, after = old.summaries[k], new.summaries[k]
+    status = after["status"] if after["status"] != before["status"] else "unsupported"
+    return {**_names(k), "status": status, "note": after["reason"] or before["reason"], "verdict": ""}
 
 
 def _names(k: Key) -> Data:
@@ -117,48 +126,51 @@ def _names(k: Key) -> Data:
 
 
 def _differences(old: Data, new: Data) -> list[Data]:
-    """Per kind what changed between the runs: torch, driver, versions, threads."""
-    before = {column.get("kind"): software(column) for column in old["columns"]}
-    found = []
-    for column in new["columns"]:
-        was, now = before.get(column.get("kind"), {}), software(column)
-        found += [{"kind": column.get("kind"), "what": name, "before": was.get(name, ""), "after": now.get(name, "")}
+    """List changes between the runs per kind: torch, driver, versions, threads."""
+    before = {target.get("kind"): software(target) for target in old["columns"]}
+    changes = []
+    for target in new["columns"]:
+        was, now = before.get(target.get("kind"), {}), software(target)
+        changes += [{"kind": target.get("kind"), "what": name, "before": was.get(name, ""), "after": now.get(name, "")}
                   for name in sorted({*was, *now}) if was and was.get(name) != now.get(name)]  # fmt: skip
-    return found
+    return changes
 
 
 def series(runs: Iterable[Iterable[Data]], case: str) -> list[Data]:
-    """One series per way and kind of a case, oldest run first: {"kind", "precision", …, "points": [{"run", "began_s",
-    "call_s"}], "steps"}.
+    """Return one series per settings and kind of a case: {"kind", "precision", …, "points", "steps"}.
+
+    `points` is [{"run", "began_s", "call_s"}], oldest run first.
     """
-    found: dict[Key, list[Data]] = {}
+    points_by_key: dict[Key, list[Data]] = {}
     for lines in runs:
         run = _run(lines)
-        for k, cell in run.summaries.items():
-            if (k[0] == case or k[0].startswith(f"{case}/")) and cell["call_s"]:
-                point = {"run": run.told["run"], "began_s": run.told["began_s"], "call_s": cell["undisturbed_s"]}
-                found.setdefault(k, []).append(point)
+        for k, result in run.summaries.items():
+            if (k[0] == case or k[0].startswith(f"{case}/")) and result["call_s"]:
+                point = {"run": run.told["run"], "began_s": run.told["began_s"], "call_s": result["undisturbed_s"]}
+                points_by_key.setdefault(k, []).append(point)
     return [
-        _names(k) | {"points": points, "steps": steps([p["call_s"] for p in points])} for k, points in found.items()
+        _names(k) | {"points": points, "steps": steps([p["call_s"] for p in points])}
+        for k, points in points_by_key.items()
     ]
 
 
 def steps(values: Sequence[float]) -> list[Data]:
-    """Where a series settles on another level: {"at": index of the first there, "ratio": the level before over this}.
+    """Find where a series changes its level: {"at": index of the first value, "ratio": old level over new level}.
 
-    The L1 Potts functional over log times, solved exactly: the segments' distances from their medians, plus a price for
-    each segment. The price follows the noise between neighbours, as asv's does. Source: Storath, Weinmann, Unser 2017.
+    Minimizes the L1 Potts functional over log times exactly: distances of the values from their segment's median, plus
+    a penalty per segment. The penalty depends on the noise between neighbours, as in asv. Source: Storath, Weinmann,
+    Unser 2017.
     """
     logs = [math.log(value) for value in values]
     if len(logs) < 2 * LEAST_RUNS:
         return []
     jumps = sorted(abs(b - a) for a, b in pairwise(logs))
     noise = max(median(jumps) / 0.6745 / math.sqrt(2), math.log1p(statistics.LEAST_EFFECT) / 2)
-    price = 2 * noise * math.log(len(logs))
+    penalty = 2 * noise * math.log(len(logs))
     best: list[tuple[float, int]] = [(0.0, 0)]
     for end in range(1, len(logs) + 1):
         options = [
-            (best[start][0] + _distance(logs[start:end]) + price, start)
+            (best[start][0] + _distance(logs[start:end]) + penalty, start)
             for start in range(end)
             if end - start >= LEAST_RUNS and (start == 0 or start >= LEAST_RUNS)
         ]
@@ -177,5 +189,5 @@ def _levels(logs: Sequence[float], best: Sequence[tuple[float, int]]) -> list[Da
         ends.append(best[ends[-1]][1])
     starts = [0, *reversed(ends[1:])]
     levels = [median(logs[a:b]) for a, b in zip(starts, [*starts[1:], len(logs)], strict=True)]
-    told = zip(starts[1:], levels, levels[1:], strict=False)
-    return [{"at": at, "ratio": math.exp(before - after)} for at, before, after in told]
+    changes = zip(starts[1:], levels, levels[1:], strict=False)
+    return [{"at": at, "ratio": math.exp(before - after)} for at, before, after in changes]

@@ -1,6 +1,6 @@
-"""Which jobs a run needs: one for each kind, or one for each node, each with a node to itself. Pure.
+"""Plan the jobs of a run: one per kind, or one per node, each with a node to itself. Pure.
 
-Which node a job gets is the planner's decision, except where every node was asked for.
+The planner decides which node a job gets, except if the run requests all devices.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,15 +14,17 @@ from orchestrator.core.model import Devices
 Data = dict[str, Any]
 LEASE = "120s"
 RESTARTS = 50
-"""Of a session: each case that ends its process costs one."""
+"""Maximum restarts of a session: each case that ends the session's process costs one."""
 MOST_POOLS = 32
-"""So many candidates one job has at most."""
+"""Maximum number of candidates of one job."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """One job, which holds one node of `kind` in any of `pools`, or `node`. It is measured in the column `name`; with
-    `each` in one column per device, numbered where it has several."""
+    """A job that holds one node of `kind` in any of `pools`, or `node`.
+
+    Its target is `name`. With `each`, every device of the node is a target, numbered if there are several.
+    """
 
     name: str
     kind: str
@@ -31,23 +33,23 @@ class JobRequest:
     each: bool = False
 
     def columns(self, numbers: Sequence[int]) -> list[tuple[int, str]]:
-        """Once its job holds these devices of its node: (which of those that the job sees, the column's name)."""
+        """Name the targets for the devices of the job: (index of the device in the job, name of the target)."""
         if not self.each or len(numbers) == 1:
             return [(0, self.name)]
-        return [(place, f"{self.name}.{number}") for place, number in enumerate(numbers)]
+        return [(position, f"{self.name}.{number}") for position, number in enumerate(numbers)]
 
-    def spec(self, run: str, asked: BenchmarkRequest) -> Data:
+    def spec(self, run: str, request: BenchmarkRequest) -> Data:
         spec: Data = {
             "name": f"{run}-{self.pools[0]}",
             "task": "benchmark",
-            "arguments": {"session": run} | ({"sample_input": asked.sample_input} if asked.sample_input else {}),
+            "arguments": {"session": run} | ({"sample_input": request.sample_input} if request.sample_input else {}),
             "resources": self._resources(),
-            "seed": asked.seed,
-            "priority": asked.priority,
+            "seed": request.seed,
+            "priority": request.priority,
             "recovery": {"max_restarts": RESTARTS, "max_interruptions": 3, "lease": LEASE},
         }
-        spec |= {"entry": asked.entry} if asked.entry else {}
-        return spec | ({"batch_size": asked.batch_size} if asked.batch_size else {})
+        spec |= {"entry": request.entry} if request.entry else {}
+        return spec | ({"batch_size": request.batch_size} if request.batch_size else {})
 
     def _resources(self) -> Data:
         if len(self.pools) == 1:
@@ -57,43 +59,48 @@ class JobRequest:
         return {"any_of": pools, "exclusive": True}
 
 
-def plan_jobs(asked: BenchmarkRequest, devices: Iterable[Devices]) -> list[JobRequest]:
-    """In the order of the kinds and pools asked for. Raises SpecError naming what is here where nothing of what was
-    asked for is, FleetError where nothing is ready at all."""
-    here = sorted((d for d in devices if d.schedulable), key=lambda d: d.id)
-    if not here:
-        raise FleetError("no device is ready", "`polyfleet status` shows what the fleet waits for")
-    chosen = _of_pools(asked.pools, _of_kinds(asked.kinds, here))
-    if asked.all_devices:
-        alone = len({d.kind for d in chosen}) == len(chosen) and all(d.total == 1 for d in chosen)
-        return [JobRequest(d.kind if alone else f"{d.kind}@{d.node}", d.kind, (d.pool,), d.node, True) for d in chosen]
+def plan_jobs(request: BenchmarkRequest, devices: Iterable[Devices]) -> list[JobRequest]:
+    """Plan the jobs, in the order of the requested kinds and pools.
+
+    Raises SpecError naming the available ones if a kind or pool has no device, FleetError if no device is ready.
+    """
+    ready = sorted((d for d in devices if d.schedulable), key=lambda d: d.id)
+    if not ready:
+        raise FleetError("no device is ready", "run `polyfleet status` to see what the fleet waits for")
+    selected = _of_pools(request.pools, _of_kinds(request.kinds, ready))
+    if request.all_devices:
+        is_unique = len({d.kind for d in selected}) == len(selected) and all(d.total == 1 for d in selected)
+        return [
+            JobRequest(d.kind if is_unique else f"{d.kind}@{d.node}", d.kind, (d.pool,), d.node, True) for d in selected
+        ]
     pools: dict[tuple[str, str], dict[str, None]] = {}
-    for have in chosen:
-        pools.setdefault((have.pool if asked.pools else "", have.kind), {})[have.pool] = None
-    alone = len({kind for _, kind in pools}) == len(pools)
+    for group in selected:
+        pools.setdefault((group.pool if request.pools else "", group.kind), {})[group.pool] = None
+    is_unique = len({kind for _, kind in pools}) == len(pools)
     return [
-        JobRequest(kind if alone else f"{kind}@{pool}", kind, tuple(found)) for (pool, kind), found in pools.items()
+        JobRequest(kind if is_unique else f"{kind}@{pool}", kind, tuple(pool_names))
+        for (pool, kind), pool_names in pools.items()
     ]
 
 
-def _of_kinds(kinds: tuple[str, ...], here: list[Devices]) -> list[Devices]:
+def _of_kinds(kinds: tuple[str, ...], ready: list[Devices]) -> list[Devices]:
     if not kinds:
-        return here
-    chosen: list[Devices] = []
+        return ready
+    selected: list[Devices] = []
     for kind in kinds:
-        of_it = [d for d in here if d.kind == kind or d.kind.startswith((f"{kind}:", f"{kind}-"))]
-        if not of_it:
-            known = sorted({d.kind for d in here})
-            raise SpecError("kinds", f"no device of kind {kind!r} is here", f"here: {', '.join(known)}")
-        chosen += [d for d in of_it if d.kind == kind] or of_it
-    return list(dict.fromkeys(chosen))
+        matching = [d for d in ready if d.kind == kind or d.kind.startswith((f"{kind}:", f"{kind}-"))]
+        if not matching:
+            available = sorted({d.kind for d in ready})
+            raise SpecError("kinds", f"no device of kind {kind!r} is ready", f"choose from {', '.join(available)}")
+        selected += [d for d in matching if d.kind == kind] or matching
+    return list(dict.fromkeys(selected))
 
 
-def _of_pools(pools: tuple[str, ...], here: list[Devices]) -> list[Devices]:
+def _of_pools(pools: tuple[str, ...], ready: list[Devices]) -> list[Devices]:
     if not pools:
-        return here
-    known = sorted({d.pool for d in here})
+        return ready
+    available = sorted({d.pool for d in ready})
     for pool in pools:
-        if pool not in known:
-            raise SpecError("pools", f"no device of pool {pool!r} is ready", nearest(pool, known))
-    return [d for pool in dict.fromkeys(pools) for d in here if d.pool == pool]
+        if pool not in available:
+            raise SpecError("pools", f"no device of pool {pool!r} is ready", nearest(pool, available))
+    return [d for pool in dict.fromkeys(pools) for d in ready if d.pool == pool]

@@ -1,4 +1,4 @@
-"""Columns of this machine, without a fleet: each a child process that opens one back end's device."""
+"""Benchmark targets on this machine, without a fleet: each is a child process that opens one backend's device."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ Data = dict[str, Any]
 
 
 class LocalTarget:
-    """One device of `backend`; for use in a `with`. A session that ends amid a call is started anew."""
+    """One device of `backend`, as a context manager. A session that ends during a call is restarted."""
 
     def __init__(self, backend: str, number: int = 0, seed: int = 0, python: str = sys.executable):
         self.backend, self.number = backend, number
@@ -33,12 +33,14 @@ class LocalTarget:
         self.facts: Data = {}
 
     def __enter__(self) -> "LocalTarget":
-        """Raises UserError where the back end cannot be used here."""
+        """Start the session. Raises UserError if the backend cannot be used here."""
         try:
             described = self._start()
         except TargetLost as e:
             self._folder.cleanup()
-            raise UserError(f"back end {self.backend!r} does not come up: {e}", "`polyfleet doctor` may know") from None
+            raise UserError(
+                f"backend {self.backend!r} does not start: {e}", "run `polyfleet doctor` to look for the cause"
+            ) from None
         self.host = described["host"]
         device = described["device"]
         self.id = device["kind"] + (f".{self.number}" if self.number else "")
@@ -53,14 +55,14 @@ class LocalTarget:
 
     def call(self, message: Data, timeout_s: float) -> Data:
         try:
-            told: Data = request(Path(self._folder.name), message, timeout_s)
+            reply: Data = request(Path(self._folder.name), message, timeout_s)
         except UserError as e:
             return {"failed": e.message}
         except FleetError as e:
-            why = self._ended() or e.message
+            reason = self._ended() or e.message
             self._start()
-            raise SessionEnded(why) from e
-        return told
+            raise SessionEnded(reason) from e
+        return reply
 
     def _start(self) -> Data:
         if self._child is not None:
@@ -80,54 +82,61 @@ class LocalTarget:
             if self._child.poll() is not None or time.monotonic() > deadline:
                 raise TargetLost(self._ended() or f"it did not start within {UP_S:.0f} s")
             time.sleep(0.05)
-        told: Data = request(Path(self._folder.name), {"do": "describe"}, UP_S)
-        return told
+        description: Data = request(Path(self._folder.name), {"do": "describe"}, UP_S)
+        return description
 
     def _ended(self) -> str:
-        """Why the child is gone: its last words, or its exit code; "" while it lives."""
+        """Return why the child ended: its last line on stderr or its exit code; "" while it runs."""
         assert self._child is not None
         try:
             code = self._child.wait(5)
         except subprocess.TimeoutExpired:
             return ""
-        said = self._complaints.read_text(errors="replace").strip().splitlines()
-        known = {124: "the case took too long", -9: "killed, out of memory perhaps", -11: "a segmentation fault"}
-        return known.get(code) or (said[-1] if said else f"exit code {code}")
+        errors = self._complaints.read_text(errors="replace").strip().splitlines()
+        causes = {124: "the case took too long", -9: "killed, possibly out of memory", -11: "a segmentation fault"}
+        return causes.get(code) or (errors[-1] if errors else f"exit code {code}")
 
 
 def measure(request: Data, backends: list[str], progress: Callable[[str], None]) -> list[Data]:
-    """The lines of a run over back ends of this machine. Raises SpecError, NotFound, UserError."""
-    asked = suite.request(request)
-    named = [_named(word) for word in backends]
-    if len(set(named)) < len(named):
-        told = ", ".join(backends)
-        raise UserError(f"{told} names a device twice", "name it once: every run holds a device against itself")
-    if asked.entry:
-        raise UserError("a model of yours is measured in a fleet's environments", "leave out --here")
-    begun_s = time.time()
+    """Run a benchmark on backends of this machine and return its lines. Raises SpecError, NotFound, UserError."""
+    benchmark = suite.request(request)
+    devices = [_named(word) for word in backends]
+    if len(set(devices)) < len(devices):
+        names = ", ".join(backends)
+        raise UserError(f"{names} names a device twice", "name it once: every run compares a device with itself")
+    if benchmark.entry:
+        raise UserError("your own model is measured in a fleet's environments only", "omit --here")
+    started_s = time.time()
     lines: list[Data] = []
 
-    def tell(line: Data) -> None:
+    def on_line(line: Data) -> None:
         if line["line"] == "progress":
             progress(f"{line['case']} ({line['number']} of {line['of']})")
         else:
             lines.append(line | {"time": time.time()})
 
-    with ExitStack() as opened:
-        columns = [opened.enter_context(LocalTarget(*name, seed=asked.seed)) for name in named]
-        described = [
-            {"column": c.id, "kind": c.facts["kind"], "pool": "", "job": "", "number": c.number} for c in columns
+    with ExitStack() as stack:
+        targets = [stack.enter_context(LocalTarget(*name, seed=benchmark.seed)) for name in devices]
+        descriptions = [
+            {"column": c.id, "kind": c.facts["kind"], "pool": "", "job": "", "number": c.number} for c in targets
         ]
-        lines.append({"line": "begun", "run": f"here-{int(begun_s)}", "request": asked.to_plain(), "columns": described,
-                      "time": begun_s})  # fmt: skip
-        lines += [{"line": "column", "column": c.id, "host": c.host, "facts": c.facts} for c in columns]
-        RoundRunner(asked, columns, tell).run(suite.groups(asked))
+        lines.append(
+            {
+                "line": "begun",
+                "run": f"here-{int(started_s)}",
+                "request": benchmark.to_plain(),
+                "columns": descriptions,
+                "time": started_s,
+            }
+        )
+        lines += [{"line": "column", "column": c.id, "host": c.host, "facts": c.facts} for c in targets]
+        RoundRunner(benchmark, targets, on_line).run(suite.groups(benchmark))
     return [*lines, {"line": "ended", "state": "SUCCEEDED", "reason": "", "time": time.time()}]
 
 
-def _named(word: str) -> tuple[str, int]:
-    """`nvidia`, or `nvidia.1` for another device than the first."""
-    name, _, number = word.partition(".")
+def _named(text: str) -> tuple[str, int]:
+    """Parse `nvidia`, or `nvidia.1` for its second device."""
+    name, _, number = text.partition(".")
     if number and not number.isdigit():
-        raise UserError(f"{word!r} names no back end", "write nvidia, or nvidia.1 for its second device")
+        raise UserError(f"{text!r} is not a backend", "write nvidia, or nvidia.1 for its second device")
     return name, int(number or 0)

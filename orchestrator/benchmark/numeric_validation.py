@@ -1,4 +1,4 @@
-"""One model on several targets, numerically: a job on each, and where they differ from the first."""
+"""Compare one model numerically on several targets: run a job on each, and find where it differs from the first."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -17,49 +17,50 @@ Progress = Callable[[str], None]
 
 
 def run(client: "Client", job: Data, on: list[str], rtol: float, progress: Progress) -> Data:
-    """{"precision", "targets": [fingerprints' heads], "compared": [{"target", **divergence.compare}], "same"}.
+    """Return {"precision", "targets": [facts without fingerprints], "compared": [{"target", **comparison}], "same"}.
 
-    `on` are pools or kinds; the first is what the others are compared with. Raises UserError where two of them are the
-    same device with the same torch: that would compare it with itself. A job that still runs when this is interrupted
-    is cancelled.
+    `on` are pools or kinds; the others are compared with the first. Raises UserError if one has the same kind and torch
+    as the first: that would compare a device with itself. An interrupt cancels the jobs.
     """
     if len(on) < 2:
-        raise UserError("a comparison needs two targets", "name them: --on cpu,tpu:v5e")
+        raise UserError("a comparison needs two targets", "give two, for example --on cpu,tpu:v5e")
     resources = [_resources(client.fleet(), target) for target in on]
-    views = [submission.submit(client, job | {"resources": wanted}) for wanted in resources]
+    views = [submission.submit(client, job | {"resources": resource}) for resource in resources]
     try:
-        told = [_result(client.wait(view["id"], seen=_seen(progress)), target)
+        results = [_result(client.wait(view["id"], seen=_seen(progress)), target)
                 for view, target in zip(views, on, strict=True)]  # fmt: skip
     except BaseException:
         for view in views:
             client.cancel(view["id"])
         raise
-    _refuse_the_same(told, on)
-    compared = [{"target": target, **divergence.compare(told[0], other, told[0]["precision"], rtol)}
-                for target, other in zip(on[1:], told[1:], strict=True)]  # fmt: skip
-    heads = [{"target": target, **{k: v for k, v in one.items() if k not in ("layers", "gradients")}}
-             for target, one in zip(on, told, strict=True)]  # fmt: skip
+    _refuse_the_same(results, on)
+    comparisons = [{"target": target, **divergence.compare(results[0], other, results[0]["precision"], rtol)}
+                for target, other in zip(on[1:], results[1:], strict=True)]  # fmt: skip
+    heads = [{"target": target, **{k: v for k, v in result.items() if k not in ("layers", "gradients")}}
+             for target, result in zip(on, results, strict=True)]  # fmt: skip
     return {
-        "precision": told[0]["precision"],
+        "precision": results[0]["precision"],
         "targets": heads,
-        "compared": compared,
-        "same": all(divergence.same(one) for one in compared),
+        "compared": comparisons,
+        "same": all(divergence.same(result) for result in comparisons),
     }
 
 
 def _resources(fleet: Data, target: str) -> Data:
-    """A pool by its name, else a kind."""
+    """Resources of a target: a pool if it names one, else a kind."""
     pools = {pool["pool"]: pool for pool in fleet["pools"]}
     if target in pools:
         return {"pool": target}
     kinds = sorted({kind for pool in fleet["pools"] for kind in pool["kinds"]})
     if not any(matches_pattern(pattern, kind) for pattern in _patterns(target) for kind in kinds):
-        raise SpecError("on", f"{target!r} is no pool and no kind that is here", nearest(target, [*pools, *kinds]))
+        raise SpecError(
+            "on", f"{target!r} is neither a pool nor a kind in this fleet", nearest(target, [*pools, *kinds])
+        )
     return {"accelerators": target}
 
 
 def _patterns(target: str) -> tuple[str, ...]:
-    """The kinds that a word means, () for one that means none."""
+    """Patterns of kinds that a target stands for, () if it is not a kind."""
     try:
         return accelerators(target)[0].kinds
     except UserError:
@@ -67,23 +68,23 @@ def _patterns(target: str) -> tuple[str, ...]:
 
 
 def _result(view: Data, target: str) -> Data:
-    """Raises UserError where the model itself failed, FleetError where the fleet did."""
+    """Return a job's result. Raises UserError if the model failed, FleetError if the fleet did."""
     if view["state"] != "SUCCEEDED" or not view["result"]:
         failure = view["failure"] or {}
-        why = failure.get("message") or view["reason"] or f"it ended as {view['state']}"
+        reason = failure.get("message") or view["reason"] or f"it ended as {view['state']}"
         error = UserError if failure.get("kind") == "user" else FleetError
-        raise error(f"no result on {target}: {why}", f"`polyfleet logs {view['id']}` tells more")
+        raise error(f"no result on {target}: {reason}", f"run `polyfleet logs {view['id']}` to see its log")
     result: Data = view["result"]
     return result
 
 
-def _refuse_the_same(told: list[Data], on: list[str]) -> None:
-    first = told[0]
-    for target, other in zip(on[1:], told[1:], strict=True):
+def _refuse_the_same(results: list[Data], on: list[str]) -> None:
+    first = results[0]
+    for target, other in zip(on[1:], results[1:], strict=True):
         if (other["kind"], other["torch"]) == (first["kind"], first["torch"]):
             raise UserError(
                 f"{on[0]} and {target} are both {first['kind']} with torch {first['torch']}",
-                "a device agrees with itself: name another kind, or a pool with another environment",
+                "give another kind, or a pool with another environment: a device always agrees with itself",
             )
 
 

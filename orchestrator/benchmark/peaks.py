@@ -1,4 +1,4 @@
-"""What vendors say a device reaches, and what others measured on it: the roofs that results are held against."""
+"""Peak rates of devices, as documented by vendors and measured by others: the limits that results are compared with."""
 
 from dataclasses import dataclass, field
 
@@ -10,8 +10,11 @@ TERA, GIGA = 1e12, 1e9
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Per device, dense: operations per second by precision, and bytes per second of its memory; {} and None where
-    nothing is written. `achievable` are products others measured (MAMF). `source` says where all of it stands."""
+    """Peak rates per device, without sparsity: operations per second by precision, bytes per second of its memory.
+
+    Unknown rates are missing or None. `achievable` are matrix products measured by others (MAMF). `source` lists the
+    sources.
+    """
 
     flops: dict[str, float] = field(default_factory=dict)
     bytes_per_s: float | None = None
@@ -20,15 +23,15 @@ class Peak:
 
 
 def vendor_peak(kind: str) -> Peak:
-    """float32 is the vector units' (torch's default); TF32 is not counted as it."""
-    facts = catalogue.model(kind)
-    if facts is None:
+    """Peak of a kind. float32 is the rate of the vector units (torch's default), not TF32."""
+    row = catalogue.model(kind)
+    if row is None:
         return Peak()
-    per_device = 1 / facts.devices_per_card
-    said = {"fp32": facts.fp32_tflops, "bf16": facts.bf16_tflops, "fp16": facts.fp16_tflops}
+    per_device = 1 / row.devices_per_card
+    tflops = {"fp32": row.fp32_tflops, "bf16": row.bf16_tflops, "fp16": row.fp16_tflops}
     return Peak(
-        flops={name: value * TERA * per_device for name, value in said.items() if value},
-        bytes_per_s=facts.memory_bandwidth_gbs * GIGA * per_device if facts.memory_bandwidth_gbs else None,
-        achievable={"bf16": facts.measured_bf16_tflops * TERA * per_device} if facts.measured_bf16_tflops else {},
-        source=cited(facts.sources),
+        flops={name: value * TERA * per_device for name, value in tflops.items() if value},
+        bytes_per_s=row.memory_bandwidth_gbs * GIGA * per_device if row.memory_bandwidth_gbs else None,
+        achievable={"bf16": row.measured_bf16_tflops * TERA * per_device} if row.measured_bf16_tflops else {},
+        source=cited(row.sources),
     )

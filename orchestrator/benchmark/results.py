@@ -1,6 +1,6 @@
-"""From the lines of a run to what it says: times with intervals, ratios with verdicts, rates with their limits. Pure.
+"""Summarize the lines of a run: times with intervals, ratios with verdicts, rates with their limits. Pure.
 
-The lines keep every sample; all else is computed here, so a report of an old run learns what a newer Polyfleet knows.
+The lines contain every sample and everything else is computed here, so a newer Polyfleet improves reports of old runs.
 """
 
 import math
@@ -21,89 +21,92 @@ Data = dict[str, Any]
 
 
 def summarize(lines: Iterable[Data]) -> Data:
-    """{"run", "request", "columns", "cells", "hosts", "state", …}; a cell measured twice counts as it was last.
+    """Return {"run", "request", "columns" (targets), "cells" (results), "hosts", "state", …}.
 
-    A cell's `time_s` is what its ratio is of: the reference's `time_s` over it is the ratio.
+    Of a result measured twice the last counts. `time_s` is consistent with the ratio: the reference's `time_s` over it
+    is the ratio.
     """
     lines = list(lines)
-    begun = next((line for line in lines if line["line"] == "begun"), {})
-    ended = next((line for line in reversed(lines) if line["line"] == "ended"), None)
-    columns = {line["column"]: {"host": line["host"], **line["facts"]} for line in lines if line["line"] == "column"}
-    raw = {line["id"]: line for line in lines if line["line"] == "cell"}
-    order = {name: place for place, name in enumerate(_column_order(begun, columns))}
-    known = sorted(raw.values(), key=lambda c: order.get(c["column"], len(order)))
-    cells = {cell["id"]: _summary(cell, columns.get(cell["column"], {})) for cell in known}
-    _compare(known, cells, columns)
-    for cell in cells.values():
-        cell["time_s"] = _time_s(cell, cells)
-    _limits(cells, columns)
+    header = next((line for line in lines if line["line"] == "begun"), {})
+    footer = next((line for line in reversed(lines) if line["line"] == "ended"), None)
+    targets = {line["column"]: {"host": line["host"], **line["facts"]} for line in lines if line["line"] == "column"}
+    lines_by_id = {line["id"]: line for line in lines if line["line"] == "cell"}
+    order = {name: position for position, name in enumerate(_column_order(header, targets))}
+    results = sorted(lines_by_id.values(), key=lambda c: order.get(c["column"], len(order)))
+    summaries = {result["id"]: _summary(result, targets.get(result["column"], {})) for result in results}
+    _compare(results, summaries, targets)
+    for summary in summaries.values():
+        summary["time_s"] = _time_s(summary, summaries)
+    _limits(summaries, targets)
     return {
         "schema": SCHEMA,
-        "run": begun.get("run", ""),
-        "request": begun.get("request", {}),
-        "columns": [{"column": name, **columns[name]} for name in sorted(columns, key=lambda n: order.get(n, 0))],
+        "run": header.get("run", ""),
+        "request": header.get("request", {}),
+        "columns": [{"column": name, **targets[name]} for name in sorted(targets, key=lambda n: order.get(n, 0))],
         "lost": {line["column"]: line["reason"] for line in lines if line["line"] == "lost"},
-        "cells": [cells[cell["id"]] for cell in raw.values()],
-        "hosts": _hosts(raw.values()),
-        "state": ended["state"] if ended else "RUNNING",
-        "reason": ended["reason"] if ended else "",
-        "began_s": begun.get("time"),
-        "ended_s": ended.get("time") if ended else None,
+        "cells": [summaries[line["id"]] for line in lines_by_id.values()],
+        "hosts": _hosts(lines_by_id.values()),
+        "state": footer["state"] if footer else "RUNNING",
+        "reason": footer["reason"] if footer else "",
+        "began_s": header.get("time"),
+        "ended_s": footer.get("time") if footer else None,
     }
 
 
 def merge_runs(runs: Iterable[Iterable[Data]]) -> list[Data]:
-    """Lines of several runs as one: the columns of the first, then those of the others, told apart by their run where
-    two have one name. Machines that no fleet joins stand in one report so."""
+    """Merge the lines of several runs, for example of machines that are not in one fleet.
+
+    Targets of the first run come first; a later target with the same name gets its run as a suffix.
+    """
     first, *others = [list(lines) for lines in runs]
-    found, taken = list(first), {line["column"] for line in first if line["line"] == "column"}
+    merged, names_in_use = list(first), {line["column"] for line in first if line["line"] == "column"}
     for lines in others:
         run = next((line["run"] for line in lines if line["line"] == "begun"), "another")
         names = {line["column"]: line["column"] for line in lines if line["line"] == "column"}
-        names = {name: f"{name}@{run}" if name in taken else name for name in names}
-        taken |= set(names.values())
-        found += [_renamed(line, names) for line in lines if line["line"] in ("column", "cell", "lost")]
-    return found
+        names = {name: f"{name}@{run}" if name in names_in_use else name for name in names}
+        names_in_use |= set(names.values())
+        merged += [_renamed(line, names) for line in lines if line["line"] in ("column", "cell", "lost")]
+    return merged
 
 
 def _renamed(line: Data, names: dict[str, str]) -> Data:
     name = names.get(line["column"], line["column"])
-    own = {"id": f"{line['case']}@{name}/{line['id'].rpartition('@')[2].partition('/')[2]}"} if "id" in line else {}
-    return line | {"column": name} | own
+    new_id = {"id": f"{line['case']}@{name}/{line['id'].rpartition('@')[2].partition('/')[2]}"} if "id" in line else {}
+    return line | {"column": name} | new_id
 
 
-def _column_order(begun: Data, columns: Data) -> list[str]:
-    """As asked for: the first is what others are compared with."""
-    asked = [column["column"] for column in begun.get("columns", [])]
-    return [*asked, *(name for name in columns if name not in asked)]
+def _column_order(header: Data, targets: Data) -> list[str]:
+    """Names of targets in the order of the request: the others are compared with the first."""
+    requested = [target["column"] for target in header.get("columns", [])]
+    return [*requested, *(name for name in targets if name not in requested)]
 
 
-def _summary(cell: Data, column: Data) -> Data:
-    """One cell without its samples."""
-    about = {k: v for k, v in cell.items() if k not in ("line", "blocks", "blocks_again", "seq", "time")}
-    about |= {"kind": column.get("kind", ""), "pool": column.get("pool", "")}
-    if cell["status"] != MEASURED or not cell["blocks"]:
-        return about | {"status": cell["status"] if cell["status"] != MEASURED else "skipped", "call_s": None}
-    blocks = cell["blocks"]
+def _summary(result: Data, target: Data) -> Data:
+    """Summarize one result, without its samples."""
+    fields = {k: v for k, v in result.items() if k not in ("line", "blocks", "blocks_again", "seq", "time")}
+    fields |= {"kind": target.get("kind", ""), "pool": target.get("pool", "")}
+    if result["status"] != MEASURED or not result["blocks"]:
+        return fields | {"status": result["status"] if result["status"] != MEASURED else "skipped", "call_s": None}
+    blocks = result["blocks"]
     call = statistics.spread([statistics.call_s(b) for b in blocks])
-    return about | {
+    return fields | {
         "call_s": call,
         "alone_s": statistics.spread([b["alone_s"] for b in blocks]),
         "undisturbed_s": median(statistics.fastest_part_s(b) for b in blocks),
         "cpu_s": median(b["cpu_s"] / b["calls"] / len(b["parts_s"]) for b in blocks),
         "rounds": len(blocks),
         "preempted": sum(b["preempted"] > 0 for b in blocks) / len(blocks),
-        "noise": statistics.noise(cell["blocks"], cell["blocks_again"]),
-        "compile_s": max(cell.get("first_call_s", call["median"]) - call["median"], 0.0),
-        **_rates(cell, call["median"]),
-        **_prices(cell, column, call["median"]),
-        "joules_per_item": joules_per_item(cell),
+        "noise": statistics.noise(result["blocks"], result["blocks_again"]),
+        "compile_s": max(result.get("first_call_s", call["median"]) - call["median"], 0.0),
+        **_rates(result, call["median"]),
+        **_prices(result, target, call["median"]),
+        "joules_per_item": joules_per_item(result),
     }  # fmt: skip
 
 
-def _rates(cell: Data, call_s: float) -> Data:
-    items, flops = cell.get("items") or 1, cell.get("flops") or 0
-    moved = cell.get("min_bytes") or _moved(cell)
+def _rates(result: Data, call_s: float) -> Data:
+    items, flops = result.get("items") or 1, result.get("flops") or 0
+    moved = result.get("min_bytes") or _moved(result)
     return {
         "items_per_s": items / call_s,
         "flops_per_s": flops / call_s if flops else None,
@@ -111,124 +114,128 @@ def _rates(cell: Data, call_s: float) -> Data:
     }
 
 
-def _moved(cell: Data) -> float:
-    """By the formula, for lines that do not say."""
+def _moved(result: Data) -> float:
+    """Bytes per call by the case's formula, for lines that lack them."""
     try:
-        return catalogue.find(cell["case"]).bytes(BYTES[long_name(cell["precision"])])
+        return catalogue.find(result["case"]).bytes(BYTES[long_name(result["precision"])])
     except NotFound:
         return 0.0
 
 
-def _prices(cell: Data, column: Data, call_s: float) -> Data:
-    """Of a million items, from the price of the pool; None where nobody declared one."""
-    per_hour = column.get("price_per_hour")
+def _prices(result: Data, target: Data, call_s: float) -> Data:
+    """Price of a million items, from the pool's price per hour; None if the pool declares none."""
+    per_hour = target.get("price_per_hour")
     if not per_hour:
         return {"price_per_million": None, "price_source": ""}
-    items = cell.get("items") or 1
+    items = result.get("items") or 1
     return {
         "price_per_million": per_hour / 3600 * call_s / items * 1e6,
-        "price_source": column.get("price_source", ""),
+        "price_source": target.get("price_source", ""),
     }
 
 
-def joules_per_item(cell: Data) -> float | None:
-    """By the device's own counter; None where it has none."""
-    told = cell.get("energy") or {}
-    joules = told.get("joules_per_call") if isinstance(told, dict) else None
-    return joules / (cell.get("items") or 1) if joules is not None else None
+def joules_per_item(result: Data) -> float | None:
+    """Energy per item by the device's own counter; None if it has none."""
+    energy = result.get("energy") or {}
+    joules = energy.get("joules_per_call") if isinstance(energy, dict) else None
+    return joules / (result.get("items") or 1) if joules is not None else None
 
 
-def _compare(known: list[Data], cells: dict[str, Data], columns: dict[str, Data]) -> None:
-    """Each measured cell with its reference; all verdicts are given together, so that none is a fluke of many."""
-    measured = [cell for cell in known if cells[cell["id"]]["call_s"]]
-    pairs = [(cell, other) for cell in measured if (other := comparison.find_reference(cell, measured)) is not None]
-    found = [(cell, other, comparison.compare_results(other, cell)) for cell, other in pairs]
-    held = statistics.holm([ratio.p for _, _, ratio in found])
-    for (cell, other, ratio), holds in zip(found, held, strict=True):
-        noise = max(_host_noise(cell, cells), _host_noise(other, cells))
-        cells[cell["id"]]["versus"] = {
+def _compare(results: list[Data], summaries: dict[str, Data], targets: dict[str, Data]) -> None:
+    """Compare each result with its reference. The verdicts are corrected for multiple comparisons (Holm)."""
+    measured = [result for result in results if summaries[result["id"]]["call_s"]]
+    pairs = [
+        (result, other) for result in measured if (other := comparison.find_reference(result, measured)) is not None
+    ]
+    comparisons = [(result, other, comparison.compare_results(other, result)) for result, other in pairs]
+    significant = statistics.holm([ratio.p for _, _, ratio in comparisons])
+    for (result, other, ratio), is_significant in zip(comparisons, significant, strict=True):
+        noise = max(_host_noise(result, summaries), _host_noise(other, summaries))
+        summaries[result["id"]]["versus"] = {
             "reference": other["id"],
             "column": other["column"],
-            "twins": _twins(cell["column"], other["column"], columns),
-            "how": "paired" if cell["host"] == other["host"] else "apart",
+            "twins": _twins(result["column"], other["column"], targets),
+            "how": "paired" if result["host"] == other["host"] else "apart",
             **asdict(ratio),
             "noise": noise,
-            "verdict": str(statistics.verdict(ratio, noise, holds, _usable(cell) and _usable(other))),
+            "verdict": str(statistics.verdict(ratio, noise, is_significant, _usable(result) and _usable(other))),
         }
 
 
-def _time_s(cell: Data, cells: dict[str, Data]) -> float | None:
-    """Of a call, by the quickest parts. Where a cell is compared, rounds in which all was slow drop out: the ratio is
-    that of rounds side by side, and the time is the reference's divided by it."""
-    if not cell["call_s"]:
+def _time_s(summary: Data, summaries: dict[str, Data]) -> float | None:
+    """Time of a call, from the fastest parts; of a compared result, the reference's time divided by the ratio.
+
+    The ratio compares the same rounds, so rounds in which everything was slow do not affect it.
+    """
+    if not summary["call_s"]:
         return None
-    versus = cell.get("versus")
+    versus = summary.get("versus")
     if versus is None:
-        return float(cell["undisturbed_s"])
-    reference_s = _time_s(cells[versus["reference"]], cells)
+        return float(summary["undisturbed_s"])
+    reference_s = _time_s(summaries[versus["reference"]], summaries)
     return None if reference_s is None else float(reference_s / versus["ratio"])
 
 
-def _usable(cell: Data) -> bool:
-    before, after = cell.get("host_before"), cell.get("host_after")
+def _usable(result: Data) -> bool:
+    before, after = result.get("host_before"), result.get("host_after")
     return not (before and after) or classify(before, after)["class"] != "unusable"
 
 
-def _twins(one: str, other: str, columns: dict[str, Data]) -> bool:
-    """Two devices of one kind with one software: to find the slow card, no comparison of back ends."""
-    sides = [columns.get(name, {}) for name in (one, other)]
+def _twins(one: str, other: str, targets: dict[str, Data]) -> bool:
+    """Return whether two targets have the same kind and software: that compares cards, not backends."""
+    sides = [targets.get(name, {}) for name in (one, other)]
     return one != other and all(sides[0].get(what) == sides[1].get(what) for what in ("kind", "torch", "versions"))
 
 
-def _host_noise(cell: Data, cells: dict[str, Data]) -> float:
-    """Of the twin that was measured in the same rounds on the same host."""
-    told = [
+def _host_noise(result: Data, summaries: dict[str, Data]) -> float:
+    """Noise of the A/A control that was measured in the same rounds on the same host."""
+    noises = [
         other["noise"]
-        for other in cells.values()
-        if other["case"] == cell["case"] and other["host"] == cell["host"] and other.get("noise") is not None
+        for other in summaries.values()
+        if other["case"] == result["case"] and other["host"] == result["host"] and other.get("noise") is not None
     ]
-    return float(max(told, default=statistics.LEAST_EFFECT))
+    return float(max(noises, default=statistics.LEAST_EFFECT))
 
 
-def _limits(cells: dict[str, Data], columns: Data) -> None:
-    """Shares of the vendor's peak, and of what this device reached itself in this run's products and copies."""
-    for name, column in columns.items():
-        mine = [c for c in cells.values() if c["column"] == name and c["call_s"]]
-        vendor = peaks.vendor_peak(column.get("kind", ""))
-        products = {precision: _most(mine, "flops_per_s", "matmul", precision) for precision in SHORT_OF.values()}
-        copies = _most(mine, "bytes_per_s", "memory-copy")
-        for cell in mine:
-            cell["of_peak_flops"] = _share(cell["flops_per_s"], vendor.flops.get(cell["precision"]))
-            cell["of_peak_bytes"] = _share(cell["bytes_per_s"], vendor.bytes_per_s)
-            cell["of_own_flops"] = _share(cell["flops_per_s"], products.get(cell["precision"]))
-            cell["of_own_bytes"] = _share(cell["bytes_per_s"], copies)
-        column["own_bytes_per_s"] = copies
-        column["own_flops_per_s"] = {precision: rate for precision, rate in products.items() if rate}
-        column["peak"] = asdict(vendor)
+def _limits(summaries: dict[str, Data], targets: Data) -> None:
+    """Add shares of the vendor's peak, and of the rates this device reached in this run's products and copies."""
+    for name, target in targets.items():
+        of_target = [c for c in summaries.values() if c["column"] == name and c["call_s"]]
+        vendor = peaks.vendor_peak(target.get("kind", ""))
+        products = {precision: _most(of_target, "flops_per_s", "matmul", precision) for precision in SHORT_OF.values()}
+        copies = _most(of_target, "bytes_per_s", "memory-copy")
+        for summary in of_target:
+            summary["of_peak_flops"] = _share(summary["flops_per_s"], vendor.flops.get(summary["precision"]))
+            summary["of_peak_bytes"] = _share(summary["bytes_per_s"], vendor.bytes_per_s)
+            summary["of_own_flops"] = _share(summary["flops_per_s"], products.get(summary["precision"]))
+            summary["of_own_bytes"] = _share(summary["bytes_per_s"], copies)
+        target["own_bytes_per_s"] = copies
+        target["own_flops_per_s"] = {precision: rate for precision, rate in products.items() if rate}
+        target["peak"] = asdict(vendor)
 
 
-def _most(cells: list[Data], rate: str, workload: str, precision: str = "") -> float | None:
-    found = [c[rate] for c in cells if c["workload"] == workload and precision in ("", c["precision"])]
-    return max(found, default=None)
+def _most(summaries: list[Data], rate: str, workload: str, precision: str = "") -> float | None:
+    rates = [c[rate] for c in summaries if c["workload"] == workload and precision in ("", c["precision"])]
+    return max(rates, default=None)
 
 
 def _share(rate: float | None, limit: float | None) -> float | None:
     return rate / limit if rate and limit else None
 
 
-def _hosts(cells: Iterable[Data]) -> list[Data]:
-    """Per host the worst of its cases: what it was like then, and why."""
-    found: dict[str, Data] = {}
-    for cell in cells:
-        before, after = cell.get("host_before"), cell.get("host_after")
+def _hosts(results: Iterable[Data]) -> list[Data]:
+    """Return the worst state of each host over its cases, with the reasons."""
+    by_host: dict[str, Data] = {}
+    for result in results:
+        before, after = result.get("host_before"), result.get("host_after")
         if not before or not after:
             continue
-        known = found.setdefault(cell["host"], {"host": cell["host"], "columns": []})
-        told = classify(before, after)
-        if "class" not in known or _badness(told) > _badness(known):
-            known |= told
-        known["columns"] += [cell["column"]] if cell["column"] not in known["columns"] else []
-    return list(found.values())
+        host = by_host.setdefault(result["host"], {"host": result["host"], "columns": []})
+        state = classify(before, after)
+        if "class" not in host or _badness(state) > _badness(host):
+            host |= state
+        host["columns"] += [result["column"]] if result["column"] not in host["columns"] else []
+    return list(by_host.values())
 
 
 def _badness(state: Data) -> tuple[int, float]:

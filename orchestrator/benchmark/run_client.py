@@ -1,4 +1,4 @@
-"""A run as its user sees it: the folder packed and sent, the run begun, followed to its end, its lines read."""
+"""Client side of a run: upload the code archive, start the run, wait for its end, read its lines."""
 
 import time
 from collections.abc import Callable
@@ -15,47 +15,47 @@ if TYPE_CHECKING:
 Data = dict[str, Any]
 Progress = Callable[[str], None]
 POLL_S = 1.0
-"""Asking wakes the server, which may share its CPUs with what is measured."""
+"""Seconds between polls. A poll wakes the server, which may share its CPUs with the measurement."""
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
 def start_run(client: "Client", request: Data, working_dir: str = "", key: str = "") -> Data:
-    """The run's view; the same `key` gives the same run. Raises SpecError, NotFound before anything is sent."""
-    asked = suite.request(request)
-    if not asked.entry or entry_check.needs_no_folder(asked.entry):
+    """Start a run and return its view. The same `key` returns the same run. Raises SpecError, NotFound."""
+    benchmark = suite.request(request)
+    if not benchmark.entry or entry_check.needs_no_folder(benchmark.entry):
         return client.benchmark_begin(request, key=key)
-    if not working_dir and entry_check.is_in_folder(asked.entry):
-        raise UserError(f"{asked.entry} is a file of a folder", "name the folder with --working-dir")
+    if not working_dir and entry_check.is_in_folder(benchmark.entry):
+        raise UserError(f"{benchmark.entry} is a file in a folder", "give the folder with --working-dir")
     with code_archive.scratch() as folder:
-        where = Path(working_dir or ".").expanduser().absolute()
-        package = code_archive.pack(where, "benchmark", folder / "package.zip")
-        for line in package.left_out.told:
+        working_folder = Path(working_dir or ".").expanduser().absolute()
+        archive = code_archive.pack(working_folder, "benchmark", folder / "package.zip")
+        for line in archive.left_out.told:
             client.tell(line)
-        entry_check.check(asked.entry, where, call=())
-        if asked.sample_input:
-            entry_check.check(asked.sample_input, where, "sample_input", call=("batch_size",))
-        client.upload(package.sha, package.path)
-    return client.benchmark_begin(request, package.sha, key)
+        entry_check.check(benchmark.entry, working_folder, call=())
+        if benchmark.sample_input:
+            entry_check.check(benchmark.sample_input, working_folder, "sample_input", call=("batch_size",))
+        client.upload(archive.sha, archive.path)
+    return client.benchmark_begin(request, archive.sha, key)
 
 
 def wait_for_run(client: "Client", run: str, progress: Progress) -> Data:
-    """The run's view once it has ended. A run goes on when this is interrupted."""
-    told = ""
+    """Wait until a run has ended and return its view. An interrupt does not stop the run."""
+    last_status = ""
     while True:
         view = client.benchmark(run)
         if view["state"] in ENDED:
             return view
-        if told != (told := status_line(view)):
-            progress(told)
+        if last_status != (last_status := status_line(view)):
+            progress(last_status)
         time.sleep(POLL_S)
 
 
 def status_line(view: Data) -> str:
-    """What a run is doing, in one line."""
-    told = view["progress"]
-    if view["state"] == "WAITING" or not told:
+    """Describe a run's progress in one line."""
+    progress = view["progress"]
+    if view["state"] == "WAITING" or not progress:
         return f"{view['run']}: {view['reason'] or 'waiting for its nodes'}"
-    return f"{view['run']}: {told['case']} ({told['number']} of {told['of']})"
+    return f"{view['run']}: {progress['case']} ({progress['number']} of {progress['of']})"
 
 
 def is_file(ref: str) -> bool:
@@ -63,20 +63,23 @@ def is_file(ref: str) -> bool:
 
 
 def read_lines(path: Path) -> list[Data]:
-    """Raises UserError naming the line that is none of a run."""
+    """Read the lines of a run from a file. Raises UserError naming an invalid line."""
     import json
 
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as e:
-        raise NotFound(f"{path} cannot be read: {e}", "name a file that `benchmark report -f jsonl` wrote") from None
-    found = []
+        raise NotFound(f"{path} cannot be read: {e}", "give a file that `benchmark report -f jsonl` wrote") from None
+    lines = []
     for number, line in enumerate(text.splitlines(), 1):
         try:
-            told = json.loads(line)
+            parsed = json.loads(line)
         except ValueError:
-            told = None
-        if not isinstance(told, dict) or not isinstance(told.get("line"), str):
-            raise UserError(f"{path}:{number} is no line of a benchmark run", "each line is a JSON object with `line`")
-        found.append(told)
-    return found
+            parsed = None
+        if not isinstance(parsed, dict) or not isinstance(parsed.get("line"), str):
+            raise UserError(
+                f"{path}:{number} is not a line of a benchmark run",
+                "give a file in which each line is a JSON object with the key `line`",
+            )
+        lines.append(parsed)
+    return lines

@@ -1,4 +1,4 @@
-"""What a run measures: cases × precisions × levels × regimes × kernels, on columns. Pure data, checked at first."""
+"""What a run measures: cases × precisions × levels × regimes × kernels, on each target. Validated, pure data."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,10 +19,10 @@ Names = Annotated[tuple[Text, ...], Field(max_length=256)]
 
 
 class BenchmarkRequest(BaseModel):
-    """What a user asked for. `cases` are names, suites or patterns; `entry` names a model of their own instead.
+    """Options of a run. `cases` are names, suites or patterns; `entry` is a user's own model instead.
 
-    `kernels` are implementations of operations, the first of which the others are compared with. `rounds` and
-    `max_rounds` bound what each case gets, `case_s` its time and `max_minutes` that of the run.
+    `kernels` are implementations of operations; the others are compared with the first. `rounds` and `max_rounds` limit
+    the rounds of each case, `case_s` its time in seconds and `max_minutes` the time of the run.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -53,7 +53,7 @@ class BenchmarkRequest(BaseModel):
     def _rounds_fit(self) -> "BenchmarkRequest":
         if self.rounds > self.max_rounds:
             raise WrongValueError(
-                f"rounds {self.rounds} are more than max_rounds {self.max_rounds}", "raise max_rounds"
+                f"rounds ({self.rounds}) is larger than max_rounds ({self.max_rounds})", "raise max_rounds"
             )
         return self
 
@@ -65,14 +65,14 @@ class BenchmarkRequest(BaseModel):
         return self
 
     def to_plain(self) -> Data:
-        """Without `kernels` where none are asked for, as before there were any."""
+        """Convert to plain data. `kernels` is left out if empty, so that requests equal those of older versions."""
         plain = self.model_dump(mode="json")
         return plain if self.kernels else {name: value for name, value in plain.items() if name != "kernels"}
 
 
 @dataclass(frozen=True, slots=True)
 class MeasurementSettings:
-    """How a case is run: one arm of each column."""
+    """Settings of one measurement; with a target they are a configuration."""
 
     precision: str
     level: str
@@ -80,13 +80,13 @@ class MeasurementSettings:
     kernels: str = ""
 
     def __str__(self) -> str:
-        told = f"{self.precision}/{self.level}" + ("/cold" if self.regime == "cold" else "")
-        return f"{told}/{self.kernels}" if self.kernels else told
+        name = f"{self.precision}/{self.level}" + ("/cold" if self.regime == "cold" else "")
+        return f"{name}/{self.kernels}" if self.kernels else name
 
 
 @dataclass(frozen=True, slots=True)
 class CaseGroup:
-    """One case in all its ways: what is measured in the same rounds."""
+    """One case with all its settings, which are measured in the same rounds."""
 
     case: str
     about: Data
@@ -94,35 +94,41 @@ class CaseGroup:
 
 
 def request(data: Data) -> BenchmarkRequest:
-    """Raises SpecError naming the field and the nearest valid value, NotFound for an unknown case."""
-    made = validate_model(BenchmarkRequest, data, "")
-    if not made.entry:
-        catalogue.choose(made.cases, made.scale)
-    return made
+    """Parse a request. Raises SpecError naming the field and the nearest valid value, NotFound for an unknown case."""
+    parsed = validate_model(BenchmarkRequest, data, "")
+    if not parsed.entry:
+        catalogue.choose(parsed.cases, parsed.scale)
+    return parsed
 
 
-def groups(asked: BenchmarkRequest) -> tuple[CaseGroup, ...]:
-    """In the order of the catalogue. Only operations that cross memory are measured cold, too."""
-    if asked.entry:
-        modes = ("forward", "train") if asked.train else ("forward",)
-        name = asked.workload or asked.entry
-        return tuple(CaseGroup(f"user/{name}/{mode}", _user(name, mode), tuple(_ways(asked, False))) for mode in modes)
-    made = []
-    for case in catalogue.choose(asked.cases, asked.scale):
-        moved = case.definition.family == "transfer"
-        ways = (MeasurementSettings("fp32", "O1", "hot"),) if moved else tuple(_ways(asked, case.definition.cold))
-        made.append(CaseGroup(case.name, case.to_plain() | {"scale": asked.scale}, ways))
-    return tuple(made)
+def groups(benchmark: BenchmarkRequest) -> tuple[CaseGroup, ...]:
+    """List the cases in the order of the catalogue. Only memory-bound operations are also measured cold."""
+    if benchmark.entry:
+        modes = ("forward", "train") if benchmark.train else ("forward",)
+        name = benchmark.workload or benchmark.entry
+        return tuple(
+            CaseGroup(f"user/{name}/{mode}", _user(name, mode), tuple(_ways(benchmark, False))) for mode in modes
+        )
+    result = []
+    for case in catalogue.choose(benchmark.cases, benchmark.scale):
+        is_transfer = case.definition.family == "transfer"
+        settings = (
+            (MeasurementSettings("fp32", "O1", "hot"),)
+            if is_transfer
+            else tuple(_ways(benchmark, case.definition.cold))
+        )
+        result.append(CaseGroup(case.name, case.to_plain() | {"scale": benchmark.scale}, settings))
+    return tuple(result)
 
 
-def _ways(asked: BenchmarkRequest, cold: bool) -> Iterator[MeasurementSettings]:
-    regimes = [r for r in asked.regimes if r == "hot" or cold] or ["hot"]
-    for precision in asked.precisions:
-        for level in asked.levels:
+def _ways(benchmark: BenchmarkRequest, cold: bool) -> Iterator[MeasurementSettings]:
+    regimes = [r for r in benchmark.regimes if r == "hot" or cold] or ["hot"]
+    for precision in benchmark.precisions:
+        for level in benchmark.levels:
             for regime in regimes:
                 yield from (
                     MeasurementSettings(precision, level, regime, name)
-                    for name in dict.fromkeys(asked.kernels or ("",))
+                    for name in dict.fromkeys(benchmark.kernels or ("",))
                 )
 
 

@@ -1,4 +1,4 @@
-"""From the lines of runs to the planner's table: the newest rate of each workload, mode, kind and precision."""
+"""Planner's table of throughput from the lines of runs: newest rate by workload, mode, kind and precision."""
 
 import math
 import threading
@@ -14,78 +14,84 @@ if TYPE_CHECKING:
 
 Data = dict[str, Any]
 DEFAULT_LEVEL = "O1"
-"""What `ctx.prepare` applies unless told otherwise."""
+"""Default level of `ctx.prepare`."""
 
 
 def rows(lines: Iterable[Data]) -> Iterator[tuple[Key, Measured]]:
-    """What one run says. A wrong or unsteady cell says nothing, nor one at another level than O1 or by kernels."""
+    """Yield the rates of one run. Only correct results at level O1, hot and without special kernels count."""
     lines = list(lines)
-    begun: Data = next((line for line in lines if line["line"] == "begun"), {})
+    header: Data = next((line for line in lines if line["line"] == "begun"), {})
     kinds = {line["column"]: line["facts"].get("kind", "") for line in lines if line["line"] == "column"}
-    for cell in lines:
-        if cell["line"] != "cell" or not _counts(cell):
+    for result in lines:
+        if result["line"] != "cell" or not _counts(result):
             continue
-        told = _measured(cell, str(begun.get("run", "")))
-        names = [str(cell["workload"])]
-        if cell["case"].startswith("user/"):
-            names.append(of_folder(begun.get("content_sha", "")))
+        rate = _measured(result, str(header.get("run", "")))
+        names = [str(result["workload"])]
+        if result["case"].startswith("user/"):
+            names.append(of_folder(header.get("content_sha", "")))
         for name in filter(None, names):
-            yield (name, cell.get("mode", "forward"), kinds.get(cell["column"], ""), cell["precision"]), told
+            yield (name, result.get("mode", "forward"), kinds.get(result["column"], ""), result["precision"]), rate
 
 
-def _counts(cell: Data) -> bool:
-    told = cell["status"] == "measured" and cell["blocks"]
-    return bool(told) and (cell["level"], cell["regime"], cell.get("kernels", "")) == (DEFAULT_LEVEL, "hot", "")
+def _counts(result: Data) -> bool:
+    is_measured = result["status"] == "measured" and result["blocks"]
+    return bool(is_measured) and (result["level"], result["regime"], result.get("kernels", "")) == (
+        DEFAULT_LEVEL,
+        "hot",
+        "",
+    )
 
 
-def _measured(cell: Data, run: str) -> Measured:
-    call = statistics.interval([statistics.call_s(b) for b in cell["blocks"]])
-    items = float(cell.get("items") or 1)
-    at_s = float(cell["blocks"][-1]["at"])
+def _measured(result: Data, run: str) -> Measured:
+    call = statistics.interval([statistics.call_s(b) for b in result["blocks"]])
+    items = float(result.get("items") or 1)
+    at_s = float(result["blocks"][-1]["at"])
     return Measured(
         items / call.median,
         items / call.high,
         items / call.low,
-        str(cell["item"]),
+        str(result["item"]),
         run,
         at_s,
-        joules_per_item(cell) or 0.0,
+        joules_per_item(result) or 0.0,
     )
 
 
-def estimates(known: Mapping[Key, Measured]) -> dict[Key, Estimated]:
-    """Of each workload on kinds on which others were measured: for each mode and precision alone."""
-    found: dict[Key, Estimated] = {}
-    for mode, precision in sorted({(mode, precision) for _, mode, _, precision in known}):
-        here = {(w, kind): m for (w, m_, kind, p), m in known.items() if (m_, p) == (mode, precision)}
-        for (workload, kind), guess in _completed(here).items():
-            found[workload, mode, kind, precision] = guess
-    return found
+def estimates(measured: Mapping[Key, Measured]) -> dict[Key, Estimated]:
+    """Estimate the rate of each workload on kinds on which only others were measured, per mode and precision."""
+    estimated: dict[Key, Estimated] = {}
+    for mode, precision in sorted({(mode, precision) for _, mode, _, precision in measured}):
+        rates = {(w, kind): m for (w, m_, kind, p), m in measured.items() if (m_, p) == (mode, precision)}
+        for (workload, kind), estimate in _completed(rates).items():
+            estimated[workload, mode, kind, precision] = estimate
+    return estimated
 
 
-def _completed(known: Mapping[tuple[str, str], Measured]) -> dict[tuple[str, str], Estimated]:
-    """By workload and kind. A workload that was measured once and has two names counts once."""
-    from orchestrator.core.planner.completion import LEAST, completed  # with NumPy
+def _completed(rates: Mapping[tuple[str, str], Measured]) -> dict[tuple[str, str], Estimated]:
+    """Complete the table of workloads and kinds. A workload with two names counts once."""
+    from orchestrator.core.planner.completion import LEAST, completed  # imports NumPy
 
-    kinds = sorted({kind for _, kind in known})
-    named: dict[tuple[Measured | None, ...], list[str]] = {}
-    for workload in sorted({workload for workload, _ in known}):
-        named.setdefault(tuple(known.get((workload, kind)) for kind in kinds), []).append(workload)
-    if len(named) <= LEAST or len(kinds) < 2:
+    kinds = sorted({kind for _, kind in rates})
+    names_by_rates: dict[tuple[Measured | None, ...], list[str]] = {}
+    for workload in sorted({workload for workload, _ in rates}):
+        names_by_rates.setdefault(tuple(rates.get((workload, kind)) for kind in kinds), []).append(workload)
+    if len(names_by_rates) <= LEAST or len(kinds) < 2:
         return {}
-    told = completed([[one.items_per_s if one else math.nan for one in row] for row in named])
-    found: dict[tuple[str, str], Estimated] = {}
-    for at, (row, names) in enumerate(named.items()):
+    completion = completed([[one.items_per_s if one else math.nan for one in row] for row in names_by_rates])
+    estimated: dict[tuple[str, str], Estimated] = {}
+    for index, (row, names) in enumerate(names_by_rates.items()):
         item = next(one.item for one in row if one)
-        for column, kind in enumerate(kinds):
-            if (count := int(told.count[at, column])) > 0:
-                rate, low, high = (float(part[at, column]) for part in (told.rate, told.low, told.high))
-                found |= {(name, kind): Estimated(rate, low, high, item, count) for name in names}
-    return found
+        for kind_index, kind in enumerate(kinds):
+            if (count := int(completion.count[index, kind_index])) > 0:
+                rate, low, high = (
+                    float(part[index, kind_index]) for part in (completion.rate, completion.low, completion.high)
+                )
+                estimated |= {(name, kind): Estimated(rate, low, high, item, count) for name in names}
+    return estimated
 
 
 class RateTable:
-    """The table of a store, read anew when a run has ended or a case of one came in. Safe to use from many threads."""
+    """Throughput table of a store, updated when a run has new results. Thread-safe."""
 
     def __init__(self, lines: "BenchmarkLines"):
         self._lines = lines
@@ -99,7 +105,7 @@ class RateTable:
     def newest(self) -> Throughput:
         with self._lock:
             counts = self._lines.cell_counts()
-            changed = [run for run, cells in counts.items() if self._known.get(run) != cells]
+            changed = [run for run, count in counts.items() if self._known.get(run) != count]
             for run in changed:
                 self._known[run] = counts[run]
                 self._take(run)
@@ -108,12 +114,12 @@ class RateTable:
             return Throughput(dict(self._rows), self._estimates)
 
     def _take(self, run: str) -> None:
-        """Only what came since the last look: a planner asks twice a second."""
+        """Read only lines since the last call, because the planner calls twice a second."""
         read_to = self._read_to.get(run, 0)
-        new = self._lines.read(run, after=read_to)
-        lines = [*self._heads.get(run, []), *new]
+        new_lines = self._lines.read(run, after=read_to)
+        lines = [*self._heads.get(run, []), *new_lines]
         self._heads[run] = [line for line in lines if line["line"] in ("begun", "column")]
-        self._read_to[run] = max((line["seq"] for line in new), default=read_to)
-        for key, told in rows(lines):
-            if key not in self._rows or self._rows[key].at_s <= told.at_s:
-                self._rows[key] = told
+        self._read_to[run] = max((line["seq"] for line in new_lines), default=read_to)
+        for key, rate in rows(lines):
+            if key not in self._rows or self._rows[key].at_s <= rate.at_s:
+                self._rows[key] = rate

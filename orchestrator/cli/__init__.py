@@ -1,4 +1,4 @@
-"""The command `polyfleet`. Imports neither ray nor torch; what a command needs is imported when it runs.
+"""The command `polyfleet`. Imports neither ray nor torch; a command's imports happen when it runs.
 
-stdout carries the answer alone, in the format asked for with `-o`; messages and progress go to stderr.
+stdout contains only the result, in the format that `-o` selects; messages and progress go to stderr.
 """

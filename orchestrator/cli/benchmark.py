@@ -1,4 +1,4 @@
-"""`polyfleet benchmark …`: measure the fleet, look at what was measured, compare it with what was before."""
+"""`polyfleet benchmark …`: measure the fleet, show results, compare them with earlier runs."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -55,8 +55,9 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="[CASE|ENTRY]...",
-            help="Cases, suites (operations, models, transfers, smoke, all) or patterns such as 'gpt2/*'; or what makes"
-            " a model of yours: file.py:function, module:function; transformers:bert or transformers:config.json.",
+            help="Cases, suites (operations, models, transfers, smoke, all) or patterns such as 'gpt2/*'; or the"
+            " function that creates your own model, file.py:function or module:function; or transformers:bert,"
+            " transformers:config.json",
         ),
     ] = None,
     working_dir: Annotated[str, typer.Option(help="Folder to upload; required when ENTRY is in a file")] = "",
@@ -121,49 +122,53 @@ def run(
     if here:
         lines = _measure_here(request, _words(here))
     else:
-        found = _measure_fleet(request, working_dir, (key, detach), output)
-        if found is None:
+        measured = _measure_fleet(request, working_dir, (key, detach), output)
+        if measured is None:
             return
-        lines = found
+        lines = measured
     if save:
         _save(lines, save)
     _tell(lines, output)
 
 
 def _request(patterns: list[str], **options: Any) -> dict[str, Any]:
-    """What is not said is left to the suite. An argument with a colon is the entry of a model."""
+    """Fields of the request; the suite has defaults for the others. An argument with a colon is a model's entry."""
     entries = [pattern for pattern in patterns if ":" in pattern]
     if len(entries) > 1 or (entries and len(patterns) > 1):
-        raise UserError("a run measures one model of yours, or cases", "make two runs of it")
-    given = {"entry": entries[0]} if entries else {"cases": patterns}
-    return given | {name: value for name, value in options.items() if value not in ("", [], None)}
+        raise UserError("a run measures either cases or one model", "start a separate run for each model")
+    subject = {"entry": entries[0]} if entries else {"cases": patterns}
+    return subject | {name: value for name, value in options.items() if value not in ("", [], None)}
 
 
 def _measure_fleet(
     request: dict[str, Any], working_dir: str, how: tuple[str, bool], output: Format
 ) -> list[dict[str, Any]] | None:
-    """`how`: the key, "" for one of its own, and whether to return once it has begun."""
+    """Start a run on the fleet and wait for its result lines. `how`: the idempotency key ("": a new one), and whether
+    to return None once the run has started.
+    """
     from orchestrator.benchmark import run_client
     from orchestrator.client import connect
     from orchestrator.show.benchmark import view
 
     with connect(progress=print_message) as client, progress_line("benchmark") as update:
         key, detach = how
-        begun = run_client.start_run(client, request, working_dir, key)
+        started = run_client.start_run(client, request, working_dir, key)
         if detach:
             if output is Format.TABLE:
-                write(begun["run"])
+                write(started["run"])
             else:
-                emit(begun, output, view)
+                emit(started, output, view)
             return None
         try:
-            ended = run_client.wait_for_run(client, begun["run"], update)
+            ended = run_client.wait_for_run(client, started["run"], update)
         except KeyboardInterrupt:
-            print_message(f"Run {begun['run']} has not ended. `polyfleet benchmark cancel {begun['run']}` ends it")
+            print_message(
+                f"Run {started['run']} has not ended. Stop it with `polyfleet benchmark cancel {started['run']}`"
+            )
             raise
         if ended["state"] != "SUCCEEDED":
             print_message(f"{ended['run']}: {ended['state'].lower()}: {ended['reason']}")
-        return client.benchmark_lines(begun["run"])
+        return client.benchmark_lines(started["run"])
 
 
 def _measure_here(request: dict[str, Any], backends: list[str]) -> list[dict[str, Any]]:
@@ -184,11 +189,11 @@ def _save(lines: list[dict[str, Any]], path: Path) -> None:
 
 def _tell(lines: list[dict[str, Any]], output: Format) -> None:
     from orchestrator.benchmark.results import summarize
-    from orchestrator.show.benchmark import report as shown
+    from orchestrator.show.benchmark import report as show_report
 
-    found = summarize(lines)
-    emit(found, output, shown)
-    if found["lost"] or any(cell["status"] in PROBLEMS for cell in found["cells"]):
+    summary = summarize(lines)
+    emit(summary, output, show_report)
+    if summary["lost"] or any(result["status"] in PROBLEMS for result in summary["cells"]):
         raise typer.Exit(NOT_WHOLE)
 
 
@@ -196,10 +201,10 @@ def _tell(lines: list[dict[str, Any]], output: Format) -> None:
 def runs(output: Output = Format.TABLE) -> None:
     """List the benchmark runs of this server."""
     from orchestrator.client import connect
-    from orchestrator.show.benchmark import runs as shown
+    from orchestrator.show.benchmark import runs as show_runs
 
     with connect(progress=print_message) as client:
-        emit(client.benchmarks(), output, shown)
+        emit(client.benchmarks(), output, show_runs)
 
 
 @app.command()

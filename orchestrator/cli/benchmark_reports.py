@@ -1,4 +1,4 @@
-"""`polyfleet benchmark report|compare|baseline|gate|history`: what runs say, alone and over time."""
+"""`polyfleet benchmark report|compare|baseline|gate|history`: results of one run, and of runs over time."""
 
 from collections.abc import Callable
 from enum import StrEnum
@@ -11,7 +11,7 @@ from cluster.errors import UserError
 from orchestrator.cli.output import Format, Output, emit, print_message, write
 
 Run = Annotated[str, typer.Argument(metavar="RUN|FILE", help="Run id, `latest`, or a file of result lines")]
-TRUST_SHARED = "Let a host that was not quiet prove that something became slower."
+TRUST_SHARED = "Accept slower results from a host that ran other work"
 Lines = list[dict[str, Any]]
 
 
@@ -46,7 +46,7 @@ def report(
     text = _reported(lines, form, _lines(vs) if vs else None)
     if output is None:
         if isinstance(text, bytes):
-            raise UserError("Parquet is not for a terminal", "name a file with --output")
+            raise UserError("Parquet is a binary format and cannot be printed", "name a file with --output")
         write(text.rstrip("\n"))
         return
     try:
@@ -71,8 +71,8 @@ def _reported(lines: Lines, form: ReportFormat, before: Lines | None) -> str | b
     from orchestrator.benchmark.report import page, text
     from orchestrator.benchmark.results import summarize
     from orchestrator.cli.output import as_json, render_table
-    from orchestrator.show.benchmark import compared as shown_compared
-    from orchestrator.show.benchmark import report as shown
+    from orchestrator.show.benchmark import compared as show_comparison
+    from orchestrator.show.benchmark import report as show_report
     from orchestrator.show.table import TableStack
 
     exports: dict[ReportFormat, Callable[[Lines], str | bytes]] = {
@@ -83,17 +83,17 @@ def _reported(lines: Lines, form: ReportFormat, before: Lines | None) -> str | b
     }
     if form in exports:
         return exports[form](lines)
-    found, since = summarize(lines), history.compare(before, lines) if before is not None else None
+    summary, comparison = summarize(lines), history.compare(before, lines) if before is not None else None
     match form:
         case ReportFormat.html:
-            return page.html(found, lines, since)
+            return page.html(summary, lines, comparison)
         case ReportFormat.md:
-            return text.markdown(found)
+            return text.markdown(summary)
         case ReportFormat.csv:
-            return text.to_csv(found)
+            return text.to_csv(summary)
         case ReportFormat.json:
-            return as_json(found | ({"since": since} if since else {}))
-    return render_table(TableStack((shown(found), *(("", shown_compared(since)) if since else ()))))
+            return as_json(summary | ({"since": comparison} if comparison else {}))
+    return render_table(TableStack((show_report(summary), *(("", show_comparison(comparison)) if comparison else ()))))
 
 
 def compare(
@@ -132,9 +132,9 @@ def gate(
     from orchestrator.show.benchmark import compared
 
     lines = _lines(run)
-    found = history.compare(_lines(against) if against else _baseline(lines), lines, trust_shared)
-    emit(found | {"exit_code": history.gate(found)}, output, compared)
-    raise typer.Exit(history.gate(found))
+    comparison = history.compare(_lines(against) if against else _baseline(lines), lines, trust_shared)
+    emit(comparison | {"exit_code": history.gate(comparison)}, output, compared)
+    raise typer.Exit(history.gate(comparison))
 
 
 def _baseline(lines: Lines) -> Lines:
@@ -142,8 +142,8 @@ def _baseline(lines: Lines) -> Lines:
     from orchestrator.client import connect
 
     with connect(progress=print_message) as client:
-        named = [client.benchmark_lines(view["run"]) for view in client.benchmarks() if view["baseline"]]
-    return baselines.choose(named, lines)
+        candidates = [client.benchmark_lines(view["run"]) for view in client.benchmarks() if view["baseline"]]
+    return baselines.choose(candidates, lines)
 
 
 def history(

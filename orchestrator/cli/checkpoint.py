@@ -1,4 +1,4 @@
-"""`polyfleet checkpoint …`: looking at checkpoints, converting and moving them, in pools and on this machine."""
+"""`polyfleet checkpoint …`: show, convert, copy and delete checkpoints, in pools and on this machine."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,14 +34,14 @@ Root = Annotated[
 ]
 Key = Annotated[str, typer.Option("--key", help="Idempotency key: an operation with the same key runs once")]
 REFUSED, DIFFERENT = 1, 1
-CONVERT = "copy it, then `polyfleet checkpoint convert` it where it is"
+CONVERT = "copy it first, then convert the copy with `polyfleet checkpoint convert`"
 
 
-def _run(verb: str, places: dict[str, str], what: str = "", key: str = "", **options: Any) -> Any:
-    places |= {name: in_its_pool(places[name]) for name in names_checkpoints(verb)}
-    if all_local(*places.values()):
-        return run_tool_locally(verb, {**places, **options}, what)
-    return run_tool_in_fleet(verb, {**places, **options}, what, key)
+def _run(verb: str, locations: dict[str, str], label: str = "", key: str = "", **options: Any) -> Any:
+    locations |= {name: in_its_pool(locations[name]) for name in names_checkpoints(verb)}
+    if all_local(*locations.values()):
+        return run_tool_locally(verb, {**locations, **options}, label)
+    return run_tool_in_fleet(verb, {**locations, **options}, label, key)
 
 
 @app.command("list")
@@ -76,7 +76,7 @@ def list_(
 
 
 def _listed(client: "Client", pool: str, path: str) -> list[dict[str, Any]]:
-    """Below a path or a job; where nothing is there and a pool is called so, all of that pool."""
+    """List checkpoints below a path or of a job; if there are none and a pool has that name, all of that pool."""
     rows = client.checkpoints(pool, path)
     if not (rows or pool) and any(path == one["pool"] for one in client.fleet()["pools"]):
         pool, path, rows = path, "", client.checkpoints(path)
@@ -96,11 +96,11 @@ def show(ref: Place, output: Output = Format.TABLE) -> None:
 
     ref = in_its_pool(ref)
     if is_local(ref):
-        answer = run_tool_locally("show", {"path": ref})
+        summary = run_tool_locally("show", {"path": ref})
     else:
         with connect(progress=print_message) as client:
-            answer = client.checkpoint_show(ref)
-    emit(answer, output, describe_table)
+            summary = client.checkpoint_show(ref)
+    emit(summary, output, describe_table)
 
 
 @app.command()
@@ -108,9 +108,9 @@ def verify(ref: Place, output: Output = Format.TABLE) -> None:
     """Read every byte and compare it with the manifest's hashes. Exit code 2 if one differs."""
     from orchestrator.show.checkpoints import verified
 
-    answer = _run("verify", {"place": ref}, f"verifying {ref}")
-    emit(answer, output, verified)
-    if not answer["ok"]:
+    result = _run("verify", {"place": ref}, f"verifying {ref}")
+    emit(result, output, verified)
+    if not result["ok"]:
         raise typer.Exit(UserError.exit_code)
 
 
@@ -125,9 +125,9 @@ def diff(
     """
     from orchestrator.show.checkpoints import differences
 
-    answer = _run("diff", {"a": a, "b": b}, "comparing")
-    emit(answer, output, differences)
-    if not answer["same"]:
+    result = _run("diff", {"a": a, "b": b}, "comparing")
+    emit(result, output, differences)
+    if not result["same"]:
         raise typer.Exit(DIFFERENT)
 
 
@@ -148,12 +148,12 @@ def plan(
 
     ref = in_its_pool(ref)
     if is_local(ref):
-        answer = run_tool_locally("plan", {"path": ref, "to": to, "count": count})
+        result = run_tool_locally("plan", {"path": ref, "to": to, "count": count})
     else:
         with connect(progress=print_message) as client:
-            answer = client.checkpoint_plan(ref, to, count)
-    emit(answer, output, planned)
-    if not answer["ok"]:
+            result = client.checkpoint_plan(ref, to, count)
+    emit(result, output, planned)
+    if not result["ok"]:
         raise typer.Exit(REFUSED)
 
 
@@ -185,10 +185,10 @@ def convert(
     from orchestrator.show.checkpoints import conversion
 
     if not to_kind and not dtype:
-        raise UserError("the target of the conversion is missing", "give --to-kind or --dtype")
+        raise UserError("the target of the conversion is missing", "add --to-kind or --dtype")
     options = {"to_kind": to_kind or None, "dtype": _mapping(dtype or []) or None, "on_lossy": on_lossy}
-    answer = _run("convert", {"source": source, "root": target}, f"converting {source}", key, **options)
-    emit(answer, output, conversion)
+    result = _run("convert", {"source": source, "root": target}, f"converting {source}", key, **options)
+    emit(result, output, conversion)
 
 
 def _mapping(pairs: list[str]) -> dict[str, str]:
@@ -228,24 +228,26 @@ def copy(
     from orchestrator.show.checkpoints import copied
 
     source = in_its_pool(source)
-    what = f"copying {source}"
+    label = f"copying {source}"
     if between_here_and_a_pool(source, target):
         if to_kind:
-            raise UserError("a copy between this machine and a pool does not convert", CONVERT)
+            raise UserError("a copy between this machine and a pool cannot be converted on the way", CONVERT)
         from orchestrator import checkpoint_transfer
 
-        carry = checkpoint_transfer.up if is_local(source) else checkpoint_transfer.down
-        with connect(progress=print_message) as client, byte_progress(what) as progress:
-            answer = carry(client, source, target, progress)
+        transfer = checkpoint_transfer.up if is_local(source) else checkpoint_transfer.down
+        with connect(progress=print_message) as client, byte_progress(label) as progress:
+            result = transfer(client, source, target, progress)
     elif all_local(source, target):
         if to_kind:
-            raise UserError("a copy on this machine does not convert", "use `polyfleet checkpoint convert`")
-        answer = {"source": source, **run_tool_locally("copy", {"source": source, "target": target}, what)}
+            raise UserError(
+                "a copy on this machine cannot be converted on the way", "use `polyfleet checkpoint convert`"
+            )
+        result = {"source": source, **run_tool_locally("copy", {"source": source, "target": target}, label)}
     else:
         order = {"source": source, "target": target, "to_kind": to_kind, "convert_at": convert_at, "on_lossy": on_lossy}
-        with connect(progress=print_message) as client, byte_progress(what) as progress:
-            answer = client.checkpoint_copy(order, progress, key)
-    emit(answer, output, copied)
+        with connect(progress=print_message) as client, byte_progress(label) as progress:
+            result = client.checkpoint_copy(order, progress, key)
+    emit(result, output, copied)
 
 
 @app.command()
@@ -304,22 +306,23 @@ def import_(
     key: Key = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Make a checkpoint of safetensors, a file of torch.save, or a folder of DCP, Accelerate or the Trainer. Nothing in
-    it is run. Each part of a folder is imported, or named with the reason why it is left out."""
+    """Import safetensors, a torch.save file, or a folder of DCP, Accelerate or the Trainer as a checkpoint. No code in
+    it is run. Each part of a folder is imported, or listed with the reason why it is left out.
+    """
     from orchestrator.show.checkpoints import imported
 
-    places, what = {"source": source} | ({"root": target} if target else {}), f"importing {source}"
+    locations, label = {"source": source} | ({"root": target} if target else {}), f"importing {source}"
     options: dict[str, Any] = {"format": format or None, "step": step, "drop": drop or None}
     if target and is_local(source) and between_here_and_a_pool(source, target):
         from orchestrator.checkpoint_transfer import bring_in
         from orchestrator.client import connect
 
-        told = {name: value for name, value in options.items() if value is not None}
-        with connect(progress=print_message) as client, byte_progress(what) as progress:
-            answer = bring_in(client, source, target, told, progress, key)
+        arguments = {name: value for name, value in options.items() if value is not None}
+        with connect(progress=print_message) as client, byte_progress(label) as progress:
+            result = bring_in(client, source, target, arguments, progress, key)
     else:
-        answer = _run("import", places, what, key, **options)
-    emit(answer, output, imported)
+        result = _run("import", locations, label, key, **options)
+    emit(result, output, imported)
 
 
 @app.command()
@@ -338,8 +341,10 @@ def export(
     key: Key = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Write a checkpoint as other tools have them. What was imported comes back as it was, in the same format."""
+    """Write a checkpoint in the format of another tool. An imported one is restored as it was if the format is the
+    same.
+    """
     from orchestrator.show.checkpoints import exported
 
-    places = {"source": source, "target": target}
-    emit(_run("export", places, f"exporting {source}", key, format=format, entry=entry or None), output, exported)
+    locations = {"source": source, "target": target}
+    emit(_run("export", locations, f"exporting {source}", key, format=format, entry=entry or None), output, exported)

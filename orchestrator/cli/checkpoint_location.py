@@ -1,4 +1,4 @@
-"""Tools for checkpoints as commands run them: on this machine or in the fleet, with progress on stderr."""
+"""Run checkpoint tools for commands, on this machine or in the fleet, with progress on stderr."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -13,43 +13,43 @@ from orchestrator.show.units import size
 Progress = Callable[[int, int], None]
 
 
-def run_tool_locally(verb: str, arguments: dict[str, Any], what: str = "") -> Any:
-    """Run a tool here, in a child: this process imports no torch."""
+def run_tool_locally(verb: str, arguments: dict[str, Any], label: str = "") -> Any:
+    """Run a tool on this machine in a child process, so that this process does not import torch."""
     from workers.checkpoint.tools import run_in_child
 
     paths = {k: expanded(v) for k, v in arguments.items() if v is not None}
-    with byte_progress(what or verb) as progress:
+    with byte_progress(label or verb) as progress:
         return run_in_child(verb, paths, progress, sys.executable, follow_links=True)
 
 
-def run_tool_in_fleet(verb: str, arguments: dict[str, Any], what: str = "", key: str = "") -> Any:
+def run_tool_in_fleet(verb: str, arguments: dict[str, Any], label: str = "", key: str = "") -> Any:
     from orchestrator.client import connect
 
-    told = {k: v for k, v in arguments.items() if v is not None}
-    with connect(progress=print_message) as client, byte_progress(what or verb) as progress:
-        return client.checkpoint_tool(verb, told, progress, key)
+    options = {k: v for k, v in arguments.items() if v is not None}
+    with connect(progress=print_message) as client, byte_progress(label or verb) as progress:
+        return client.checkpoint_tool(verb, options, progress, key)
 
 
-def in_its_pool(place: str) -> str:
-    """As checkpoint_places.of_job; without a server it is a path of this machine."""
-    if not may_be_a_job(place):
-        return place
+def in_its_pool(location: str) -> str:
+    """Like checkpoint_address.of_job, but without a server `location` is a path of this machine."""
+    if not may_be_a_job(location):
+        return location
     from orchestrator.client import connect
 
     try:
         client = connect(start=False)
     except FleetError:
-        return place
+        return location
     with client:
-        return of_job(client, place)
+        return of_job(client, location)
 
 
 @contextmanager
-def byte_progress(what: str) -> Iterator[Progress]:
-    """Tells bytes done, bytes in all and the rate, on stderr: a bar on a terminal, else a line now and then."""
+def byte_progress(label: str) -> Iterator[Progress]:
+    """Show bytes done, bytes in total and the rate on stderr: as a bar on a terminal, else as occasional lines."""
     if not sys.stderr.isatty():
-        with progress_line(what) as update:
-            yield lambda done, total: update(f"{what}: {size(done)} of {size(total)}" if total else what)
+        with progress_line(label) as update:
+            yield lambda done, total: update(f"{label}: {size(done)} of {size(total)}" if total else label)
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -59,5 +59,5 @@ def byte_progress(what: str) -> Iterator[Progress]:
         DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn(),
     )  # fmt: skip
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
+        task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total or None)

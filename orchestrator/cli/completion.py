@@ -1,8 +1,8 @@
-"""`polyfleet completion bash|zsh|fish`, and answering the shell when it completes.
+"""`polyfleet completion bash|zsh|fish`, and the responses to these scripts when a shell completes a word.
 
-The scripts are ours: those of Typer hand on words that bash has split at `:`, cannot complete `--to=nvi`, and have zsh
-evaluate what is proposed, names of other people's jobs among it. They ask Typer in the protocol that it has for fish:
-a line that is typed so far, answered by one VALUE, or VALUE, tab and help, on each line.
+The scripts are our own because Typer's pass on words that bash has split at `:`, cannot complete `--to=nvi`, and let
+zsh evaluate proposed values, which include names of other users' jobs. They query Typer with its protocol for fish: the
+request is the line typed so far; each line of the response is VALUE, or VALUE, a tab and help.
 """
 
 import os
@@ -23,7 +23,7 @@ ASK = (
 )
 
 BASH = f"""
-# $2 is the part of the word that bash replaces: what stands after the last of $COMP_WORDBREAKS, `:` and `=` among them.
+# $2 is the part of the word that bash replaces: the text after the last of $COMP_WORDBREAKS, which include `:` and `=`.
 _polyfleet_completion() {{
     local line="${{COMP_LINE:0:COMP_POINT}}" option="" word kept value
     word="${{line##*[[:space:]]}}"
@@ -96,16 +96,19 @@ SCRIPTS = {Shell.BASH: BASH, Shell.ZSH: ZSH, Shell.FISH: FISH}
 def completion(shell: Annotated[Shell, typer.Argument(help="Shell: bash, zsh or fish")]) -> None:
     """Print the completion script: `eval "$(polyfleet completion bash)"`.
 
-    It completes verbs, options, kinds of the catalogue; with a fleet that is up also its pools, nodes, kinds and jobs.
+    It completes commands, options and kinds of the catalogue; if a fleet is running, also its pools, nodes, kinds and
+    jobs.
     """
     write(SCRIPTS[shell].strip())
 
 
 def complete_shell(app: typer.Typer) -> bool:
-    """Whether a shell asked, which then has its answer. It gets no error: nobody reads one while he types."""
+    """Answer a shell's completion request, if this is one; return whether it was. Errors are suppressed, because the
+    user is typing.
+    """
     if VARIABLE not in os.environ:
         return False
-    import_module("typer.completion").completion_init()  # else only with Typer's own `--install-completion`
+    import_module("typer.completion").completion_init()  # Typer calls it only with its own `--install-completion`
     with suppress(Exception, SystemExit):
         app(prog_name="polyfleet")
     return True

@@ -1,5 +1,5 @@
-"""What the shell may complete an option or argument with: kinds from the catalogue; pools, nodes and jobs from the
-server that runs. Nothing is started, nobody waits longer than WAIT_S, and nothing is said where no server answers.
+"""Values that the shell proposes for an option or argument: kinds from the catalogue; pools, nodes and jobs from the
+running server. No server is started, a completion waits at most WAIT_S, and without a server there is no message.
 """
 
 import re
@@ -16,7 +16,8 @@ WAIT_S = 0.25
 COUNTS = ("1", "2", "4", "8")
 LATEST_JOBS = 50
 PLAIN = re.compile(r"[A-Za-z0-9._+@%:/-]+")
-"""What no shell gives a meaning: a job of somebody else may be called `$(…)`, and what is completed is soon run."""
+"""Characters without a meaning in any shell: another user's job may be called `$(…)`, and completed words are soon run.
+"""
 
 
 def backends(typed: str) -> list[str]:
@@ -30,7 +31,7 @@ def kind(typed: str) -> list[str]:
 
 
 def kinds(typed: str) -> list[str]:
-    """Several with commas, as wherever the name is a plural."""
+    """Comma-separated kinds, as for every option with a plural name."""
     return _listed(typed, _kinds)
 
 
@@ -63,7 +64,7 @@ def kinds_and_pools(typed: str) -> list[str]:
 
 
 def places(typed: str) -> list[str]:
-    """`POOL:`; what is a path is left to the shell."""
+    """Values `POOL:`; paths are left to the shell."""
     return [] if ":" in typed else [f"{pool}:" for pool in _from_server(_pools) if pool.startswith(typed)]
 
 
@@ -81,16 +82,16 @@ def nodes(typed: str) -> list[str]:
 
 
 def states(typed: str) -> list[str]:
-    """Of jobs, in the case in which the user began."""
+    """Job states, in lower case if the user typed lower case."""
     from orchestrator.core.states import State
 
     return _starting(typed, map(str.lower if typed.islower() else str, State.__members__))
 
 
-def _listed(typed: str, of: Callable[[str], Iterable[str]]) -> list[str]:
-    """What may follow the last comma, with all that stands before it."""
+def _listed(typed: str, complete: Callable[[str], Iterable[str]]) -> list[str]:
+    """Complete the word after the last comma; keep the text before it."""
     before, comma, word = typed.rpartition(",")
-    return [f"{before}{comma}{one}" for one in _starting(word, of(word)) if one not in before.split(",")]
+    return [f"{before}{comma}{one}" for one in _starting(word, complete(word)) if one not in before.split(",")]
 
 
 def _starting(typed: str, words: Iterable[str]) -> list[str]:
@@ -102,31 +103,31 @@ def _kinds_and_pools(word: str) -> list[str]:
 
 
 def _words(word: str) -> list[str]:
-    """Models that may stand alone; with a size, and as others spell them, once a part is typed."""
+    """Names of models that need no back end; once a part is typed, also with a size and in other spellings."""
     from cluster.catalogue import kind_spellings, resolve_name
 
-    more = [name for row in _rows() for name in _spellings(row) if name.startswith(word)] if word else []
-    return [*kind_spellings(), *(name for name in more if resolve_name(name))]
+    spelled = [name for row in _rows() for name in _spellings(row) if name.startswith(word)] if word else []
+    return [*kind_spellings(), *(name for name in spelled if resolve_name(name))]
 
 
 def _kinds(word: str) -> list[str]:
-    """Back ends alone where nothing is typed: all kinds are some hundred."""
+    """Kinds that match; only back ends if nothing is typed, since there are some hundred kinds."""
     from cluster.catalogue import aliases, vendors
 
     names = [*vendors(), *aliases()]
-    backend, colon, begun = word.partition(":")
+    backend, colon, model_prefix = word.partition(":")
     if colon:
-        return [f"{backend}:{model}" for model in _models(backend, begun)]
-    within = [name for name in names if word and name.startswith(word)]
-    return names + [f"{name}:{model}" for name in within for model in _listed_models(name)]
+        return [f"{backend}:{model}" for model in _models(backend, model_prefix)]
+    matching = [name for name in names if word and name.startswith(word)]
+    return names + [f"{name}:{model}" for name in matching for model in _listed_models(name)]
 
 
-def _models(backend: str, begun: str) -> list[str]:
-    """Those of the catalogue, and of the fleet that is up: slices, and cards that the catalogue lacks. Other spellings
-    only once a part is typed."""
-    there = [kind.partition(":") for kind in _from_server(_kinds_there)]
-    found = _listed_models(backend) + [model for of, _, model in there if model and of == _vendor(backend)]
-    return found + [name for row in _rows(backend) for name in _spellings(row)] if begun else found
+def _models(backend: str, model_prefix: str) -> list[str]:
+    """Models of the catalogue and of the running fleet, which may have slices and cards that the catalogue lacks. Other
+    spellings are included once a part is typed."""
+    fleet_kinds = [kind.partition(":") for kind in _from_server(_kinds_there)]
+    names = _listed_models(backend) + [model for of, _, model in fleet_kinds if model and of == _vendor(backend)]
+    return names + [name for row in _rows(backend) for name in _spellings(row)] if model_prefix else names
 
 
 def _listed_models(backend: str) -> list[str]:
@@ -140,14 +141,14 @@ def _vendor(name: str) -> str:
 
 
 def _rows(backend: str = "") -> "list[DeviceModel]":
-    """What something computes on."""
+    """Device models of the catalogue that are available."""
     from cluster.catalogue import models
 
     return [row for row in models().values() if not row.unavailable and _vendor(backend) in ("", row.backend)]
 
 
 def _spellings(row: "DeviceModel") -> list[str]:
-    """But those with blanks, which a shell would part."""
+    """Names of a model, without those with blanks, which a shell would split."""
     names = (row.model, row.kind.partition(":")[2], *row.spellings, *row.tool_names)
     return [name for name in names if name and " " not in name]
 
@@ -165,17 +166,22 @@ def _jobs(client: "Client") -> Iterable[str]:
     return (row[field] for field in ("name", "id") for row in reversed(rows))
 
 
-def _from_server(ask: Callable[["Client"], Iterable[str]]) -> list[str]:
-    """In a thread, since a deadline of the client is one for each read, and it asks a busy server again."""
+def _from_server(query: Callable[["Client"], Iterable[str]]) -> list[str]:
+    """Names from the server. In a thread, because the client's time-outs apply to single reads, and it retries if the
+    server is busy.
+    """
     from orchestrator.client import connect
 
-    found: list[str] = []
+    names: list[str] = []
 
     def work() -> None:
-        with suppress(Exception), connect(start=False, progress=lambda _: None) as client:  # whoever types is not told
-            found.extend(ask(client))
+        with (
+            suppress(Exception),
+            connect(start=False, progress=lambda _: None) as client,
+        ):  # no messages while the user is typing
+            names.extend(query(client))
 
     thread = Thread(target=work, name="completion", daemon=True)
     thread.start()
     thread.join(WAIT_S)
-    return [word for word in found if PLAIN.fullmatch(word)]
+    return [word for word in names if PLAIN.fullmatch(word)]

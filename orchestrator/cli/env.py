@@ -55,7 +55,7 @@ def remove(name: Annotated[str, typer.Argument(help="Environment name, as `polyf
 
 
 def _wanted(name: str, file: Path | None) -> Any:
-    """What `name` stands for: a pool of `file`, a built-in environment, or a pool of the demo's fleet."""
+    """The environment for `name`: a pool of `file`, a built-in environment, or a pool of the demo fleet."""
     from cluster.errors import NotFound, nearest
     from cluster.fleet_spec import FLEETS, load_fleet
     from cluster.recipes import NAMES

@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and for errors two lines on stderr instead of a traceback."""
+"""Exit codes of commands, and error messages: two lines on stderr instead of a traceback."""
 
 import errno
 import os
@@ -15,12 +15,12 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 EXIT_CODES = {
-    0: "done; a job that was waited for succeeded",
-    1: "the job failed, `doctor` has a finding to act on, or an internal error",
-    2: "something you can correct: the command line, a file, a name",
-    3: "the server or the fleet cannot serve now",
-    4: "the job that was waited for was cancelled",
-    130: "interrupted with Ctrl-C; jobs go on",
+    0: "success; if the command waited for a job, the job succeeded",
+    1: "the job failed, `doctor` found a problem, or an internal error occurred",
+    2: "an error in the command line, a file or a name, which you can correct",
+    3: "the server or the fleet is not available now",
+    4: "the job for which the command waited was cancelled",
+    130: "interrupted with Ctrl-C; jobs keep running",
     141: "output pipe closed",
 }
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -29,7 +29,7 @@ JOB_EXIT_CODES = {"SUCCEEDED": OK, "FAILED": FAILED, "CANCELLED": CANCELLED}
 
 
 def report(error: BaseException) -> int:
-    """Tell `error` on stderr; the exit code."""
+    """Print `error` to stderr. Return the exit code."""
     from orchestrator.cli.output import print_message
 
     if isinstance(error, OSError):
@@ -43,23 +43,24 @@ def report(error: BaseException) -> int:
         print_message("interrupted")
         return INTERRUPTED
     print_message(f"error: {type(error).__name__}: {error}")
-    print_message(f"  this is a fault of Polyfleet; the traceback is in {_keep_traceback(error)}")
+    print_message(f"  this is a bug in Polyfleet; report it with the traceback in {_keep_traceback(error)}")
     return FAILED
 
 
 def _of_this_machine(error: OSError) -> PolyfleetError | None:
-    """What a full disk, missing rights or a wrong home make of any command: not our fault. None for all else."""
+    """The error for a full disk, missing permissions or a wrong home, which are not bugs; None for any other error."""
     from cluster.paths import home
 
     where = Path(os.fsdecode(error.filename or home()))
     if error.errno in NO_ROOM:
         return FleetError(
-            f"{where} cannot be written: {error.strerror}", "free space there, or set POLYFLEET_HOME elsewhere"
+            f"{where} cannot be written: {error.strerror}",
+            "free disk space there, or set POLYFLEET_HOME to a folder on another disk",
         )
     wrong_home = where == home() or (where.is_relative_to(home()) and error.errno == errno.ENOTDIR)
     if wrong_home or (error.filename and error.errno in NO_RIGHT):
-        mine = wrong_home or where.is_relative_to(home())
-        remedy = "set POLYFLEET_HOME to a folder of yours" if mine else "change its rights"
+        is_in_home = wrong_home or where.is_relative_to(home())
+        remedy = "set POLYFLEET_HOME to a folder that you own" if is_in_home else "change its permissions"
         return UserError(f"{where} cannot be used: {error.strerror}", remedy)
     return None
 

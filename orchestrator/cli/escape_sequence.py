@@ -1,16 +1,16 @@
-"""Leaving a shell that does not answer: Enter, then `~.`, as with ssh. Pure."""
+"""Escape sequence that leaves a shell, even if it does not respond: Enter, then `~.`, as in ssh. Does no I/O."""
 
 LEAVE, TILDE, NEWLINES = ord("."), ord("~"), b"\r\n"
 
 
 class Escape:
-    """What is typed on its way. `~~` at the start of a line sends one `~`; before anything else it is itself."""
+    """Filter for typed bytes. `~~` at the start of a line sends one `~`; `~` before another character is sent, too."""
 
     def __init__(self) -> None:
         self._starts, self._held = True, False
 
     def feed(self, typed: bytes) -> tuple[bytes, bool]:
-        """(what to send, whether to leave)."""
+        """Return (bytes to send, whether to leave)."""
         sent = bytearray()
         for char in typed:
             if self._held:

@@ -1,4 +1,4 @@
-"""Two examples of each command: its help and the reference print them, and a test parses them."""
+"""Two examples of each command. Its help and the reference print them; a test parses them."""
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "up": ("polyfleet up", "polyfleet up -f fleet.yaml --dry-run"),
@@ -115,4 +115,4 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "server verify": ("polyfleet server verify", "polyfleet server verify jobs-2026-11-27.db"),
 }
-"""By the words after `polyfleet`."""
+"""Examples by command: the words after `polyfleet`."""

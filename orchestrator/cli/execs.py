@@ -1,4 +1,6 @@
-"""The verbs `exec` and `shell`: a command beside the ranks of a running job, its streams as if it ran here."""
+"""The commands `exec` and `shell`: run a command beside a rank of a running job, with its streams connected to this
+terminal.
+"""
 
 import base64
 import getpass
@@ -31,31 +33,33 @@ RESIZED, DONE = b"r", b"d"
 
 
 def exec_(ctx: typer.Context, ref: JobArgument, rank: Rank = 0) -> None:
-    """Run a command beside a running job, after `--`: its variables, its folder, its devices. Ends with its exit code.
+    """Run a command, written after `--`, beside a running job: with its variables, folder and devices. Exits with the
+    command's exit code.
 
-    What comes on standard input is handed on, unless that is a terminal. It ends with the attempt, or when this ends.
+    Standard input is passed on unless it is a terminal. The command is stopped when the attempt ends or this client
+    does.
     """
     from orchestrator.client import connect
 
     command = ctx.meta["command"]
     if not command:
         raise UserError("no command", f"write it after `--`: `polyfleet exec {ref} -- nvidia-smi`")
-    takes_input = not sys.stdin.isatty()
+    has_input = not sys.stdin.isatty()
     with connect(progress=print_message) as client:
-        order = {"command": command, "rank": rank, "input": takes_input, "by": _who()}
-        told = client.exec_run(ref, order)
-        begun = _begun(told)
-        if takes_input:
-            threading.Thread(target=_hand_on, args=(client, begun["exec"]), name="input", daemon=True).start()
-        code = _to_its_end(client, begun, told)
+        order = {"command": command, "rank": rank, "input": has_input, "by": _who()}
+        events = client.exec_run(ref, order)
+        started = _begun(events)
+        if has_input:
+            threading.Thread(target=_hand_on, args=(client, started["exec"]), name="input", daemon=True).start()
+        code = _to_its_end(client, started, events)
     raise typer.Exit(code)
 
 
 def shell(ref: JobArgument, rank: Rank = 0) -> None:
-    """A shell beside a running job, at this terminal: its variables, its folder, its devices. Enter, then `~.` leaves
-    it.
+    """Open a shell beside a running job in this terminal: with its variables, folder and devices. Leave it with Enter,
+    then `~.`.
 
-    It ends with the attempt, after an hour in which nothing happens, and when this ends.
+    The shell is stopped when the attempt ends, after an hour without activity, and when this client ends.
     """
     from orchestrator.client import connect
 
@@ -63,16 +67,16 @@ def shell(ref: JobArgument, rank: Rank = 0) -> None:
         raise UserError("a shell needs a terminal", f"run one command with `polyfleet exec {ref} -- COMMAND`")
     order = {"command": [], "rank": rank, "terminal": True, "by": _who(), **_size()}
     with connect(progress=print_message) as client:
-        told = client.exec_run(ref, order | {"term": os.environ.get("TERM", "")[:64]})
-        begun = _begun(told)
-        print_message(f"{begun['job']}, rank {begun['rank']} on node {begun['node']}; Enter, then ~. leaves")
-        with _raw_keyboard(client, begun["exec"]) as keyboard:
-            code = _to_its_end(client, begun, told, keyboard)
+        events = client.exec_run(ref, order | {"term": os.environ.get("TERM", "")[:64]})
+        started = _begun(events)
+        print_message(f"{started['job']}, rank {started['rank']} on node {started['node']}; Enter, then ~. leaves")
+        with _raw_keyboard(client, started["exec"]) as keyboard:
+            code = _to_its_end(client, started, events, keyboard)
     raise typer.Exit(code)
 
 
 def _size() -> dict[str, int]:
-    """Of this terminal; what a terminal has that does not tell."""
+    """Size of this terminal; 80 by 24 if it is unknown."""
     try:
         size = os.get_terminal_size(sys.stdout.fileno())
     except OSError:
@@ -81,32 +85,32 @@ def _size() -> dict[str, int]:
 
 
 def _who() -> str:
-    with suppress(Exception):  # nobody of that number is in the system's list
+    with suppress(Exception):  # the system may have no user with this uid
         return f"{getpass.getuser()}@{socket.gethostname()}"[:200]
     return ""
 
 
-def _begun(told: Told) -> Data:
-    """{"exec", "job", "epoch", "rank", "node"}. Raises FleetError."""
-    for _, data in told:
+def _begun(events: Told) -> Data:
+    """First event of the command: {"exec", "job", "epoch", "rank", "node"}. Raises FleetError."""
+    for _, data in events:
         return data
     raise _server_ended()
 
 
 def _server_ended() -> FleetError:
-    return FleetError("the server has ended, and the command with it", "the job goes on; run the command again")
+    return FleetError("the server stopped, and the command with it", "run the command again; the job is still running")
 
 
-def _to_its_end(client: "Client", begun: Data, told: Told, keyboard: "Keyboard | None" = None) -> int:
-    """Writes what it writes; its exit code. Raises FleetError where it was ended."""
+def _to_its_end(client: "Client", started: Data, events: Told, keyboard: "Keyboard | None" = None) -> int:
+    """Write the command's output until it ends; return its exit code. Raises FleetError if it was stopped."""
     try:
-        for name, data in told:
+        for name, data in events:
             if name == "output":
                 _write(data["stream"], base64.b64decode(data["data"]))
             elif name == "end":
-                return _code(data, begun)
+                return _code(data, started)
     except KeyboardInterrupt:
-        _end(client, begun["exec"])
+        _end(client, started["exec"])
         return INTERRUPTED
     except PolyfleetError:
         if keyboard is None or not keyboard.left:
@@ -115,18 +119,19 @@ def _to_its_end(client: "Client", begun: Data, told: Told, keyboard: "Keyboard |
     raise _server_ended()
 
 
-def _code(end: Data, begun: Data) -> int:
+def _code(end: Data, started: Data) -> int:
     if end["code"] is None:
         raise FleetError(
-            f"the command beside {begun['job']} was ended: {end['reason']}", f"`polyfleet show {begun['job']}`"
+            f"the command beside {started['job']} was stopped: {end['reason']}",
+            f"`polyfleet show {started['job']}` shows the job's state",
         )
     code = int(end["code"])
     return code if code >= 0 else SIGNAL_CODE - code
 
 
-def _end(client: "Client", known: str) -> None:
+def _end(client: "Client", exec_id: str) -> None:
     with suppress(PolyfleetError):
-        client.exec_end(known)
+        client.exec_end(exec_id)
 
 
 def _write(stream: str, data: bytes) -> None:
@@ -138,13 +143,13 @@ def _write(stream: str, data: bytes) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # as in output.write
         if isinstance(e, BrokenPipeError):
             raise typer.Exit(BROKEN_PIPE) from None
-        raise FleetError(f"the output cannot be written: {e.strerror}", "write it where space is free") from None
+        raise FleetError(f"the output cannot be written: {e.strerror}", "write it to a disk with free space") from None
 
 
-def _hand_on(client: "Client", known: str) -> None:
-    """Standard input, to its end or until the command takes no more."""
-    sender = _Sender(client, known)
-    with suppress(PolyfleetError):  # it has ended; how is told by its output
+def _hand_on(client: "Client", exec_id: str) -> None:
+    """Forward standard input to its end, or until the command accepts no more."""
+    sender = _Sender(client, exec_id)
+    with suppress(PolyfleetError):  # the command has ended; its event stream reports how
         while sender.open:
             try:
                 piece = os.read(sys.stdin.fileno(), PIECE_BYTES)
@@ -156,38 +161,40 @@ def _hand_on(client: "Client", known: str) -> None:
 
 
 class _Sender:
-    """`open`: the command takes more."""
+    """Sends input to a command. `open`: the command accepts more."""
 
-    def __init__(self, client: "Client", known: str):
-        self._client, self._known = client, known
+    def __init__(self, client: "Client", exec_id: str):
+        self._client, self._known = client, exec_id
         self._taken = 0
         self.open = True
 
     def send(self, data: bytes, end: bool = False) -> None:
-        """All of it, however long the command takes. An answer that was lost is asked for again: offsets tell."""
+        """Send all data, however long the command takes. If a response is lost, the data is sent again: offsets prevent
+        duplicates.
+        """
         until = self._taken + len(data)
         while self.open:
-            left = data[len(data) - (until - self._taken) :]
-            told = self._client.exec_input(self._known, self._taken, left, end)
-            self._taken, self.open = told["taken"], not told["closed"]
+            remaining = data[len(data) - (until - self._taken) :]
+            reply = self._client.exec_input(self._known, self._taken, remaining, end)
+            self._taken, self.open = reply["taken"], not reply["closed"]
             if self._taken >= until:
                 return
 
 
 class Keyboard:
-    """Hands on what is typed, and the size of the terminal. `left`: the user has left by the escape."""
+    """Forwards typed bytes and the size of the terminal. `left`: the user has left by the escape sequence."""
 
-    def __init__(self, client: "Client", known: str):
-        self._client, self._known = client, known
+    def __init__(self, client: "Client", exec_id: str):
+        self._client, self._known = client, exec_id
         self._waken, self._wake = os.pipe()
         self.left = False
 
-    def tell(self, what: bytes) -> None:
-        os.write(self._wake, what)
+    def tell(self, signal_byte: bytes) -> None:
+        os.write(self._wake, signal_byte)
 
     def run(self) -> None:
         sender, escape = _Sender(self._client, self._known), Escape()
-        with suppress(PolyfleetError):  # it has ended; how is told by its output
+        with suppress(PolyfleetError):  # the command has ended; its event stream reports how
             while sender.open:
                 ready, _, _ = select.select([sys.stdin.fileno(), self._waken], [], [])
                 if self._waken in ready:
@@ -204,19 +211,19 @@ class Keyboard:
 
 
 @contextmanager
-def _raw_keyboard(client: "Client", known: str) -> Iterator[Keyboard]:
-    """Every key goes to the program there, Ctrl-C too. The terminal is afterwards as it was."""
+def _raw_keyboard(client: "Client", exec_id: str) -> Iterator[Keyboard]:
+    """Send every key to the remote program, including Ctrl-C. Restores the terminal's settings at the end."""
     import termios
     import tty
 
-    keyboard = Keyboard(client, known)
+    keyboard = Keyboard(client, exec_id)
     thread = threading.Thread(target=keyboard.run, name="keyboard", daemon=True)
     before = termios.tcgetattr(sys.stdin)
     resized = signal.signal(signal.SIGWINCH, lambda *_: keyboard.tell(RESIZED))
     try:
-        tty.setraw(sys.stdin, termios.TCSADRAIN)  # what was typed already is not lost
+        tty.setraw(sys.stdin, termios.TCSADRAIN)  # keeps bytes that were already typed
         thread.start()
-        keyboard.tell(RESIZED)  # it may have been since it was asked for
+        keyboard.tell(RESIZED)  # the size may have changed since the request was sent
         yield keyboard
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

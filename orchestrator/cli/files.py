@@ -1,4 +1,4 @@
-"""`polyfleet files …`: what a job wrote into $POLYFLEET_OUTPUT_DIR, listed, fetched and added to."""
+"""`polyfleet files …`: list, fetch and add files in a job's $POLYFLEET_OUTPUT_DIR."""
 
 from typing import Annotated, Any
 
@@ -44,15 +44,15 @@ def get(
     force: Force = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Fetch a file or a folder with all that is in it. What is here already is not fetched again; cut off, it goes on
-    where it was. A local file that differs is left alone without --force.
+    """Fetch a file, or a folder with its contents. Files that are already on this machine are not fetched again: run it
+    again after an interruption, and it resumes. Local files that differ are only overwritten with --force.
     """
     from orchestrator import file_download
     from orchestrator.client import connect
 
     with connect(progress=print_message) as client, byte_progress(f"getting {where}") as progress:
-        told = file_download.get(client, *_split(where), dest, force, progress)
-    _emit(told.to_plain(), output)
+        transfer = file_download.get(client, *_split(where), dest, force, progress)
+    _emit(transfer.to_plain(), output)
 
 
 @app.command()
@@ -62,24 +62,24 @@ def put(
     force: Force = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Add a file or a folder to a job's folder. No file of a running job is written over, and none that differs without
-    --force.
+    """Add a file or a folder to a job's output folder. Files of a running job are never overwritten, others that differ
+    only with --force.
     """
     from orchestrator import file_upload
     from orchestrator.client import connect
 
     with connect(progress=print_message) as client, byte_progress(f"putting {source}") as progress:
-        told = file_upload.put(client, source, *_split(where), force, progress)
-    _emit(told.to_plain(), output)
+        transfer = file_upload.put(client, source, *_split(where), force, progress)
+    _emit(transfer.to_plain(), output)
 
 
 def _split(text: str) -> tuple[str, str]:
-    """JOB and PATH: no name of a job has a colon."""
+    """Split JOB:PATH; a job's name never contains a colon."""
     job, _, path = text.partition(":")
     return job, path
 
 
-def _emit(told: dict[str, Any], output: Format) -> None:
+def _emit(transfer: dict[str, Any], output: Format) -> None:
     from orchestrator.show.files import transferred
 
-    emit(told, output, transferred)
+    emit(transfer, output, transferred)

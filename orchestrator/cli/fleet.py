@@ -1,4 +1,4 @@
-"""Verbs about what there is: up, down, status, inventory, backends, doctor."""
+"""Commands for the fleet: up, down, status, inventory, backends, doctor."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,7 +8,7 @@ import typer
 from orchestrator.cli.output import Format, Output, emit, print_message, progress_line
 
 Data = dict[str, Any]
-Local = Annotated[bool, typer.Option("--local", help="Show this machine only (default when no fleet is up)")]
+Local = Annotated[bool, typer.Option("--local", help="Show this machine only (default if no fleet is running)")]
 ACT_ON = ("error", "warning")
 
 
@@ -25,22 +25,22 @@ def up(
 ) -> None:
     """Start a fleet on this machine and on the hosts of its fleet file, or connect to a running Ray cluster.
 
-    Makes the pools' environments (minutes the first time), starts a Ray node per pool and host, and the server. Without
-    a file: a pool for each back end this machine has. Returns at once when that fleet is up; nodes that are missing are
-    started. With --address no node is started here: --file then says which pools the cluster's autoscaler may grow
-    (min_nodes, max_nodes), and what they cost.
+    Creates the pools' environments (which takes minutes the first time), starts a Ray node per pool and host, and the
+    server. Without a file: a pool for each back end of this machine. If the fleet is already running, only missing
+    nodes are started. With --address no node is started here: --file then declares which pools the cluster's autoscaler
+    may grow (min_nodes, max_nodes), and their prices.
     """
     if demo and (file or address):
-        raise typer.BadParameter("--demo takes neither --file nor --address")
+        raise typer.BadParameter("--demo cannot be combined with --file or --address")
     from orchestrator import lifecycle
     from orchestrator.show.fleet import fleet, hosts
 
     if dry_run:
         if not file or address:
-            raise typer.BadParameter("--dry-run looks at the hosts of a fleet file: give it by --file")
-        found = lifecycle.plan(file)
-        emit(found, output, hosts)
-        if any(row["problem"] for row in found):
+            raise typer.BadParameter("--dry-run checks the hosts of a fleet file: name the file with --file")
+        host_plans = lifecycle.plan(file)
+        emit(host_plans, output, hosts)
+        if any(row["problem"] for row in host_plans):
             raise typer.Exit(2)
         return
     emit(lifecycle.up(print_message, file, demo=demo, address=address), output, fleet)
@@ -58,14 +58,14 @@ def down() -> None:
 def status(output: Output = Format.TABLE) -> None:
     """Show a summary of server, fleet and jobs. Starts nothing."""
     from orchestrator.cli.server import state
-    from orchestrator.show.fleet import status as shown
+    from orchestrator.show.fleet import status as show_status
 
-    answer: Data = {"server": state(), "fleet": None, "fleet_note": "", "jobs": {}, "health": None}
-    if answer["server"]["running"]:
-        answer |= _from_server()
+    view: Data = {"server": state(), "fleet": None, "fleet_note": "", "jobs": {}, "health": None}
+    if view["server"]["running"]:
+        view |= _from_server()
     else:
-        answer["fleet_note"] = _recorded_fleet()
-    emit(answer, output, shown)
+        view["fleet_note"] = _recorded_fleet()
+    emit(view, output, show_status)
 
 
 def _from_server() -> Data:
@@ -74,11 +74,11 @@ def _from_server() -> Data:
 
     with connect(start=False) as client:
         health = client.health()
-        told: Data = {"jobs": health.pop("jobs"), "health": health}
+        view: Data = {"jobs": health.pop("jobs"), "health": health}
         try:
-            return told | {"fleet": client.fleet()}
+            return view | {"fleet": client.fleet()}
         except FleetError as e:
-            return told | {"fleet_note": str(e)}
+            return view | {"fleet_note": str(e)}
 
 
 def _recorded_fleet() -> str:
@@ -86,9 +86,9 @@ def _recorded_fleet() -> str:
 
     record = embedded.record()
     if record is None:
-        return "no fleet is up; `polyfleet up` brings one up"
-    living = len(record.living())
-    nodes = f", {living} of {len(record.processes)} nodes live" if record.embedded else ""
+        return "no fleet is up; start one with `polyfleet up`"
+    running_count = len(record.living())
+    nodes = f", {running_count} of {len(record.processes)} nodes run" if record.embedded else ""
     return f"fleet {record.name} at {record.address} is recorded as {record.state}{nodes}"
 
 
@@ -119,14 +119,14 @@ def backends(
     from orchestrator.show import kernels as show_kernels
 
     if kernels:
-        with progress_line("asking drivers"):
+        with progress_line("querying drivers"):
             rows = local_machine.kernels()
         emit(rows, output, show_kernels.listed)
         return
     if libraries or local or not _fleet_here():
-        with progress_line("asking torch"):
-            found = local_machine.libraries() if libraries else local_machine.backends()
-        emit(found, output, show.libraries if libraries else show.backends)
+        with progress_line("querying torch"):
+            summary = local_machine.libraries() if libraries else local_machine.backends()
+        emit(summary, output, show.libraries if libraries else show.backends)
         return
     from orchestrator.client import connect
     from orchestrator.inventory import backend_rows
@@ -143,20 +143,20 @@ def doctor(local: Local = False, output: Output = Format.TABLE) -> None:
     if local or not _fleet_here():
         from orchestrator import local_machine
 
-        with progress_line("looking at this machine"):
-            found = local_machine.findings()
+        with progress_line("checking this machine"):
+            problems = local_machine.findings()
     else:
         from orchestrator.client import connect
 
         with connect(progress=print_message) as client:
-            found = client.doctor()
-    emit(found, output, findings)
-    if any(finding["level"] in ACT_ON for finding in found):
+            problems = client.doctor()
+    emit(problems, output, findings)
+    if any(finding["level"] in ACT_ON for finding in problems):
         raise typer.Exit(FAILED)
 
 
 def _fleet_here() -> bool:
-    """A fleet is recorded, or a server runs that may know of one."""
+    """Return whether a fleet is recorded, or a server runs that may have one."""
     from cluster import embedded, paths
     from orchestrator.server import daemon
 

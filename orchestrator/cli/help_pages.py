@@ -1,4 +1,4 @@
-"""What `--help` shows beside Typer's own: the commands in groups, and two examples of each command."""
+"""Additions to Typer's `--help`: commands in groups, and two examples of each command."""
 
 from importlib import import_module
 from typing import Any
@@ -15,7 +15,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Checkpoints and measurements": ("checkpoint", "benchmark", "validate", "kernels", "simulate"),
     "Server and shell": ("server", "schema", "completion"),
 }
-"""Headings of `polyfleet --help`; a test holds that each command stands below one of them."""
+"""Headings of `polyfleet --help`; a test checks that each command is below one of them."""
 
 
 class WithExamples(TyperCommand):
@@ -37,7 +37,7 @@ class InGroups(TyperGroup):
 
 
 def show_examples(app: typer.Typer) -> None:
-    """Give every command of `app`, and of its own apps, the examples of orchestrator/cli/examples.py."""
+    """Add the examples of orchestrator/cli/examples.py to every command of `app` and of its sub-apps."""
     for command in app.registered_commands:
         if command.cls is None or command.cls is TyperCommand:
             command.cls = WithExamples
@@ -47,5 +47,5 @@ def show_examples(app: typer.Typer) -> None:
 
 
 def _words(ctx: Any) -> str:
-    """`checkpoint copy` of the command `polyfleet checkpoint copy`."""
+    """Words of a command after the program's name: `checkpoint copy` for `polyfleet checkpoint copy`."""
     return str(ctx.command_path).partition(" ")[2]

@@ -1,4 +1,4 @@
-"""`polyfleet hosts …`: the machines of a fleet that is up."""
+"""`polyfleet hosts …`: machines of the running fleet."""
 
 from typing import Annotated
 
@@ -7,9 +7,9 @@ import typer
 from orchestrator.cli import completion_values
 from orchestrator.cli.output import Format, Output, emit, print_message
 
-app = typer.Typer(help="The machines of a fleet that is up.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Machines of the running fleet.", no_args_is_help=True, rich_markup_mode=None)
 Host = Annotated[str, typer.Argument(help="Host name as `ssh` knows it", metavar="HOST")]
-KEEP = "the fleet file is as it was: change it too, or the next `polyfleet up -f` undoes this"
+KEEP = "the fleet file was not changed: change it too, or the next `polyfleet up -f` undoes this"
 
 
 @app.command("list")

@@ -1,4 +1,4 @@
-"""From what was typed after `polyfleet submit` or `run` to a job's spec. Pure but for reading files."""
+"""Convert the arguments of `polyfleet submit`, `run` and `offer` to job specs. No side effects; it only reads files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +10,12 @@ from orchestrator.job_spec import JobSpec, load_jobs, parse_job
 from orchestrator.submission import to_dict
 
 Data = dict[str, Any]
-HOW = "give one job file, or a command: `polyfleet submit --accelerators cpu:1 -- python train.py`"
+HOW = "name a job file, or write a command: `polyfleet submit --accelerators cpu:1 -- python train.py`"
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitArguments:
-    """Words and options as typed; "" and empty lists where nothing was. `command` is None where no `--` was typed."""
+    """Arguments and options as typed; "" or an empty list if absent. `command` is None if there was no `--`."""
 
     words: list[str]
     command: list[str] | None = None
@@ -32,74 +32,79 @@ class SubmitArguments:
     checkpoint: str = ""
 
 
-def specs_of(given: SubmitArguments) -> list[JobSpec]:
-    """The jobs meant. Raises UserError or SpecError."""
-    variables = _variables(given)
-    found = _from_files(given) if given.words else [_without_file(given)]
-    return [_changed(data, given, variables) for data in found]
+def specs_of(arguments: SubmitArguments) -> list[JobSpec]:
+    """Build the specs of the jobs. Raises UserError or SpecError."""
+    variables = _variables(arguments)
+    parsed = _from_files(arguments) if arguments.words else [_without_file(arguments)]
+    return [_changed(data, arguments, variables) for data in parsed]
 
 
-def _changed(data: Data, given: SubmitArguments, variables: dict[str, str]) -> JobSpec:
-    if given.name:
-        data["name"] = given.name
+def _changed(data: Data, arguments: SubmitArguments, variables: dict[str, str]) -> JobSpec:
+    if arguments.name:
+        data["name"] = arguments.name
     _set_variables(data, variables)
-    if given.data:
-        data["data"] = [*data.get("data", []), *map(_data, given.data)]
-    _choose_devices(data, given)
+    if arguments.data:
+        data["data"] = [*data.get("data", []), *map(_data, arguments.data)]
+    _choose_devices(data, arguments)
     return parse_job(data)
 
 
-def _from_files(given: SubmitArguments) -> list[Data]:
-    said = " ".join(given.words)
-    if given.command is not None:
-        raise UserError(f"a job file, {said!r}, and a command after `--`", "keep one of them")
-    if given.task or given.entry or given.working_dir or given.launch or given.checkpoint:
+def _from_files(arguments: SubmitArguments) -> list[Data]:
+    names = " ".join(arguments.words)
+    if arguments.command is not None:
+        raise UserError(f"both a job file, {names!r}, and a command after `--` were given", "keep one of them")
+    if arguments.task or arguments.entry or arguments.working_dir or arguments.launch or arguments.checkpoint:
         raise UserError(
-            f"a job file, {said!r}, and --task, --entry, --working-dir, --launch or --checkpoint",
+            f"--task, --entry, --working-dir, --launch and --checkpoint cannot be combined with a job file, {names!r}",
             "write them into the file; a command goes after `--`",
         )
-    return [to_dict(spec) for word in given.words for spec in load_jobs(Path(word))]
+    return [to_dict(spec) for word in arguments.words for spec in load_jobs(Path(word))]
 
 
-def _without_file(given: SubmitArguments) -> Data:
-    if given.command and given.task not in ("", "run"):
-        said = " ".join(given.command)
-        raise UserError(f"a {given.task} job takes no command: {said!r}", "use --entry, or leave --task out")
-    if not given.command and (given.task == "run" or not (given.task or given.entry)):
-        raise UserError("no job file" if given.command is None and not given.task else "no command", HOW)
+def _without_file(arguments: SubmitArguments) -> Data:
+    if arguments.command and arguments.task not in ("", "run"):
+        command = " ".join(arguments.command)
+        raise UserError(
+            f"a {arguments.task} job cannot have a command: {command!r}", "use --entry, or leave --task out"
+        )
+    if not arguments.command and (arguments.task == "run" or not (arguments.task or arguments.entry)):
+        raise UserError("no job file" if arguments.command is None and not arguments.task else "no command", HOW)
     parts = {
-        "task": given.task,
-        "command": list(given.command or ()),
-        "launch": given.launch,
-        "entry": given.entry,
-        "working_dir": given.working_dir,
-        "checkpoint": {"path": given.checkpoint} if given.checkpoint else {},
+        "task": arguments.task,
+        "command": list(arguments.command or ()),
+        "launch": arguments.launch,
+        "entry": arguments.entry,
+        "working_dir": arguments.working_dir,
+        "checkpoint": {"path": arguments.checkpoint} if arguments.checkpoint else {},
     }
     return {key: value for key, value in parts.items() if value}
 
 
-def _variables(given: SubmitArguments) -> dict[str, str]:
-    """Of --env-file and --env; the latter win, and among files the last."""
-    found: dict[str, str] = {}
-    for path in given.env_files:
-        found |= env_file.read(path)
-    for pair in given.env:
+def _variables(arguments: SubmitArguments) -> dict[str, str]:
+    """Variables of --env-file and --env. --env overrides files; a later file overrides an earlier one."""
+    variables: dict[str, str] = {}
+    for path in arguments.env_files:
+        variables |= env_file.read(path)
+    for pair in arguments.env:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise UserError(f"--env {pair!r} is not K=V", "e.g. --env LR=0.1")
-        found[name] = value
-    return found
+            raise UserError(f"--env {pair!r} is not of the form K=V", "write e.g. --env LR=0.1")
+        variables[name] = value
+    return variables
 
 
 def _data(text: str) -> Data:
     uri, colon, mount = text.rpartition(":")
     if not colon or not uri or not mount or mount.startswith("//"):
-        raise UserError(f"--data {text!r} is not URI:MOUNT", "e.g. --data ./tokens:data/ or s3://bucket/tokens:data/")
+        raise UserError(
+            f"--data {text!r} is not of the form URI:MOUNT",
+            "write e.g. --data ./tokens:data/ or --data s3://bucket/tokens:data/",
+        )
     return {"uri": uri, "mount": mount}
 
 
 def _set_variables(data: Data, variables: dict[str, str]) -> None:
-    """What is typed wins over the job file, in its candidates too."""
+    """Set variables; they override those of the job file and of its candidates."""
     if not variables:
         return
     data["env"] = data.get("env", {}) | variables
@@ -108,14 +113,14 @@ def _set_variables(data: Data, variables: dict[str, str]) -> None:
             candidate.get("env", {}).pop(name, None)
 
 
-def _choose_devices(data: Data, given: SubmitArguments) -> None:
-    """`--accelerators` replaces all the file says of devices but memory, nodes, price; --pool narrows what is left."""
-    if given.accelerators:
-        stays = ("memory", "nodes", "pool", "max_price")
-        kept = {key: value for key, value in data.get("resources", {}).items() if key in stays}
-        data["resources"] = kept | {"accelerators": given.accelerators}
-    if given.pool:
-        data["resources"] = data.get("resources", {}) | {"pool": given.pool}
+def _choose_devices(data: Data, arguments: SubmitArguments) -> None:
+    """`--accelerators` replaces the file's devices, except memory, nodes, pool and price; `--pool` replaces pools."""
+    if arguments.accelerators:
+        retained_keys = ("memory", "nodes", "pool", "max_price")
+        retained = {key: value for key, value in data.get("resources", {}).items() if key in retained_keys}
+        data["resources"] = retained | {"accelerators": arguments.accelerators}
+    if arguments.pool:
+        data["resources"] = data.get("resources", {}) | {"pool": arguments.pool}
         for candidate in _candidates(data):
             candidate.pop("pool", None)
 
@@ -126,7 +131,9 @@ def _candidates(data: Data) -> list[Data]:
 
 
 def folder_needed(command: list[str], here: Path) -> str:
-    """What in `here` a command names, so that it needs that folder: a file, or a module after `-m`; "" for nothing."""
+    """The word of a command that names a file in `here`, or a module after `-m`: the command then needs that folder. ""
+    if there is none.
+    """
     for before, word in zip(["", *command], command, strict=False):
         if before == "-m":
             top = word.partition(".")[0]
@@ -142,5 +149,5 @@ def _is_file_of(word: str, here: Path) -> bool:
         return False
     try:
         return (here / word).is_file()
-    except (OSError, ValueError):  # a script may stand there, too long for a name
+    except (OSError, ValueError):  # the word may be an inline script, too long for a file name
         return False

@@ -1,4 +1,4 @@
-"""Verbs about jobs that were submitted: jobs, show, cancel, migrate, explain."""
+"""Commands for submitted jobs: jobs, show, cancel, migrate, explain."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,26 +39,26 @@ def jobs(
     with connect(progress=print_message) as client:
         if every:
             pages = list(client.job_pages(states, name=name, since_s=since_s, fields=fields))
-            found = [job for page in reversed(pages) for job in page]
+            job_rows = [job for page in reversed(pages) for job in page]
         else:
-            found = client.jobs(states, limit, name=name, since_s=since_s, fields=fields)
-    given = [("--state", word) for word in state or ()] + [("--name", name), ("--since", since)]
-    chosen = " ".join(f"{option} {word!r}" for option, word in given if word)
-    emit(found, output, lambda rows: shown(rows, chosen))
+            job_rows = client.jobs(states, limit, name=name, since_s=since_s, fields=fields)
+    filters = [("--state", word) for word in state or ()] + [("--name", name), ("--since", since)]
+    filter_text = " ".join(f"{option} {word!r}" for option, word in filters if word)
+    emit(job_rows, output, lambda rows: shown(rows, filter_text))
 
 
 def moment(text: str, option: str = "--since") -> float:
-    """Seconds since 1970: of a day or time as ISO 8601 writes it (UTC unless said), or so long ago."""
+    """Unix time in seconds of an ISO 8601 day or time (UTC without a time zone), or of an age such as 2h."""
     import time
     from datetime import UTC, datetime
 
     if text[:-1].isascii() and text[:-1].isdigit() and text[-1] in UNITS_S:
         return time.time() - int(text[:-1]) * UNITS_S[text[-1]]
     try:
-        then = datetime.fromisoformat(text)
+        parsed = datetime.fromisoformat(text)
     except ValueError:
         raise UserError(f"{option} {text!r} is not a time", "write 30m, 2h, 7d, or 2026-11-20") from None
-    return (then if then.tzinfo else then.replace(tzinfo=UTC)).timestamp()
+    return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
 
 
 def _state(word: str) -> str:
@@ -104,9 +104,9 @@ def migrate(
     ],
     output: Output = Format.TABLE,
 ) -> None:
-    """Move a job to other devices: it is asked to save, stops, and goes on there from its newest checkpoint.
+    """Move a job to other devices. It saves a checkpoint, stops, and continues there from its newest checkpoint.
 
-    Without a known checkpoint it starts anew. Which of the two will happen is printed before the move.
+    Without a known checkpoint it starts again from the beginning. The command prints which of the two will happen.
     """
     from orchestrator.client import connect
     from orchestrator.show.table import TableStack

@@ -1,4 +1,4 @@
-"""`polyfleet kernels …`: implementations of single operations, measured."""
+"""`polyfleet kernels …`: measure and compile implementations of single operations."""
 
 from typing import Annotated
 
@@ -44,42 +44,42 @@ def tune(
     """Measure which correct implementation is the fastest on this machine's device, and record it for models and
     "auto".
 
-    Nothing is measured at any other time. Each is checked against float64 first, and timed in turns with what torch
-    computes by itself.
+    Only this command measures. Each implementation is checked against float64 first, then timed alternately with
+    torch's own.
     """
     from orchestrator import local_machine
     from orchestrator.show.kernels import measured
 
-    asked = {"operations": operations or [], "device": device, "compiled": compiled}
+    request = {"operations": operations or [], "device": device, "compiled": compiled}
     rows = []
-    for row in local_machine.tuned(asked | {"kernels": _words(kernels), "dtypes": _words(dtypes)}):
+    for row in local_machine.tuned(request | {"kernels": _words(kernels), "dtypes": _words(dtypes)}):
         rows.append(row)
-        told = f"{row['speedup']:.2f} times as fast as torch" if row["right"] else "wrong"
-        print_message(f"{row['operation']} {row['dtype']} {row['shapes']} by {row['kernels']}: {told}")
+        outcome = f"{row['speedup']:.2f} times the speed of torch" if row["right"] else "wrong result"
+        print_message(f"{row['operation']} {row['dtype']} {row['shapes']} by {row['kernels']}: {outcome}")
     emit(rows, output, measured)
 
 
 @app.command()
 def resources(kernels: OfTriton = None, target: Targets = COMPILED_FOR, output: Output = Format.TABLE) -> None:
-    """Compile every form of the Triton kernels that may be launched for devices that this machine need not have: their
-    registers, what spills, their shared memory. Exit code 1 when one spills or exceeds a device.
+    """Compile every configuration of the Triton kernels that may be launched, also for devices that this machine does
+    not have, and print their registers, spills and shared memory. Exit code 1 if one spills or exceeds a device.
 
-    About a minute a target the first time; what was compiled of the same source is remembered.
+    It takes about a minute per target the first time; results are cached until the source changes.
     """
     from orchestrator.show.kernels import resource_use
     from workers.kernels import resources
 
-    with progress_line("compiling") as tell:
+    with progress_line("compiling") as update:
         rows = resources.report(
             _words(target),
-            lambda done, of: tell(f"{done * 10 // max(of, 1)}0 % of {of} forms are compiled"),
+            lambda done, of: update(f"compiled {done * 10 // max(of, 1)}0 % of {of} configurations"),
             kernels or (),
         )
     emit([row.to_plain() for row in rows], output, resource_use)
     if refused := resources.spilling(rows):
-        print_message(f"{len(refused)} of {len(rows)} forms may not be launched")
+        print_message(f"{len(refused)} of {len(rows)} configurations may not be launched")
         raise typer.Exit(1)
-    print_message(f"{len(rows)} forms: none spills a register or exceeds its device")
+    print_message(f"{len(rows)} configurations: none spills a register or exceeds its device")
 
 
 def _words(text: str) -> list[str]:

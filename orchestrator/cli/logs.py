@@ -1,4 +1,4 @@
-"""The verb that shows what the ranks of a job wrote."""
+"""The command `logs`: print the output of a job's ranks."""
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,7 +37,7 @@ def logs(
 
     with connect(progress=print_message) as client:
         first = client.job(ref)
-        ref = first["id"]  # of a name, once: another job may be called so by the next page
+        ref = first["id"]  # resolve a name only once: later it may mean another job
         if follow:
             printed = print_lines(client.follow_log_pages(ref, rank=rank, epoch=epoch, tail=tail), output)
         else:
@@ -55,7 +55,7 @@ def logs(
 
 
 def _pages(client: "Client", ref: str, *, tail: int | None, **where: Any) -> Iterator[list[Data]]:
-    """Every line there is now, or the last `tail`."""
+    """Yield all lines that exist now, or the last `tail` lines."""
     page = client.logs(ref, tail=tail, **where)
     yield page["lines"]
     while tail is None and page["lines"]:
@@ -65,25 +65,25 @@ def _pages(client: "Client", ref: str, *, tail: int | None, **where: Any) -> Ite
 
 def _say_why_nothing(view: Data, rank: int | None, epoch: int | None) -> None:
     if not view["attempts"]:
-        never = "never ran" if view["ended_at"] else "has not run yet"
-        print_message(f"{view['id']} {never}: {view['state']}" + (f", {view['reason']}" if view["reason"] else ""))
+        status = "never ran" if view["ended_at"] else "has not run yet"
+        print_message(f"{view['id']} {status}: {view['state']}" + (f", {view['reason']}" if view["reason"] else ""))
     else:
-        who = "".join(f", {what} {n}" for what, n in (("rank", rank), ("attempt", epoch)) if n is not None)
+        only = "".join(f", {option} {n}" for option, n in (("rank", rank), ("attempt", epoch)) if n is not None)
         print_message(
-            f"{view['id']}{who} has printed nothing{'' if view['ended_at'] else ' yet'}; its state is {view['state']}"
+            f"{view['id']}{only} has printed nothing{'' if view['ended_at'] else ' yet'}; its state is {view['state']}"
         )
 
 
 class Printer:
-    """Prints pages of lines as they come. A rank is named once a job has shown more than one of them. An unfinished
-    line is printed without its end; what then comes of it is put behind it, or on a line of its own if another was
-    printed in between.
+    """Prints pages of lines as they arrive. Lines are prefixed with their rank once there is more than one rank. An
+    unfinished line is printed without a line end; its rest is appended to it, or printed on a separate line if another
+    line was printed in between.
     """
 
     def __init__(self, output: Format):
         self._output = output
         self._ranks: set[int] = set()
-        self._at: tuple[int, int, str] | None = None  # whose line the cursor stands in
+        self._at: tuple[int, int, str] | None = None  # source of the unfinished line at the cursor
 
     def print(self, lines: list[Data]) -> None:
         from orchestrator.cli.output import write
@@ -92,7 +92,7 @@ class Printer:
             write("".join(map(self._shown, lines)), end="")
 
     def close(self) -> None:
-        """End the line in which the cursor stands."""
+        """End the unfinished line at the cursor, if any."""
         from orchestrator.cli.output import write
 
         if self._at is not None:
@@ -115,15 +115,15 @@ class Printer:
         end = "" if line.get("unfinished") else "\n"
         if line.get("continues") and before == source(line):
             return "\n".join(log_lines(line["text"])) + end
-        if line.get("continues") and not line["text"]:  # only its end, and the cursor has left it
+        if line.get("continues") and not line["text"]:  # only the end of a line that another line follows
             self._at = before
             return ""
-        broken = "\n" if before is not None else ""
-        return broken + "\n".join(prefix + text for text in log_lines(line["text"])) + end
+        line_break = "\n" if before is not None else ""
+        return line_break + "\n".join(prefix + text for text in log_lines(line["text"])) + end
 
 
 def print_lines(pages: Iterable[list[Data]], output: Format) -> int:
-    """Each page as it comes; how many lines."""
+    """Print each page as it arrives. Return the number of lines."""
     printer, count = Printer(output), 0
     for lines in pages:
         count += len(lines)

@@ -1,4 +1,4 @@
-"""The Typer application: every verb, and the one place where an error becomes an exit code."""
+"""The Typer application with all commands, and the only place where an error becomes an exit code."""
 
 import os
 import sys
@@ -68,8 +68,8 @@ app.add_typer(server.app, name="server")
 show_examples(app)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(f"{NAME} {VERSION}")
         raise typer.Exit
 
@@ -86,7 +86,7 @@ def root(
 def main() -> None:
     """The console script `polyfleet`."""
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, PTH123 - None where the caller closed it
-    # httpx also imports its own command, with rich and pygments, wherever it finds them: 0.05 s of each verb.
+    # httpx also imports its own command with rich and pygments if they are installed: 0.05 s for each command.
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

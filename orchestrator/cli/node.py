@@ -1,4 +1,4 @@
-"""`polyfleet node …`: take a node out of use and put it back."""
+"""`polyfleet node …`: take a node out of use, and put it back into use."""
 
 from typing import Annotated, Any
 

@@ -1,4 +1,4 @@
-"""The verb `offer`: where a job could run now, before it is submitted."""
+"""The command `offer`: show where a job could run now, before it is submitted."""
 
 import typer
 
@@ -35,10 +35,10 @@ def offer(
     checkpoint: Checkpoint = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Where a job could run now: per candidate, pool and kind the wait, the measured speed and the price.
+    """Show where a job could run now: wait, measured speed and price for each candidate, pool and kind.
 
-    The best comes first, and the one that the next plan would take is marked. It takes the words of `submit`, asks the
-    same planner as `explain`, and submits nothing.
+    The best is first; the one that the planner would choose next is marked. It takes the arguments of `submit`, uses
+    the same planner as `explain`, and submits nothing.
     """
     from orchestrator import submission
     from orchestrator.cli import job_arguments
@@ -47,14 +47,14 @@ def offer(
     from orchestrator.show.table import TableStack
 
     task_name = task.value if task else ""
-    given = job_arguments.SubmitArguments(
+    arguments = job_arguments.SubmitArguments(
         words or [], ctx.meta["command"], name, env or [], env_file or [], accelerators, pool, task_name, entry,
         working_dir, launch.value if launch else "", data or [], checkpoint,
     )  # fmt: skip
-    specs = job_arguments.specs_of(given)
+    specs = job_arguments.specs_of(arguments)
     with connect(progress=print_message) as client:
-        told = [submission.offers(client, spec) for spec in specs]
-    if len(told) == 1:
-        emit(told[0], output, offers)
+        results = [submission.offers(client, spec) for spec in specs]
+    if len(results) == 1:
+        emit(results[0], output, offers)
     else:
-        emit(told, output, lambda each: TableStack(tuple(map(offers, each))))
+        emit(results, output, lambda each: TableStack(tuple(map(offers, each))))

@@ -1,4 +1,4 @@
-"""Answers to stdout in the format asked for; messages and progress to stderr."""
+"""Write results to stdout in the requested format, and messages and progress to stderr."""
 
 import io
 import json
@@ -43,7 +43,7 @@ JobArgument = Annotated[
 
 
 def emit(data: Any, form: Format, table: "Callable[[Any], RenderableType]") -> None:
-    """`data` on stdout: as JSON, as YAML, or as what `table` makes of it."""
+    """Write `data` to stdout: as JSON, as YAML, or as the table that `table` builds."""
     if form is Format.TABLE:
         write(render_table(table(data)))
     else:
@@ -51,7 +51,7 @@ def emit(data: Any, form: Format, table: "Callable[[Any], RenderableType]") -> N
 
 
 def render_table(table: "RenderableType") -> str:
-    """As text for stdout."""
+    """Render a table as text for stdout."""
     out = io.StringIO()
     console(out).print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip("\n").split("\n"))
@@ -63,7 +63,9 @@ def as_json(data: Any, indent: int | None = 2) -> str:
 
 
 def as_yaml(data: Any) -> str:
-    """Block style; where text would act on a terminal, which cannot be escaped there, YAML's flow style: JSON."""
+    """Render YAML in block style; if a text has control characters, which cannot be escaped there, as JSON, which is
+    YAML's flow style.
+    """
     from cluster.strict_yaml import dump
 
     document = dump(data).rstrip("\n")
@@ -71,31 +73,31 @@ def as_yaml(data: Any) -> str:
 
 
 def write(text: str, end: str = "\n") -> None:
-    """`text` and a line end on stdout. Ends the command quietly when whoever read it has gone."""
+    """Write `text` and a line end to stdout. If the reader has closed the pipe, exit without a message."""
     try:
         sys.stdout.write(text + end)
         sys.stdout.flush()
     except OSError as e:
-        # Python flushes once more at exit and would complain: let that go nowhere
+        # Python flushes stdout again at exit and would report an error: redirect it to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(e, BrokenPipeError):
             raise typer.Exit(BROKEN_PIPE) from None
-        raise FleetError(f"the answer cannot be written: {e.strerror}", "write it where space is free") from None
+        raise FleetError(f"the output cannot be written: {e.strerror}", "write it to a disk with free space") from None
 
 
 def print_message(message: str) -> None:
-    """A message for the person at the terminal; never part of the answer."""
+    """Print a message for the user to stderr; it is never part of the result."""
     sys.stderr.write(escape_control(message) + "\n")
     sys.stderr.flush()
 
 
-def console(drawn: TextIO) -> "Console":
-    """Draws as for stdout. Where that is not a terminal, a table is as wide as its content and nothing is cut off."""
+def console(target: TextIO) -> "Console":
+    """A console that renders as for stdout. If that is not a terminal, tables are as wide as their content."""
     from rich.console import Console
 
     terminal = sys.stdout.isatty() or None
     return Console(
-        file=drawn,
+        file=target,
         force_terminal=terminal,
         width=None if terminal else UNLIMITED_COLUMNS,
         color_system=None if os.environ.get("NO_COLOR") else "auto",  # None: no bold either
@@ -107,56 +109,56 @@ def console(drawn: TextIO) -> "Console":
 
 @contextmanager
 def screen() -> "Iterator[Callable[[RenderableType], None]]":
-    """The whole terminal, until left. Yields what paints it anew."""
+    """Use the full terminal screen within the context. Yields a function that repaints it."""
     from rich.live import Live
 
     with Live(console=console(sys.stdout), screen=True, auto_refresh=False, vertical_overflow="crop") as live:
-        yield lambda shown: live.update(shown, refresh=True)
+        yield lambda renderable: live.update(renderable, refresh=True)
 
 
 @contextmanager
-def progress_line(what: str, after_s: float = 2.0) -> Iterator[Callable[[str], None]]:
-    """Says on stderr what is waited for, once it takes longer than `after_s`. Yields a function that changes the words.
+def progress_line(text: str, after_s: float = 2.0) -> Iterator[Callable[[str], None]]:
+    """Show on stderr what the command waits for, after `after_s` seconds. Yields a function that changes the text.
 
-    On a terminal one line counts the seconds; elsewhere each new wording is one line.
+    On a terminal, one line counts the seconds; elsewhere, each new text is printed as one line.
     """
-    state = {"what": what, "said": "", "line": ""}
+    state = {"what": text, "said": "", "line": ""}
     done = threading.Event()
     started_s = time.monotonic()
 
-    def update(words: str) -> None:
-        state["what"] = words
+    def update(line_text: str) -> None:
+        state["what"] = line_text
 
     def show() -> None:
         tick_s = after_s
         while not done.wait(tick_s):
             tick_s = 0.5
-            words = escape_control(state["what"]).replace("\n", " ")
+            line_text = escape_control(state["what"]).replace("\n", " ")
             if sys.stderr.isatty():
                 seconds = f" ({time.monotonic() - started_s:.0f} s)"
-                state["line"] = _paint(words[: _columns() - len(seconds)] + seconds, state["line"])
-            elif words != state["said"]:
-                print_message(f"{words} …")
-            state["said"] = words
+                state["line"] = _paint(line_text[: _columns() - len(seconds)] + seconds, state["line"])
+            elif line_text != state["said"]:
+                print_message(f"{line_text} …")
+            state["said"] = line_text
 
-    shower = threading.Thread(target=show, daemon=True)
-    shower.start()
+    painter = threading.Thread(target=show, daemon=True)
+    painter.start()
     try:
         yield update
     finally:
         done.set()
-        shower.join()
+        painter.join()
         if state["line"]:
             _paint("", state["line"])
 
 
 def _columns() -> int:
-    """One less than the terminal has: a full line would wrap, and could not be painted over."""
+    """Width of a line: one less than the terminal's, because a full line would wrap and could not be overwritten."""
     return shutil.get_terminal_size().columns - 1
 
 
 def _paint(line: str, over: str) -> str:
-    """`line` in place of what the terminal's last line shows, without any escape sequence. Returns `line`."""
+    """Overwrite the text `over` in the terminal's last line by `line`, without escape sequences. Returns `line`."""
     sys.stderr.write(f"\r{' ' * len(over)}\r{line}")
     sys.stderr.flush()
     return line

@@ -1,4 +1,4 @@
-"""The verb `run`: submit one job, follow its log, and end as it ends."""
+"""The command `run`: submit one job, follow its log, and exit with its outcome."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from orchestrator.cli.job_arguments import SubmitArguments
     from orchestrator.client import Client
 
-CHOICES = "[c]ancel it, [k]eep it running and leave, or go on following (Enter)? "
+CHOICES = "[c]ancel it, [k]eep it running and leave, or continue following (Enter)? "
 
 
 def run(
@@ -59,21 +59,21 @@ def run(
     ] = False,
     key: Key = "",
 ) -> None:
-    """Run a command in the fleet as if it ran here: its output, then its exit code (0, 1 failed, 4 cancelled).
+    """Run a command in the fleet as if it ran here: prints its output and exits with 0, 1 (failed) or 4 (cancelled).
 
-    Ctrl-C asks whether to cancel the job, to leave it running or to go on; a second one leaves it running. Without a
-    terminal Ctrl-C leaves it running.
+    Ctrl-C asks whether to cancel the job, leave it running or continue; a second Ctrl-C leaves it running. Without a
+    terminal, Ctrl-C leaves it running at once.
     """
     from orchestrator.cli import job_arguments
     from orchestrator.client import connect
 
     command = ctx.meta["command"]
     _refuse_unless_clear(words or [], command)
-    given = job_arguments.SubmitArguments(
+    arguments = job_arguments.SubmitArguments(
         words or [], command, name, env or [], env_file or [], accelerators, pool,
         working_dir=_folder(working_dir, command or []), data=data or [], checkpoint=checkpoint,
     )  # fmt: skip
-    spec = _only(given)
+    spec = _only(arguments)
     with connect(progress=print_message) as client:
         view = accepted(client, spec, key)
         if detach:
@@ -86,38 +86,40 @@ def run(
 
 def _refuse_unless_clear(words: list[str], command: list[str] | None) -> None:
     if not words and not command:
-        raise UserError("no command", "e.g. `polyfleet run --pool cpu -- python train.py`")
+        raise UserError("no command", "write it after `--`: `polyfleet run --pool cpu -- python train.py`")
     if words and command is None and not Path(words[0]).exists():
         raise UserError(
-            f"there is no job file {words[0]!r}", f"a command goes after `--`: `polyfleet run -- {words[0]} …`"
+            f"there is no job file {words[0]!r}", f"write a command after `--`: `polyfleet run -- {words[0]} …`"
         )
 
 
-def _folder(asked: str | None, command: list[str]) -> str:
-    """What to send along. A command such as `python train.py` would not find its file elsewhere."""
+def _folder(requested: str | None, command: list[str]) -> str:
+    """The folder to upload: by default the current one if the command, e.g. `python train.py`, names a file in it."""
     from orchestrator.cli.job_arguments import folder_needed
 
-    if asked is not None:
-        return asked
-    if named := folder_needed(command, Path.cwd()):
+    if requested is not None:
+        return requested
+    if file_named := folder_needed(command, Path.cwd()):
         print_message(
-            f"sending the current folder along, because the command names {named}; --working-dir '' sends none"
+            f"uploading the current folder, because the command names {file_named}; --working-dir '' uploads none"
         )
         return "."
     return ""
 
 
-def _only(given: "SubmitArguments") -> Any:
+def _only(arguments: "SubmitArguments") -> Any:
     from orchestrator.cli import job_arguments
 
-    specs = job_arguments.specs_of(given)
+    specs = job_arguments.specs_of(arguments)
     if len(specs) != 1:
-        raise UserError(f"{len(specs)} jobs, and `run` follows one", "submit them with `polyfleet submit --wait`")
+        raise UserError(
+            f"`run` follows only one job; there are {len(specs)}", "submit them with `polyfleet submit --wait`"
+        )
     return specs[0]
 
 
 def _follow(client: "Client", job_id: str) -> None:
-    """Ends the command as the job ended."""
+    """Follow the log, then exit with the code of the job's end."""
     try:
         with _interruptible() as following:
             _print_log(client, job_id, following)
@@ -134,7 +136,7 @@ def _follow(client: "Client", job_id: str) -> None:
 
 
 def _print_log(client: "Client", job_id: str, following: "_Following") -> None:
-    """To its end, with a question at each Ctrl-C. Raises KeyboardInterrupt to leave the job running."""
+    """Print the log to its end; at Ctrl-C, ask what to do. Raises KeyboardInterrupt to leave the job running."""
     printer, cursor = Printer(Format.TABLE), None
     while True:
         try:
@@ -154,18 +156,18 @@ def _print_log(client: "Client", job_id: str, following: "_Following") -> None:
 
 
 def _can_ask() -> bool:
-    """At a terminal, unless the output goes to a program, which Ctrl-C has reached as well."""
+    """Return whether the user can be asked: at a terminal, and without a pipe to a program, which Ctrl-C stops too."""
     piped = stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode)
     return sys.stdin.isatty() and sys.stderr.isatty() and not piped
 
 
 def _asked(job_id: str) -> str:
-    """ "cancel" or "go on". Raises KeyboardInterrupt where the job is to be left running."""
+    """Ask the user; return "cancel" or "go on". Raises KeyboardInterrupt to leave the job running."""
     sys.stderr.write(f"\nJob {job_id} has not ended: {CHOICES}")
     sys.stderr.flush()
-    answer = sys.stdin.readline()
-    word = answer.strip().lower()
-    if not answer or word in ("k", "keep", "d", "detach"):
+    line = sys.stdin.readline()
+    word = line.strip().lower()
+    if not line or word in ("k", "keep", "d", "detach"):
         raise KeyboardInterrupt
     return "cancel" if word in ("c", "cancel") else "go on"
 
@@ -175,7 +177,7 @@ def _how_to_go_on(job_id: str) -> str:
 
 
 class _Following:
-    """Ctrl-C waits while a page is printed, so that no line is lost or printed twice; a second one does not wait."""
+    """Delays Ctrl-C while a page is printed, so that no line is lost or printed twice. A second one is not delayed."""
 
     def __init__(self) -> None:
         self._printing = self._asked = False

@@ -1,4 +1,4 @@
-"""`polyfleet server …`: the server's own life. Other verbs start it when they need it."""
+"""`polyfleet server …`: start, stop and inspect the server. Other commands start it if they need it."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,7 +8,7 @@ import typer
 from orchestrator.cli.errors import FAILED
 from orchestrator.cli.output import Format, Output, emit, print_message, progress_line
 
-app = typer.Typer(help="Start, stop and look at the server.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Start, stop and inspect the server.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command()
@@ -39,7 +39,7 @@ def start(
         from cluster.errors import Conflict
 
         where = f"on port {running.port}" if running.port else "without a TCP port"
-        raise Conflict(f"the server is already running, {where}", "`polyfleet server stop` first")
+        raise Conflict(f"the server is already running, {where}", "run `polyfleet server stop` first")
     _show(output)
 
 
@@ -94,8 +94,8 @@ def restore(
 
     private_dir(home())
     with progress_line("restoring the job store"):
-        kept = put(database_url(home()), file.absolute(), replace_other)
-    print_message(f"restored {file}" + (f"; what was there is kept as {kept}" if kept else ""))
+        previous = put(database_url(home()), file.absolute(), replace_other)
+    print_message(f"restored {file}" + (f"; the previous job store is kept as {previous}" if previous else ""))
 
 
 @app.command()
@@ -115,12 +115,12 @@ def verify(
     url = sqlite_url(file) if file else database_url(home())
     with progress_line("reading the job store"):
         checked = read(url)
-    told = asdict(checked)
+    summary = asdict(checked)
     if output is Format.TABLE:
         rows = ", ".join(f"{count} {table}" for table, count in checked.rows.items() if count) or "none"
-        told = {"database": checked.database, "version": checked.version, "rows": rows}
-        told |= {"sound": "no" if checked.findings else "yes"}
-    emit(told, output, facts)
+        summary = {"database": checked.database, "version": checked.version, "rows": rows}
+        summary |= {"sound": "no" if checked.findings else "yes"}
+    emit(summary, output, facts)
     for finding in checked.findings if output is Format.TABLE else ():
         print_message(f"error: {finding}")
     if checked.more_findings:
@@ -131,7 +131,7 @@ def verify(
 
 
 def _choose_database(url: str, is_running: bool) -> None:
-    """For the server that is about to be started, by the variable that it reads."""
+    """Set the database of the server that is about to be started, through its environment variable."""
     import os
 
     from cluster.errors import Conflict
@@ -139,30 +139,32 @@ def _choose_database(url: str, is_running: bool) -> None:
     from orchestrator.store import database_setting
     from orchestrator.store.database import name_of, parsed
 
-    wanted, now = (
+    requested, current = (
         name_of(parsed(u)) for u in (database_setting.strip_password(url), database_setting.database_url(home()))
     )
-    if wanted == now:
-        return  # as set up already, there with a password
+    if requested == current:
+        return  # the setting already names this database, possibly with a password
     if is_running:
-        raise Conflict(f"the server is already running, with its jobs in {now}", "`polyfleet server stop` first")
+        raise Conflict(
+            f"the server is already running, with its jobs in {current}", "run `polyfleet server stop` first"
+        )
     os.environ[database_setting.VARIABLE] = url
 
 
 def state() -> dict[str, Any]:
-    """What is known of the server without talking to it."""
+    """State of the server, without connecting to it."""
     from cluster.paths import home
     from orchestrator.server import daemon
     from orchestrator.store.database_setting import name_of_database
 
-    found = daemon.find_server(home())
-    answer: dict[str, Any] = {"running": found is not None, "home": str(home()), "log": str(daemon.log_path(home()))}
-    answer["database"] = name_of_database(home())
-    if found is not None:
-        where = {"socket": found.socket, "url": found.url}
-        answer |= {name: value for name, value in where.items() if value}
-        answer |= {"pid": found.pid, "version": found.version, "started_at": found.started_at}
-    return answer
+    record = daemon.find_server(home())
+    view: dict[str, Any] = {"running": record is not None, "home": str(home()), "log": str(daemon.log_path(home()))}
+    view["database"] = name_of_database(home())
+    if record is not None:
+        where = {"socket": record.socket, "url": record.url}
+        view |= {name: value for name, value in where.items() if value}
+        view |= {"pid": record.pid, "version": record.version, "started_at": record.started_at}
+    return view
 
 
 def _show(output: Format) -> None:

@@ -1,4 +1,4 @@
-"""`polyfleet simulate`: a trace of jobs, or a server's own log, on a fleet that need not exist."""
+"""`polyfleet simulate`: replay a trace of jobs, or a server's own log, on a simulated fleet."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ MOST_RESTART_S, MOST_NOISE = 1e7, 10.0
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Where jobs and fleet are from; "" and None where it was not said."""
+    """Sources of jobs and fleet as options; "" or None if absent."""
 
     trace: Path | None
     throughputs: Path | None
@@ -80,17 +80,17 @@ def simulate(
     """Replay a trace of jobs on a simulated fleet: completion times, makespan, restarts, utilisation."""
     _check_number("--restart-cost", restart_cost or 0.0, MOST_RESTART_S)
     _check_number("--noise", noise, MOST_NOISE)
-    asked = Asked(trace, throughputs, log, since, until, fleet, faults)
-    _check_sources(asked)
+    sources = Asked(trace, throughputs, log, since, until, fleet, faults)
+    _check_sources(sources)
     _check_controller(controller, per_node, noise)
     from orchestrator.simulate import controller_replay, replay, traces
     from orchestrator.simulate.outcome import outcome
 
     replay.check_policy(policy)
-    jobs, devices, past = _of_log(asked) if log else _of_files(asked)
+    jobs, devices, past = _of_log(sources) if log else _of_files(sources)
     if controller:
         devices = controller_replay.on_nodes(devices, per_node)
-    chosen = traces.read_window(window, jobs) if window else None
+    job_window = traces.read_window(window, jobs) if window else None
     if restart_cost is None:
         restart_cost = past.starts_s if past else 0.0
     if plots is not None:
@@ -102,74 +102,82 @@ def simulate(
             replayed = replay.replay(jobs, devices, policy, restart_cost, noise, seed)
     if plots is not None:
         _draw(jobs, devices, replayed, plots)
-    found = outcome(jobs, devices, policy, replayed, chosen)
+    result = outcome(jobs, devices, policy, replayed, job_window)
     if past is not None:
         from orchestrator.simulate.log_trace import beside
 
-        found = beside(found, past, restart_cost)
-    emit(found, output, _table)
+        result = beside(result, past, restart_cost)
+    emit(result, output, _table)
 
 
-def _check_sources(asked: Asked) -> None:
-    if bool(asked.log) == bool(asked.trace):
-        what = "both --trace and --log are given" if asked.log else "neither --trace nor --log is given"
-        raise UserError(what, "name a CSV file with --trace, or a server's home with --log")
-    wrong = "--throughputs" if asked.log and asked.throughputs else ""
-    wrong = wrong or ("--since" if asked.trace and asked.since else "--until" if asked.trace and asked.until else "")
+def _check_sources(sources: Asked) -> None:
+    if bool(sources.log) == bool(sources.trace):
+        problem = "both --trace and --log are given" if sources.log else "--trace or --log is missing"
+        raise UserError(problem, "name a CSV file with --trace, or a server's home with --log")
+    wrong = "--throughputs" if sources.log and sources.throughputs else ""
+    wrong = wrong or (
+        "--since" if sources.trace and sources.since else "--until" if sources.trace and sources.until else ""
+    )
     if wrong:
-        raise UserError(f"{wrong}: not with {'--log' if asked.log else '--trace'}", f"leave {wrong} out")
+        raise UserError(
+            f"{wrong} cannot be combined with {'--log' if sources.log else '--trace'}", f"leave {wrong} out"
+        )
 
 
 def _check_controller(controller: bool, per_node: int | None, noise: float) -> None:
     if per_node is not None and not (controller and per_node >= 1):
-        raise UserError(f"--per-node: {per_node} is not for this", "give 1 or more, with --controller")
+        raise UserError(f"--per-node {per_node} is not valid here", "write 1 or more, together with --controller")
     if controller and noise:
-        raise UserError("--noise: not with --controller", "leave one of them out")
+        raise UserError("--noise cannot be combined with --controller", "leave one of them out")
 
 
-def _of_files(asked: Asked) -> "tuple[Trace, Fleet, Past | None]":
+def _of_files(sources: Asked) -> "tuple[Trace, Fleet, Past | None]":
     from orchestrator.simulate import fleets, traces
 
-    if asked.trace is None or asked.throughputs is None or not asked.fleet:
-        missing = "--fleet" if asked.throughputs else "--throughputs"
-        raise UserError(f"{missing}: missing", f"--trace needs --throughputs and --fleet; add {missing}")
-    fleet = fleets.read_fleet(asked.fleet)
-    if asked.faults is not None:
-        fleet = fleets.with_faults(fleet, asked.faults)
-    return traces.read_trace(asked.trace, traces.read_throughputs(asked.throughputs, fleet), fleet), fleet, None
+    if sources.trace is None or sources.throughputs is None or not sources.fleet:
+        missing = "--fleet" if sources.throughputs else "--throughputs"
+        raise UserError(f"{missing} is missing", f"--trace needs --throughputs and --fleet; add {missing}")
+    fleet = fleets.read_fleet(sources.fleet)
+    if sources.faults is not None:
+        fleet = fleets.with_faults(fleet, sources.faults)
+    return traces.read_trace(sources.trace, traces.read_throughputs(sources.throughputs, fleet), fleet), fleet, None
 
 
-def _of_log(asked: Asked) -> "tuple[Trace, Fleet, Past | None]":
-    """Without `--fleet` the one that the log's jobs used, failing as `--faults` says."""
+def _of_log(sources: Asked) -> "tuple[Trace, Fleet, Past | None]":
+    """Read jobs from a log. Without `--fleet`, the fleet is the one that they used; its failures are those of
+    `--faults`.
+    """
     from dataclasses import replace
 
     from orchestrator.simulate import fleets
     from orchestrator.simulate.log_trace import past
     from orchestrator.simulate.logs import read_log
 
-    since_s = moment(asked.since) if asked.since else -float("inf")
-    until_s = moment(asked.until, "--until") if asked.until else float("inf")
-    fleet = fleets.read_fleet(asked.fleet) if asked.fleet else None
-    if fleet and asked.faults is not None:
-        fleet = fleets.with_faults(fleet, asked.faults)
+    since_s = moment(sources.since) if sources.since else -float("inf")
+    until_s = moment(sources.until, "--until") if sources.until else float("inf")
+    fleet = fleets.read_fleet(sources.fleet) if sources.fleet else None
+    if fleet and sources.faults is not None:
+        fleet = fleets.with_faults(fleet, sources.faults)
     with progress_line("reading the log"):
-        found = past(read_log(asked.log), fleet, since_s, until_s)
-    if not fleet and asked.faults is not None:
-        found = replace(found, fleet=fleets.with_faults(found.fleet, asked.faults))
-    return found.trace, found.fleet, found
+        replayed = past(read_log(sources.log), fleet, since_s, until_s)
+    if not fleet and sources.faults is not None:
+        replayed = replace(replayed, fleet=fleets.with_faults(replayed.fleet, sources.faults))
+    return replayed.trace, replayed.fleet, replayed
 
 
-def _check_number(option: str, value: float, most: float) -> None:
-    if not 0 <= value <= most:
-        close = most if value > most else 0
-        raise UserError(f"{option}: {value:g} is not a number from 0 to {most:g}", f"the nearest valid is {close:g}")
+def _check_number(option: str, value: float, maximum: float) -> None:
+    if not 0 <= value <= maximum:
+        nearest = maximum if value > maximum else 0
+        raise UserError(
+            f"{option}: {value:g} is not a number from 0 to {maximum:g}", f"the nearest valid is {nearest:g}"
+        )
 
 
 def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise UserError(f"--plots: {folder} cannot be made: {e.strerror}", "name a folder") from None
+        raise UserError(f"--plots: {folder} cannot be created: {e.strerror}", "name another folder") from None
 
 
 def _draw(trace: "Trace", fleet: "Fleet", replayed: "Replayed", folder: Path) -> None:
@@ -179,12 +187,12 @@ def _draw(trace: "Trace", fleet: "Fleet", replayed: "Replayed", folder: Path) ->
         try:
             (folder / name).write_text(text)
         except OSError as e:
-            remedy = "free space there, or name another folder"
+            remedy = "free disk space there, or name another folder"
             raise UserError(f"--plots: {folder / name} cannot be written: {e.strerror}", remedy) from None
         print_message(f"{folder / name} written")
 
 
-def _table(found: "Outcome") -> "TextTable":
+def _table(result: "Outcome") -> "TextTable":
     from orchestrator.show.table import facts
 
-    return facts(dict(found))
+    return facts(dict(result))

@@ -1,4 +1,4 @@
-"""The verb that hands in jobs: one or many, from files or a command, and their ends where that is wanted."""
+"""The command `submit`: submit one or many jobs, from files or a command, and optionally wait for them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,7 +36,7 @@ class Launch(StrEnum):
 
 
 class WithCommand(WithExamples):
-    """Keeps what stands after `--` apart, in `ctx.meta`: the parser itself would take it for more words."""
+    """Command class that stores the words after `--` in `ctx.meta`; the parser would treat them as more arguments."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else None
@@ -123,22 +123,25 @@ def submit(
     key: Key = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Submit a job: from a file, or a command after `--`. It is durable once its id is printed.
+    """Submit a job from a file, or a command after `--`. Once its id is printed, the job is stored durably.
 
-    Several files, or several documents in a file (parted by `---`), are submitted together: all of them or none. No
-    fleet need be up: jobs wait for one.
+    Several files, or several documents in a file (separated by `---`), are submitted together, all or none. If no fleet
+    is up, jobs wait for one.
     """
     from orchestrator.cli import job_arguments
     from orchestrator.client import connect
 
     task_name = task.value if task else ""
-    given = job_arguments.SubmitArguments(
+    arguments = job_arguments.SubmitArguments(
         words or [], ctx.meta["command"], name, env or [], env_file or [], accelerators, pool, task_name, entry,
         working_dir, launch.value if launch else "", data or [], checkpoint,
     )  # fmt: skip
-    specs = job_arguments.specs_of(given)
+    specs = job_arguments.specs_of(arguments)
     if len(specs) > 1 and follow:
-        raise UserError(f"--follow and {len(specs)} jobs", "follow one of them with `polyfleet logs -f JOB`")
+        raise UserError(
+            f"--follow follows only one job; there are {len(specs)}",
+            "submit them without it, then follow one with `polyfleet logs -f JOB`",
+        )
     with connect(progress=print_message) as client:
         if dry_run:
             _show_plans(client, specs, output)
@@ -161,7 +164,7 @@ def _show_plans(client: "Client", specs: "list[JobSpec]", output: Format) -> Non
 
 
 def _submit_one(client: "Client", spec: "JobSpec", key: str, ending: tuple[bool, bool], output: Format) -> None:
-    """`ending`: whether to wait, whether to follow."""
+    """Submit one job. `ending`: whether to wait for its end, and whether to follow its log."""
     wait, follow = ending
     view = accepted(client, spec, key)
     if not wait:
@@ -172,11 +175,11 @@ def _submit_one(client: "Client", spec: "JobSpec", key: str, ending: tuple[bool,
 
 
 def accepted(client: "Client", spec: "JobSpec", key: str) -> Data:
-    """The job's view once it is durable."""
+    """Submit a job; return its view once it is stored durably."""
     from orchestrator import submission
 
-    with _accepted_once(key) as key, progress_line(f"submitting {spec.name}") as tell:
-        return submission.submit(client, spec, key, tell)
+    with _accepted_once(key) as key, progress_line(f"submitting {spec.name}") as update:
+        return submission.submit(client, spec, key, update)
 
 
 def _submit_many(client: "Client", specs: "list[JobSpec]", key: str, wait: bool, output: Format) -> None:
@@ -184,8 +187,8 @@ def _submit_many(client: "Client", specs: "list[JobSpec]", key: str, wait: bool,
     from orchestrator.cli.errors import JOB_EXIT_CODES
     from orchestrator.show.table import TableStack
 
-    with _accepted_once(key) as key, progress_line(f"submitting {len(specs)} jobs") as tell:
-        ids = submission.submit_many(client, specs, key, tell)
+    with _accepted_once(key) as key, progress_line(f"submitting {len(specs)} jobs") as update:
+        ids = submission.submit_many(client, specs, key, update)
     emit(ids, output, lambda ids: TableStack(tuple(ids)))
     if wait:
         codes = {JOB_EXIT_CODES[client.wait(job)["state"]] for job in ids}
@@ -194,12 +197,14 @@ def _submit_many(client: "Client", specs: "list[JobSpec]", key: str, wait: bool,
 
 @contextmanager
 def _accepted_once(key: str) -> Iterator[str]:
-    """The key of this submission. Who interrupts it is told how to go on: it may have been accepted."""
+    """Yield the idempotency key of this submission. On Ctrl-C, print how to repeat it safely, since the server may have
+    accepted it.
+    """
     key = key or uuid4().hex
     try:
         yield key
     except KeyboardInterrupt:
-        print_message(f"it may have been submitted; repeat the same with `--key {key}`: it counts once")
+        print_message(f"the job may have been submitted: to repeat this safely, add `--key {key}` to the command")
         raise
 
 
@@ -212,7 +217,9 @@ def tell_submitted(view: Data, output: Format) -> None:
 
 
 def _to_the_end(client: "Client", job_id: str, follow: bool, output: Format) -> None:
-    """Exit code as the job ended. Ctrl-C, or the loss of the server, leaves the job running and says so."""
+    """Wait for the job's end and exit with its code. Ctrl-C, or the loss of the server, leaves the job running; a
+    message says so.
+    """
     from cluster.errors import FleetError
     from orchestrator.cli.errors import JOB_EXIT_CODES
     from orchestrator.show.jobs import job
@@ -236,7 +243,7 @@ def _to_the_end(client: "Client", job_id: str, follow: bool, output: Format) -> 
 
 
 def say_end(view: Data) -> None:
-    """After its log, which has the traceback of a failure already."""
+    """Print how the job ended, after its log, which already has the traceback of a failure."""
     from orchestrator.show.jobs import failure
 
     print_message(f"{view['id']}: {view['state']}")

@@ -1,4 +1,4 @@
-"""The verb `top`: devices, what they do, and the jobs on them, painted again and again."""
+"""The command `top`: show devices, their load and the jobs on them, refreshed periodically."""
 
 import os
 import select
@@ -36,8 +36,8 @@ def top(
 ) -> None:
     """Show devices, their utilisation, and the jobs on them with step and rate, live. `q` or Ctrl-C exits.
 
-    Of accelerators NVIDIA's and AMD's drivers tell how busy they are; nodes tell it every 10 s. A CPU's is the load of
-    its node. With `-o json` or `yaml` it prints one snapshot.
+    Utilisation of accelerators comes from the drivers of NVIDIA and AMD; nodes report it every 10 s. For a CPU it is
+    the load of its node. With `-o json` or `yaml` it prints one snapshot.
     """
     from orchestrator.client import connect
     from orchestrator.show.top import top as shown
@@ -54,14 +54,14 @@ def top(
 def _now(client: "Client", rates: "Rates") -> "Now":
     from orchestrator import top
 
-    found = client.jobs(list(top.ON_DEVICES), limit=top.MOST, fields=top.FIELDS)
-    found += client.jobs(list(top.WAITING), limit=top.MOST, fields=top.FIELDS)
+    rows = client.jobs(list(top.ON_DEVICES), limit=top.MOST, fields=top.FIELDS)
+    rows += client.jobs(list(top.WAITING), limit=top.MOST, fields=top.FIELDS)
     at = datetime.now(UTC).isoformat(timespec="milliseconds")
-    return top.snapshot(_nodes(client), found, rates, at)
+    return top.snapshot(_nodes(client), rows, rates, at)
 
 
 def _nodes(client: "Client") -> list[Data]:
-    """None while no fleet is up: whoever watches sees it come back."""
+    """Nodes of the fleet; empty while no fleet is up, so that the display continues until it is back."""
     from cluster.errors import FleetError
     from orchestrator.transport import ServerUnreachable
 
@@ -89,7 +89,7 @@ def _live(client: "Client", rates: "Rates", count: int, every_s: float) -> None:
 
 
 def _patient(client: "Client", rates: "Rates") -> "Now":
-    """Outlives a restart of the server."""
+    """Take a snapshot; after a restart of the server, wait for the new one."""
     from orchestrator.transport import ServerUnreachable
 
     while True:
@@ -101,7 +101,7 @@ def _patient(client: "Client", rates: "Rates") -> "Now":
 
 @contextmanager
 def _keys() -> "Iterator[_Keys]":
-    """The keyboard without waiting for Enter, where stdin is one."""
+    """Read single keys without Enter, if stdin is a terminal."""
     if not sys.stdin.isatty():
         yield _Keys(None)
         return
@@ -121,11 +121,11 @@ class _Keys:
         self._descriptor = descriptor
 
     def __call__(self, within_s: float) -> bool:
-        """Whether a key that ends it was pressed; any other has it painted at once."""
+        """Wait up to `within_s` for a key. Return whether it is one that exits; any other key refreshes at once."""
         watched = [] if self._descriptor is None else [self._descriptor]
         until = time.monotonic() + within_s
-        while (left_s := until - time.monotonic()) > 0:
-            ready, _, _ = select.select(watched, [], [], min(left_s, INTERRUPT_CHECK_S))
+        while (remaining_s := until - time.monotonic()) > 0:
+            ready, _, _ = select.select(watched, [], [], min(remaining_s, INTERRUPT_CHECK_S))
             if ready:
                 return os.read(ready[0], 64).decode(errors="replace")[:1] in ("", *LEAVE)
         return False

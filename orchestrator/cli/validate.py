@@ -1,4 +1,4 @@
-"""`polyfleet validate`: does a model compute the same on other devices?"""
+"""`polyfleet validate`: check that a model computes the same on several devices."""
 
 from typing import Annotated, Any
 
@@ -54,7 +54,7 @@ def validate(
     job |= {"seed": seed} if seed else {}
     targets = [word.strip() for word in on.split(",") if word.strip()]
     with connect(progress=print_message) as client, progress_line("validating") as update:
-        answer = numeric_validation.run(client, job, targets, rtol, update)
-    emit(answer, output, validation)
-    if not answer["same"]:
+        result = numeric_validation.run(client, job, targets, rtol, update)
+    emit(result, output, validation)
+    if not result["same"]:
         raise typer.Exit(DIFFERENT)

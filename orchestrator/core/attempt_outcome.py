@@ -1,15 +1,14 @@
-"""Several nodes' outcomes are one ending of an attempt: the first cause decides. Pure.
+"""Combine the outcomes of all nodes into one end of an attempt: the first cause decides. Pure.
 
-A rank that dies breaks its neighbours' connections, and they fail as well, often before anybody knows of the first. So
-what cannot follow from a neighbour's death decides before what can:
+A rank that dies breaks the connections of the other ranks, which then fail too, often before the first failure is
+reported. So causes that cannot follow from the failure of another rank take precedence:
 
-1. what its ranks wrote cannot be used; what its user got wrong kept it from being started;
-2. an attempt whose supervisor was killed, as its node says; a node that was lost, unless it was still heard after
-   another part had failed by itself; a rank killed from outside; memory or disk that ran out; a number that is not
-   finite; a hang;
-3. an attempt that its node stopped because it does not count any more: it is lost;
+1. the output of its ranks cannot be read; an error of the user prevented the start;
+2. a supervisor that was killed, as its node reports; a node that was lost, unless it still answered after another part
+   had failed by itself; a rank killed from outside; memory or disk that ran out; a value that is not finite; a hang;
+3. an attempt that its node stopped because it no longer counts: it is lost;
 4. a failure of the job's own code, in the order in which we learned of them;
-5. what was stopped because it was asked to.
+5. parts that were stopped on request.
 """
 
 from typing import Any
@@ -20,45 +19,45 @@ from workers.messages import Failure, Outcome
 
 PRIMARY = frozenset({"lost", "signal", "oom", "storage", "nan", "hang", "launch"})
 HEARD_LATER_S = 3.0
-"""A node heard so long after a neighbour had failed did not cause that failure."""
+"""A node that answers this many seconds after another part failed did not cause that failure."""
 
 LAST = {"preempted": 6, "cancelled": 7, "succeeded": 8}
 
 
-def combine(live: Live, candidate: int, asked: str) -> tuple[Ended, Outcome]:
-    """The ending, and the outcome of the node that decided it. `asked`: why the job was asked to stop, or ""."""
-    parts = [part for part in live.parts if part.outcome is not None]
+def combine(attempt: Live, candidate: int, stop_reason: str) -> tuple[Ended, Outcome]:
+    """Return the end of the attempt and the decisive outcome. `stop_reason`: why the job was to stop, or ""."""
+    parts = [part for part in attempt.parts if part.outcome is not None]
     first_failed_s = min((p.ended_s for p in parts if p.outcome and p.outcome.state == "failed"), default=None)
     rank, decisive = min(enumerate(parts), key=lambda item: (_class(item[1], first_failed_s), item[1].ended_s, item[0]))
     outcome = decisive.outcome
     assert outcome is not None
     if outcome.state == "fenced":
-        explained = live.cut_off is not None and live.cut_off.explains(decisive.ended_s)
-        why = live.cut_off.reason if live.cut_off and explained else "another attempt of its job was to take over"
-        outcome = lost(live, rank, f"{why}; node {decisive.node} then ended its part")
+        explained = attempt.cut_off is not None and attempt.cut_off.explains(decisive.ended_s)
+        why = attempt.cut_off.reason if attempt.cut_off and explained else "another attempt of this job replaced it"
+        outcome = lost(attempt, rank, f"{why}; node {decisive.node} then ended its part")
     failure = outcome.failure
     codes = tuple(code for p in parts if p.outcome for code in _exit_codes(p.outcome))
-    bad = tuple(sorted({p.node for p in parts if p.outcome and p.outcome.state in ("failed", "lost")}))
-    cause = (decisive.node,) if outcome.state in ("failed", "lost") else bad
-    kind, message = (failure.kind, _told(live, rank, decisive, failure)) if failure else ("", "")
+    failed_nodes = tuple(sorted({p.node for p in parts if p.outcome and p.outcome.state in ("failed", "lost")}))
+    blamed_nodes = (decisive.node,) if outcome.state in ("failed", "lost") else failed_nodes
+    kind, message = (failure.kind, _told(attempt, rank, decisive, failure)) if failure else ("", "")
     refused = refused_by_user(decisive)
-    return Ended(outcome.state, candidate, kind, message, codes, cause, asked, refused), outcome
+    return Ended(outcome.state, candidate, kind, message, codes, blamed_nodes, stop_reason, refused), outcome
 
 
 def refused_by_user(part: Part) -> bool:
-    """What its user got wrong kept it from being started: no node has told of it."""
+    """Return True if an error of the user prevented the start; no node has reported the part then."""
     failure = part.outcome.failure if part.outcome else None
     return failure is not None and failure.kind == "user" and not part.told
 
 
 def _exit_codes(outcome: Outcome) -> list[int]:
-    """By rank. Those of a part that was fenced, or whose lease passed, say how its supervisor stopped it."""
+    """Return exit codes by rank; [] for a part that was fenced or lost, whose supervisor killed the ranks."""
     return [] if outcome.state in ("fenced", "lost") else [code for _, code in sorted(outcome.exit_codes.items())]
 
 
-def _told(live: Live, rank: int, part: Part, failure: Failure) -> str:
-    """Of a gang, which node and rank it was."""
-    if len(live.parts) == 1 or f"node {part.node} " in f"{failure.message} ":
+def _told(attempt: Live, rank: int, part: Part, failure: Failure) -> str:
+    """Return the failure's message; for a gang, with its node and node rank."""
+    if len(attempt.parts) == 1 or f"node {part.node} " in f"{failure.message} ":
         return failure.message
     return f"node {part.node} (node rank {rank}): {failure.message}"
 
@@ -69,8 +68,8 @@ def _class(part: Part, first_failed_s: float | None) -> int:
     if kind == "unreadable" or refused_by_user(part):
         return 1
     if state == "lost":
-        unheard = first_failed_s is None or part.heard_s < first_failed_s + HEARD_LATER_S
-        return 2 if part.told or unheard else 5
+        silent_since = first_failed_s is None or part.heard_s < first_failed_s + HEARD_LATER_S
+        return 2 if part.told or silent_since else 5
     if state == "fenced":
         return 3
     if state == "failed":
@@ -78,20 +77,20 @@ def _class(part: Part, first_failed_s: float | None) -> int:
     return LAST[state]
 
 
-def result_of(live: Live) -> dict[str, Any]:
-    """What the task returned: global rank 0 lives on the first node."""
-    first = live.parts[0].outcome
+def result_of(attempt: Live) -> dict[str, Any]:
+    """Return the task's result; global rank 0 is on the first node."""
+    first = attempt.parts[0].outcome
     return first.result if first else {}
 
 
-def peak_of(live: Live) -> int:
-    """Bytes of memory that the ranks of the node with most held at one time; 0 where nobody measured it."""
-    return max(part.outcome.peak_memory_bytes if part.outcome else 0 for part in live.parts)
+def peak_of(attempt: Live) -> int:
+    """Return the largest peak memory of the ranks of one node, in bytes; 0 if it was not measured."""
+    return max(part.outcome.peak_memory_bytes if part.outcome else 0 for part in attempt.parts)
 
 
-def lost(live: Live, node_rank: int, message: str, kind: str = "lost") -> Outcome:
-    """Of a part whose agent tells none, or none that can be used."""
-    part = live.parts[node_rank]
+def lost(attempt: Live, node_rank: int, message: str, kind: str = "lost") -> Outcome:
+    """Make the outcome of a part for which its agent has not reported a usable one."""
+    part = attempt.parts[node_rank]
     state = "lost" if kind in ("lost", "launch") else "failed"
     failure = Failure(part.first_rank, part.node, kind, message)
-    return Outcome(live.job, live.epoch, node_rank, state, {}, failure)
+    return Outcome(attempt.job, attempt.epoch, node_rank, state, {}, failure)

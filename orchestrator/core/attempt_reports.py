@@ -1,4 +1,4 @@
-"""What agents tell of attempts, turned into events: started, checkpoint, metrics, and how each part ended. Pure."""
+"""Turn agents' reports on attempts into events: started, checkpoint, metrics, and the end of each part. Pure."""
 
 from dataclasses import replace
 from pathlib import PurePosixPath
@@ -16,158 +16,168 @@ from orchestrator.core.timing import NODE_SILENT_S
 from workers.messages import AttemptStatus, RankEvent
 
 AGAIN_S = 2.0
-"""Before a node is asked once more to stop or forget what does not count."""
+"""Seconds before a request to a node to stop or remove an untracked attempt is repeated."""
 
 
-def heard(draft: Draft, beat: Heartbeat) -> None:
-    """An answer of an agent. One of a node that has another Ray id by now does not count."""
-    node = draft.nodes.get(beat.node)
-    if node is None or node.ray_id != beat.ray_id:
+def heard(draft: Draft, heartbeat: Heartbeat) -> None:
+    """Handle the reply of an agent. It is ignored if the node has another Ray id by now."""
+    node = draft.nodes.get(heartbeat.node)
+    if node is None or node.ray_id != heartbeat.ray_id:
         return
     was_closed = (
         bool(node.broken) or node.facts is None or node.listed_s is None or node.silent_s(draft.now.s) > NODE_SILENT_S
     )
-    before = node.notice
-    draft.nodes[node.name] = node = _refreshed(node, beat, draft.now.s)
-    if beat.facts is not None or was_closed:
+    notice_before = node.notice
+    draft.nodes[node.name] = node = _refreshed(node, heartbeat, draft.now.s)
+    if heartbeat.facts is not None or was_closed:
         draft.change(changed=True)
-        membership.noticed(draft, node.name, before)
-    for report in beat.reports:
-        _report(draft, node.name, report, beat)
-    for job, epoch in beat.epochs.items():
+        membership.noticed(draft, node.name, notice_before)
+    for report in heartbeat.reports:
+        _report(draft, node.name, report, heartbeat)
+    for job, epoch in heartbeat.epochs.items():
         _seen_epoch(draft, node.name, job, epoch)
-    after = draft.nodes[node.name]
-    if beat.attempts is not None and after.listed_s == beat.asked_s:  # else a newer list has come before it
-        _listed(draft, after, beat.attempts)
+    current = draft.nodes[node.name]
+    if heartbeat.attempts is not None and current.listed_s == heartbeat.asked_s:  # else a newer list arrived first
+        _listed(draft, current, heartbeat.attempts)
 
 
-def _refreshed(node: Node, beat: Heartbeat, now_s: float) -> Node:
+def _refreshed(node: Node, heartbeat: Heartbeat, now_s: float) -> Node:
     changes: dict[str, Any] = {"heard_s": max(node.heard_s, now_s), "failing": False, "unmade": 0}
-    if beat.facts is not None:
-        changes |= {"facts": beat.facts, "refused": nodes.refusal(beat.facts)}
-    if beat.attempts is not None and (node.listed_s is None or beat.asked_s >= node.listed_s):
-        changes |= {"listed_s": beat.asked_s, "listed": beat.attempts, "broken": ""}
+    if heartbeat.facts is not None:
+        changes |= {"facts": heartbeat.facts, "refused": nodes.refusal(heartbeat.facts)}
+    if heartbeat.attempts is not None and (node.listed_s is None or heartbeat.asked_s >= node.listed_s):
+        changes |= {"listed_s": heartbeat.asked_s, "listed": heartbeat.attempts, "broken": ""}
     return replace(node, **changes)
 
 
-def _report(draft: Draft, node: str, report: AttemptStatus, beat: Heartbeat) -> None:
-    live, known = draft.lives.get(report.job), report.job in beat.known
-    if live is None or live.epoch != report.epoch:
-        _of_no_life(draft, node, report, known)
+def _report(draft: Draft, node: str, report: AttemptStatus, heartbeat: Heartbeat) -> None:
+    attempt, in_store = draft.lives.get(report.job), report.job in heartbeat.known
+    if attempt is None or attempt.epoch != report.epoch:
+        _of_no_life(draft, node, report, in_store)
         return
-    if not (0 <= report.node_rank < len(live.parts)) or live.parts[report.node_rank].node != node:
-        _of_no_life(draft, node, report, known)  # another attempt that bears the same number
+    if not (0 <= report.node_rank < len(attempt.parts)) or attempt.parts[report.node_rank].node != node:
+        _of_no_life(draft, node, report, in_store)  # another attempt with the same number
         return
-    part = live.parts[report.node_rank]
-    if part.outcome is not None or (report.outcome is None and _is_late(draft, part, report, beat)):
+    part = attempt.parts[report.node_rank]
+    if part.outcome is not None or (report.outcome is None and _is_late(draft, part, report, heartbeat)):
         return
-    told_at = live.told_at
+    position = attempt.told_at
     for event in report.events if not part.spoiled else ():
-        if event.rank == 0 and event.at > told_at:
-            told_at = event.at
-            live = _absorb(draft, live, node, event)
+        if event.rank == 0 and event.at > position:
+            position = event.at
+            attempt = _absorb(draft, attempt, node, event)
     part = replace(part, phase=report.phase, cursor=max(part.cursor, report.cursor), unsure="")
-    live = live.with_part(report.node_rank, part, told_at)
-    draft.lives[live.job] = live
-    if report.phase != "starting" and live.running and draft.records[live.job].job.state is State.STARTING:
-        draft.event(live.job, "started", live.epoch)
+    attempt = attempt.with_part(report.node_rank, part, position)
+    draft.lives[attempt.job] = attempt
+    if report.phase != "starting" and attempt.running and draft.records[attempt.job].job.state is State.STARTING:
+        draft.event(attempt.job, "started", attempt.epoch)
     if report.outcome is not None:
-        attempt_stops.part_ended(draft, live.job, report.node_rank, report.outcome)
+        attempt_stops.part_ended(draft, attempt.job, report.node_rank, report.outcome)
 
 
-def _is_late(draft: Draft, part: Part, report: AttemptStatus, beat: Heartbeat) -> bool:
-    """An answer may come after a newer one: phases never go back, and what a node said before its newest list, which
-    does not have the part, is no sign that it is there. What such a report has beside that is told again.
+def _is_late(draft: Draft, part: Part, report: AttemptStatus, heartbeat: Heartbeat) -> bool:
+    """Return True if a report is older than what we have, because replies may arrive out of order.
+
+    Phases never go back. A report from before the node's newest list, which does not contain the part, does not prove
+    that the part exists. The agent repeats the other contents of an ignored report.
     """
     listed_s = draft.nodes[part.node].listed_s
-    past = listed_s is not None and beat.asked_s < listed_s
-    return ORDER.index(report.phase) < ORDER.index(part.phase) or (bool(part.unsure) and past)
+    is_older = listed_s is not None and heartbeat.asked_s < listed_s
+    return ORDER.index(report.phase) < ORDER.index(part.phase) or (bool(part.unsure) and is_older)
 
 
-def _absorb(draft: Draft, live: Live, node: str, event: RankEvent) -> Live:
-    """Rank 0 speaks for all; what was stored before is known by its position, since clocks may be set back."""
+def _absorb(draft: Draft, attempt: Live, node: str, event: RankEvent) -> Live:
+    """Apply an event of rank 0. Its position, not its time, shows whether it was stored before: clocks may go back."""
     if event.type == "checkpoint":
-        _checkpoint(draft, live, node, event)
+        _checkpoint(draft, attempt, node, event)
     elif event.type == "report":
-        draft.command(StoreReport(live.job, live.epoch, event.t, event.at, dict(event.data)))
-        return replace(live, pace=progress.reported(draft, live, event.t, event.data))
-    return live
+        draft.command(StoreReport(attempt.job, attempt.epoch, event.t, event.at, dict(event.data)))
+        return replace(attempt, pace=progress.reported(draft, attempt, event.t, event.data))
+    return attempt
 
 
-def _checkpoint(draft: Draft, live: Live, node: str, event: RankEvent) -> None:
+def _checkpoint(draft: Draft, attempt: Live, node: str, event: RankEvent) -> None:
     facts = draft.nodes[node].facts
-    whole = PurePosixPath(str(event.data["path"]))
-    if facts is None or ".." in whole.parts or not whole.is_relative_to(facts.storage):
-        return  # a path that user code made up
-    told = {key: event.data[key] for key in ("step", "bytes", "seconds", "blocked_s") if key in event.data}
-    path = str(whole.relative_to(facts.storage))
-    draft.event(live.job, "checkpoint", live.epoch, pool=facts.pool, path=path, node=node, at=event.at, **told)
+    full_path = PurePosixPath(str(event.data["path"]))
+    if facts is None or ".." in full_path.parts or not full_path.is_relative_to(facts.storage):
+        return  # user code wrote an invalid path
+    details = {key: event.data[key] for key in ("step", "bytes", "seconds", "blocked_s") if key in event.data}
+    path = str(full_path.relative_to(facts.storage))
+    draft.event(attempt.job, "checkpoint", attempt.epoch, pool=facts.pool, path=path, node=node, at=event.at, **details)
 
 
-def spoiled(draft: Draft, told: Spoiled) -> None:
-    """This concerns that attempt only, which is stopped."""
-    live = draft.lives.get(told.job)
-    if live is None or live.epoch != told.epoch or not 0 <= told.node_rank < len(live.parts):
-        draft.warn(f"a report of {told.job}.{told.epoch} that cannot be used is dropped: {told.why}")
+def spoiled(draft: Draft, message: Spoiled) -> None:
+    """Handle unreadable reports about one part: its attempt is stopped, others are not affected."""
+    attempt = draft.lives.get(message.job)
+    if attempt is None or attempt.epoch != message.epoch or not 0 <= message.node_rank < len(attempt.parts):
+        draft.warn(f"dropped an unreadable report on attempt {message.job}.{message.epoch}: {message.why}")
         return
-    part = live.parts[told.node_rank]
+    part = attempt.parts[message.node_rank]
     if part.outcome is not None:
-        return  # its end is told already, and final
+        return  # its end is recorded already, and final
     if not part.spoiled:
-        draft.warn(f"attempt {live.part_key(told.node_rank)}: what node {part.node} told cannot be used: {told.why}")
-    cursor = part.cursor if told.cursor is None else told.cursor
-    part = replace(part, spoiled=part.spoiled or told.why, cursor=cursor)
-    draft.lives[live.job] = live = live.with_part(told.node_rank, part)
-    if told.ended:
-        attempt_stops.part_ended(draft, live.job, told.node_rank, lost(live, told.node_rank, told.why, "unreadable"))
+        draft.warn(
+            f"attempt {attempt.part_key(message.node_rank)}: node {part.node} sent an unreadable report: {message.why}"
+        )
+    cursor = part.cursor if message.cursor is None else message.cursor
+    part = replace(part, spoiled=part.spoiled or message.why, cursor=cursor)
+    draft.lives[attempt.job] = attempt = attempt.with_part(message.node_rank, part)
+    if message.ended:
+        attempt_stops.part_ended(
+            draft, attempt.job, message.node_rank, lost(attempt, message.node_rank, message.why, "unreadable")
+        )
 
 
-def _of_no_life(draft: Draft, node: str, report: AttemptStatus, known: bool) -> None:
-    """An older attempt is stopped, and forgotten once it has ended. A newer one than the log knows means that the log
-    is an older copy: its epoch is never used again. One of a job that the log does not know is not ours to stop. The
-    log knows the jobs that were open before this step: what was told just now may have ended them.
+def _of_no_life(draft: Draft, node: str, report: AttemptStatus, in_store: bool) -> None:
+    """Handle a report on an attempt that is not tracked.
+
+    An older attempt is stopped, and its files are removed once it has ended. A newer one than those in the log means
+    that the log is an older copy: its epoch is never used again. An attempt of a job that is not in the log is not
+    stopped. Jobs that were open before this step count as in the log, because an earlier report of this reply may have
+    ended them.
     """
     key = report.key
     if report.job in draft.records:
         _seen_epoch(draft, node, report.job, report.epoch)
-    known = known or report.job in draft.records or report.job in draft.control.records
-    _strange(draft, node, key, Stranger(report.cursor, report.phase, known))
+    in_store = in_store or report.job in draft.records or report.job in draft.control.records
+    _strange(draft, node, key, Stranger(report.cursor, report.phase, in_store))
     if draft.nodes[node].strangers[key].known:
         dismiss(draft, node, key)
 
 
-def _strange(draft: Draft, node: str, key: str, stranger: Stranger) -> None:
-    have = draft.nodes[node]
-    before = have.strangers.get(key)
-    asked_s = before.asked_s if before and before.phase == stranger.phase else float("-inf")
-    strangers = {**have.strangers, key: replace(stranger, asked_s=asked_s)}
-    draft.nodes[node] = replace(have, strangers=strangers)
-    if before is None or before.phase != stranger.phase:
+def _strange(draft: Draft, node: str, key: str, untracked: Stranger) -> None:
+    node_state = draft.nodes[node]
+    previous = node_state.strangers.get(key)
+    asked_s = previous.asked_s if previous and previous.phase == untracked.phase else float("-inf")
+    untracked_attempts = {**node_state.strangers, key: replace(untracked, asked_s=asked_s)}
+    draft.nodes[node] = replace(node_state, strangers=untracked_attempts)
+    if previous is None or previous.phase != untracked.phase:
         draft.change(changed=True)
 
 
 def dismiss(draft: Draft, node: str, key: str) -> None:
-    """Stop what does not count, or let its node forget it once it has ended; not more often than it can answer. What a
-    node tells that may be another one under a second name is left to that.
+    """Stop an untracked attempt, or let its node remove it once it has ended; repeated after AGAIN_S at the earliest.
+
+    A node that may be another node under a second name is skipped; the request then goes to that other node.
     """
-    have = draft.nodes[node]
-    stranger = have.strangers[key]
-    if have.same_as or draft.now.s - stranger.asked_s < AGAIN_S:
+    node_state = draft.nodes[node]
+    untracked = node_state.strangers[key]
+    if node_state.same_as or draft.now.s - untracked.asked_s < AGAIN_S:
         return
-    strangers = {**have.strangers, key: replace(stranger, asked_s=draft.now.s)}
-    draft.nodes[node] = replace(have, strangers=strangers)
+    untracked_attempts = {**node_state.strangers, key: replace(untracked, asked_s=draft.now.s)}
+    draft.nodes[node] = replace(node_state, strangers=untracked_attempts)
     job, epoch, _ = key.rsplit(".", 2)
     record = draft.records.get(job)
     how = "preempt" if record and int(epoch) > record.job.epoch else "cancel"
-    ended = stranger.phase == "ended"
+    ended = untracked.phase == "ended"
     draft.command(Forget(node, job, int(epoch)) if ended else Stop(node, job, int(epoch), how))
 
 
 def look(draft: Draft) -> None:
-    """Once per tick: nodes that were asked to stop or forget something, and still have it, are asked again."""
+    """Repeat requests to stop or remove untracked attempts that nodes still have. Called once per tick."""
     for name, node in draft.nodes.items():
-        for key, stranger in node.strangers.items() if node.has_agent else ():
-            if stranger.known:
+        for key, untracked in node.strangers.items() if node.has_agent else ():
+            if untracked.known:
                 dismiss(draft, name, key)
 
 
@@ -177,26 +187,29 @@ def _seen_epoch(draft: Draft, node: str, job: str, epoch: int) -> None:
         draft.event(job, "overtaken", record.job.epoch, node=node, seen=epoch)
 
 
-def _listed(draft: Draft, node: Node, there: frozenset[str]) -> None:
-    """Parts that their own node knows nothing of: the order never arrived, or the node's folder is gone. One that it
-    has after all, as after an agent that could not read it, is in doubt no more. Strangers that it has forgotten.
+def _listed(draft: Draft, node: Node, listed: frozenset[str]) -> None:
+    """Compare our attempts with a node's complete list of attempts.
+
+    A part that is missing there becomes doubtful: its order never arrived, or the node's folder is gone. For a part
+    that is there, e.g. after an agent that could not read it was restarted, the doubt ends. Untracked attempts that the
+    node has removed are dropped.
     """
-    if gone := node.strangers.keys() - there:
-        strangers = {key: s for key, s in node.strangers.items() if key not in gone}
-        draft.nodes[node.name] = node = replace(node, strangers=strangers)
+    if removed := node.strangers.keys() - listed:
+        untracked_attempts = {key: s for key, s in node.strangers.items() if key not in removed}
+        draft.nodes[node.name] = node = replace(node, strangers=untracked_attempts)
         draft.change(changed=True)
     for job in draft.on_node(node.name):
-        live = draft.lives[job]
-        if not live.launching and node.listed_s is not None and node.listed_s >= live.since_s:
-            for rank, part in enumerate(live.parts):
+        attempt = draft.lives[job]
+        if not attempt.launching and node.listed_s is not None and node.listed_s >= attempt.since_s:
+            for rank, part in enumerate(attempt.parts):
                 if part.node == node.name and part.outcome is None:
-                    _doubted(draft, job, rank, live.part_key(rank) in there)
+                    _doubted(draft, job, rank, attempt.part_key(rank) in listed)
 
 
 def _doubted(draft: Draft, job: str, rank: int, is_there: bool) -> None:
-    """By the newest list of its node: what an older one lacked, or a launch was not answered, says less."""
-    live = draft.lives[job]
-    part = live.parts[rank]
+    """Set or clear the doubt about a part. The newest list of its node outweighs older lists and lost replies."""
+    attempt = draft.lives[job]
+    part = attempt.parts[rank]
     unsure = "" if is_there else part.unsure or f"node {part.node} has no record of this attempt"
     if unsure != part.unsure:
-        draft.lives[job] = live.with_part(rank, replace(part, unsure=unsure))
+        draft.lives[job] = attempt.with_part(rank, replace(part, unsure=unsure))

@@ -1,6 +1,6 @@
-"""Attempts that may still have processes somewhere: what the controller keeps of them in memory only.
+"""In-memory state of attempts that may still have processes on some node.
 
-After a restart of the controller they are rebuilt from the log's leases; phases and cursors come back from the agents.
+After a restart of the controller it is rebuilt from the allocations in the log; agents report phases and cursors again.
 """
 
 import hashlib
@@ -12,30 +12,28 @@ from orchestrator.core.progress import Pace
 from workers.messages import PHASES, Outcome
 
 ORDER = ("", *PHASES)
-"""Phases of a part, in this order only; "" until its node has reported it."""
+"""Phases of a part in order; "" until its node has reported it."""
 
 
 def ranks_of(task: str, launch: str, devices: int) -> int:
-    """On one node with so many devices of it: one for each in a training, and where a command is launched so; else one
-    for all of them.
-    """
+    """Return the number of ranks on a node: one per device for training and commands with launch `ranks`, else one."""
     return devices if task == "train" or (task == "run" and launch == "ranks") else 1
 
 
 def node_of(devices_id: str) -> str:
-    """`xla-0/tpu:emulated` lies on node `xla-0`."""
+    """Return the node of a devices id: `xla-0` for `xla-0/tpu:emulated`."""
     return devices_id.partition("/")[0]
 
 
-def place_of(leases: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
-    """16 hexadecimal digits."""
-    text = ";".join(f"{devices_id}:{','.join(map(str, numbers))}" for devices_id, numbers in leases)
+def place_of(allocation: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
+    """Return a name for these devices: 16 hexadecimal digits, equal for equal allocations."""
+    text = ";".join(f"{devices_id}:{','.join(map(str, numbers))}" for devices_id, numbers in allocation)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """An attempt that may have left files. `over`: its nodes have told that no process of it is left."""
+    """Previous attempt that may have left files. `over`: its nodes have reported that all its processes ended."""
 
     epoch: int
     pool: str
@@ -45,11 +43,11 @@ class Ran:
 
 
 OVER = frozenset({"succeeded", "preempted", "cancelled"})
-"""Of an attempt on several nodes: all of them have told so."""
+"""Outcomes that an attempt on several nodes has only if all of them have reported its end."""
 
 
 def ran(attempts: tuple[Attempt, ...]) -> tuple[Ran, ...]:
-    """The newest first."""
+    """Return the previous attempts, newest first."""
     return tuple(
         Ran(a.epoch, a.pool, tuple(node_of(d) for d, _ in a.leases), a.started_s is not None, _is_over(a))
         for a in reversed(attempts)
@@ -57,20 +55,22 @@ def ran(attempts: tuple[Attempt, ...]) -> tuple[Ran, ...]:
 
 
 def _is_over(attempt: Attempt) -> bool:
-    """A node that was lost, or that was told to end a part that counts no more, may act for a moment yet."""
+    """Return True if no process of the attempt is left. After `lost` or `fenced`, some may run for a moment longer."""
     return attempt.outcome in OVER or (attempt.outcome == "failed" and len(attempt.leases) == 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One node's share; `first_rank` is the lowest of its global ranks. `outcome` is set once it ended, or once nothing
-    of it can run; `ended_s` is when we learned it, and `heard_s` when its node was asked for the newest list that has
-    it, 0 where its newest list has not: neither a node that appears again nor one with an empty disk says anything of
-    it. `told`: by its own node, not concluded from its silence.
+    """Part of an attempt on one node; `first_rank` is the lowest of its global ranks.
 
-    `unsure` is "" or why its node may not have it: it ends as lost once that is certain, unless its node reports it,
-    or lists it, again. `spoiled` is "" or why what
-    its agent told of it cannot be used: it is stopped, and ends as failed.
+    `outcome` is set once it has ended, or once none of its processes can run. `ended_s` is when we learned that.
+    `heard_s` is when the node was asked for its newest list of attempts, if that contains the part, else 0: a node that
+    returns, or one with an empty disk, proves nothing about it. `told`: its own node reported the outcome, so it was
+    not concluded from silence.
+
+    `unsure` is "" or why its node may not have the part: it ends as lost once that is certain, unless its node reports
+    or lists it again. `spoiled` is "" or why the agent's reports about it cannot be read: it is stopped and ends as
+    failed.
     """
 
     node: str
@@ -89,8 +89,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A node was asked to stop in this way, first at `since_s` and last at `at_s`; `heard` once it has answered, which
-    was then at `at_s`. Monotonic seconds.
+    """Request to a node to stop an attempt, first sent at `since_s` and last at `at_s` (monotonic).
+
+    `heard`: the node has acknowledged it; `at_s` is then the time of that reply.
     """
 
     how: str
@@ -100,25 +101,25 @@ class Asked:
 
 
 AFTERMATH_S = 60.0
-"""So long after its nodes answer again an attempt may still fail of the connections that had broken."""
+"""Seconds after its nodes answer again in which an attempt may still fail because of broken connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class CutOff:
-    """Why nodes of an attempt could not be reached, since when, and when they could again (None: they cannot yet)."""
+    """Period in which nodes of an attempt were unreachable, and why. `over_s` is its end, None while it lasts."""
 
     reason: str
     since_s: float
     over_s: float | None = None
 
     def explains(self, at_s: float) -> bool:
-        """Whether what a part told at that time may follow from it."""
+        """Return True if a failure at that time may be a consequence of this disconnection."""
         return self.since_s <= at_s and (self.over_s is None or at_s <= self.over_s + AFTERMATH_S)
 
 
 @dataclass(frozen=True, slots=True)
 class Lowering:
-    """A fence is to be taken down: since when, and when that was asked for last. Monotonic seconds."""
+    """Pending removal of a fence: since when, and when it was last requested. Monotonic seconds."""
 
     since_s: float
     asked_s: float
@@ -126,17 +127,17 @@ class Lowering:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """`launching` until the launch has answered. `since_s`: from then on its nodes must know it. `fence_known`: this
-    process launched it, or has read that its fence does not stand above it.
+    """Attempt that may still run. Times are monotonic seconds.
 
-    `read_s`: when it was last asked how that fence stands.
-    `fence_asked_s` and `fenced_s`: when a fence above its epoch was asked for, and when it stood; `raised_s`: when it
-    was first asked for since it was last lowered; `lowering` until it is confirmed that it was. `asked` is by node.
-    `cut_off`: why a fence was raised, or its launch failed in part: what its nodes tell while it explains that follows
-    from it, whatever we asked them.
-    `overruled` is "" or why it does not count any more, whatever its nodes tell. `told_at` is the position of the
-    newest stored event of rank 0. `cancelled_s` is since when it is known that its job was cancelled. `pace` is None
-    before its first report. Monotonic seconds.
+    `launching` until the reply to its launch. `since_s`: from then on, its nodes must list it. `fence_known`: this
+    process launched it, or has read that its fence is not above it. `read_s`: when the fence was last read.
+    `fence_asked_s` and `fenced_s`: when a fence above its epoch was requested, and when Ray had stored it. `raised_s`:
+    first such request since the fence was last lowered. `lowering` is set until lowering is confirmed. `asked` are stop
+    requests by node. `cut_off`: why a fence was raised or its launch failed in part; failures that its nodes report
+    while `cut_off` explains them are attributed to it, whatever stop we requested.
+    `overruled` is "" or why the attempt does not count any more, whatever its nodes report. `told_at` is the position
+    of the newest stored event of rank 0. `cancelled_s` is when we learned that its job was cancelled. `pace` is None
+    before its first report.
     """
 
     job: str
@@ -163,7 +164,7 @@ class Live:
 
     @property
     def place(self) -> str:
-        """Name of its devices together: the same for the next attempt on just these."""
+        """Name of its set of devices, the same for another attempt on exactly these devices."""
         return place_of(tuple((part.devices_id, part.numbers) for part in self.parts))
 
     @property
@@ -175,13 +176,15 @@ class Live:
         return all(part.phase == "running" for part in self.parts)
 
     def cut(self, why: str, now_s: float) -> "Live":
-        """The first reason counts for as long as it explains what its nodes tell."""
-        before = self.cut_off
-        same = before is not None and before.explains(now_s)
-        return replace(self, cut_off=replace(before, over_s=None) if before and same else CutOff(why, now_s))
+        """Begin or extend a disconnection. The first reason is kept as long as it explains failures."""
+        previous = self.cut_off
+        still_explains = previous is not None and previous.explains(now_s)
+        return replace(
+            self, cut_off=replace(previous, over_s=None) if previous and still_explains else CutOff(why, now_s)
+        )
 
     def reached(self, now_s: float) -> "Live":
-        """All its nodes answer."""
+        """End the disconnection, because all nodes answer."""
         if self.cut_off is None or self.cut_off.over_s is not None:
             return self
         return replace(self, cut_off=replace(self.cut_off, over_s=now_s))
@@ -194,8 +197,8 @@ class Live:
         return replace(self, parts=parts, told_at=self.told_at if told_at is None else told_at)
 
 
-def live_of(record: Record, now_s: float, *, launching: bool = False, told_at: int = 0) -> Live | None:
-    """The attempt of `record` that may still hold devices, if there is one."""
+def live_of(record: Record, now_s: float, *, launching: bool = False, last_position: int = 0) -> Live | None:
+    """Return the attempt of `record` that may still hold devices, or None."""
     attempt = record.live
     if attempt is None:
         return None
@@ -204,4 +207,4 @@ def live_of(record: Record, now_s: float, *, launching: bool = False, told_at: i
     for devices_id, numbers in attempt.leases:
         parts.append(Part(node_of(devices_id), devices_id, numbers, first_rank))
         first_rank += ranks_of(record.job.task, attempt.launch, len(numbers))
-    return Live(record.job.id, attempt.epoch, tuple(parts), now_s, launching, told_at)
+    return Live(record.job.id, attempt.epoch, tuple(parts), now_s, launching, last_position)

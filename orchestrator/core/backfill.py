@@ -1,14 +1,14 @@
-"""What a job that does not fit now waits for, so that smaller jobs cannot starve it, and whom it may push aside.
+"""Reserve devices for a job that does not fit now, and choose the attempts that stop for it.
 
-The rule is simple on purpose. A blocked job claims one place that could serve it, and what it needs there is set aside:
-no job after it in the policy's order takes those devices. The place with the fewest missing devices is claimed. Only
-jobs ahead of it take from a place that is set aside, so the number missing falls with every attempt that ends there: a
-gang at the head of the line starts, however many small jobs come after it. Only attempts of strictly lower priority are
-asked to stop, of the same one those that a full decision would have elsewhere (core/moves.py), and of any those that
-run beyond the quota of their project for a job that has more right to it (core/quota.py); only where that
-makes the job fit, and none that could have been spared. A job that lacks quota has attempts of its own project stop,
-where they are of lower priority; else what is left of the quota is kept for it, and no devices are. A job in a pause
-after a failure claims nothing.
+The rule is simple on purpose. A blocked job reserves devices at one place that could serve it: the one with the fewest
+missing devices. No job after it in the policy's order gets those devices, so the number missing falls with every
+attempt that ends there: a gang at the head of the queue starts, however many small jobs follow it.
+
+Attempts that may stop for it: those of strictly lower priority, those of the same priority that a full decision would
+place elsewhere (core/moves.py), and those that run beyond the quota of their project, for a job that is entitled to it
+(core/quota.py). They stop only if the job then fits, and no more of them than necessary. For a job that lacks quota,
+attempts of its own project with lower priority stop; if there are none, the rest of the quota is reserved for it, and
+no devices are. A job in a pause after a failure reserves nothing.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -23,15 +23,15 @@ from orchestrator.core.placement_slots import Place
 from orchestrator.core.score import rank
 
 MAX_HOLDERS = 3
-"""Jobs that hold devices are named up to so many."""
+"""Maximum number of holders of devices that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """`count` devices on each of `nodes` (devices ids) for candidate number `candidate`, once `victims` have stopped.
+    """Reservation of `count` devices on each of `nodes` (devices ids) for candidate number `candidate`.
 
-    `missing` devices are neither free nor about to be, with the victims gone. `short_of` says which memory some of them
-    lack, `elsewhere` what victims on other nodes hold.
+    `missing`: devices that will be neither free nor freeing after `victims` have stopped. `short_of` names the memory
+    that some nodes lack, `elsewhere` what victims on other nodes hold.
     """
 
     candidate: int
@@ -43,79 +43,80 @@ class Claim:
     elsewhere: str = ""
 
 
-def claim(job: Job, room: Room, own: bool = False) -> Claim | None:
-    """The place this job waits for; None when no node that takes jobs could ever hold it, or quota is lacking. `own`:
-    attempts of its project may stop for it also where it may borrow.
+def claim(job: Job, capacity: Room, own: bool = False) -> Claim | None:
+    """Return the best reservation for a job, None if no node that takes jobs could ever hold it, or quota is lacking.
+
+    `own`: attempts of its project may stop for it even if it may borrow.
     """
-    return min(_claims(job, room, own), key=lambda c: _order(job, c), default=None)
+    return min(_claims(job, capacity, own), key=lambda c: _order(job, c), default=None)
 
 
-def keep_quota(job: Job, room: Room) -> None:
-    """For one that is too large for what is left of its project's quota: smaller ones do not take it meanwhile."""
+def keep_quota(job: Job, capacity: Room) -> None:
+    """Reserve the rest of the project's quota for a job that needs more, so that smaller jobs do not use it first."""
     for index in sorted(range(len(job.candidates)), key=lambda index: rank(job, index)):
         want = job.candidates[index]
-        for nodes in _islands(job, index, room):
+        for nodes in _islands(job, index, capacity):
             have = nodes[0]
             devices = least(want, have) * want.nodes
-            if room.quota.refusal(job, devices, have.kind) and room.quota.could_ever(job, devices, have.kind):
-                room.quota.keep(job, have.kind, devices)
+            if capacity.quota.refusal(job, devices, have.kind) and capacity.quota.could_ever(job, devices, have.kind):
+                capacity.quota.keep(job, have.kind, devices)
                 return
 
 
-def claim_at(job: Job, place: Place, room: Room, equals: frozenset[str] = frozenset()) -> Claim | None:
-    """At this one place; also jobs of `equals` may stop for it."""
-    nodes = nodes_of(job, place, room)
-    if len(nodes) < place.nodes or room.quota.refusal(job, place.devices, place.island.kind):
+def claim_at(job: Job, place: Place, capacity: Room, equals: frozenset[str] = frozenset()) -> Claim | None:
+    """Return a reservation at `place`, or None. Attempts of the jobs in `equals` may stop for it, too."""
+    nodes = nodes_of(job, place, capacity)
+    if len(nodes) < place.nodes or capacity.quota.refusal(job, place.devices, place.island.kind):
         return None
-    return _claim_in(place.candidate, place.count, place.nodes, job, nodes, room, equals)
+    return _claim_in(place.candidate, place.count, place.nodes, job, nodes, capacity, equals)
 
 
-def could_stop(job: Job, room: Room, equals: frozenset[str] = frozenset()) -> bool:
-    """Whether anybody may be asked to stop for it; cheap, and asked often."""
-    return bool(equals or room.quota.borrowed or room.below(job.priority))
+def could_stop(job: Job, capacity: Room, equals: frozenset[str] = frozenset()) -> bool:
+    """Return True if any attempt may be stopped for the job. Cheap, because it is called often."""
+    return bool(equals or capacity.quota.borrowed or capacity.below(job.priority))
 
 
-def nodes_of(job: Job, place: Place, room: Room) -> list[Devices]:
-    """All that take jobs now and could be part of it."""
+def nodes_of(job: Job, place: Place, capacity: Room) -> list[Devices]:
+    """Return the nodes that take jobs now and could be part of `place`."""
     want = job.candidates[place.candidate]
-    islands = room.places(want).islands
+    islands = capacity.places(want).islands
     per_node = place.count if want.exclusive else 0
     ids = islands.get(replace(place.island, per_node=per_node), ())
-    if not ids or other_vendor(job, room.devices[ids[0]]):  # an island has one vendor
+    if not ids or other_vendor(job, capacity.devices[ids[0]]):  # an island has one vendor
         return []
-    return [room.devices[devices_id] for devices_id in ids]
+    return [capacity.devices[devices_id] for devices_id in ids]
 
 
-def apply(job: Job, claimed: Claim, room: Room, equals: Mapping[str, str] | None = None) -> list[Preempt]:
-    """Set the claimed devices aside; the attempts to stop for it. `equals`: why those of the same priority do."""
-    for victim in claimed.victims:
-        room.stop(victim)
-    for devices_id in claimed.nodes:
-        room.keep(job.id, job.candidates[claimed.candidate], devices_id, claimed.count)
-        kind = room.devices[devices_id].kind
-        room.quota.keep(job, kind, claimed.count)
-    why = f"{job.id} (priority {job.priority}) needs {claimed.count} of {', '.join(claimed.nodes)}"
-    return [Preempt(victim.job, job.id, (equals or {}).get(victim.job, why)) for victim in claimed.victims]
+def apply(job: Job, reservation: Claim, capacity: Room, equals: Mapping[str, str] | None = None) -> list[Preempt]:
+    """Apply a reservation and return the attempts to stop. `equals`: reasons for jobs of the same priority."""
+    for victim in reservation.victims:
+        capacity.stop(victim)
+    for devices_id in reservation.nodes:
+        capacity.keep(job.id, job.candidates[reservation.candidate], devices_id, reservation.count)
+        kind = capacity.devices[devices_id].kind
+        capacity.quota.keep(job, kind, reservation.count)
+    why = f"{job.id} (priority {job.priority}) needs {reservation.count} of {', '.join(reservation.nodes)}"
+    return [Preempt(victim.job, job.id, (equals or {}).get(victim.job, why)) for victim in reservation.victims]
 
 
-def sentence(claimed: Claim, room: Room, equals: Collection[str] = ()) -> str:
-    """What `explain` says beside the refusals of single devices."""
-    where = ", ".join(claimed.nodes)
-    if claimed.victims:
-        lower = "" if any(victim.job in equals for victim in claimed.victims) else " of lower priority"
-        if not all(any(devices_id in claimed.nodes for devices_id, _ in v.leases) for v in claimed.victims):
-            lower += f", which hold {claimed.elsewhere},"
-        return f"waits for {', '.join(v.job for v in claimed.victims)}{lower} to save and stop on {where}"
-    if not claimed.missing:
+def sentence(reservation: Claim, capacity: Room, equals: Collection[str] = ()) -> str:
+    """Say what a job with a reservation waits for; `explain` shows it beside the refusals of single devices."""
+    where = ", ".join(reservation.nodes)
+    if reservation.victims:
+        lower = "" if any(victim.job in equals for victim in reservation.victims) else " of lower priority"
+        if not all(any(devices_id in reservation.nodes for devices_id, _ in v.leases) for v in reservation.victims):
+            lower += f", which hold {reservation.elsewhere},"
+        return f"waits for {', '.join(v.job for v in reservation.victims)}{lower} to save and stop on {where}"
+    if not reservation.missing:
         return f"waits for attempts that are stopping on {where}"
-    if claimed.short_of:
-        return f"waits for {claimed.short_of} on {where}"
-    needed = claimed.count * len(claimed.nodes)
-    if holders := room.holders(claimed.nodes):
+    if reservation.short_of:
+        return f"waits for {reservation.short_of} on {where}"
+    needed = reservation.count * len(reservation.nodes)
+    if holders := capacity.holders(reservation.nodes):
         where += f", {held_by(holders)}"
-    if claimed.missing == needed:
+    if reservation.missing == needed:
         return f"waits for {needed} device{'s' if needed > 1 else ''} on {where}"
-    return f"waits for {claimed.missing} of {needed} devices on {where}; the others are reserved for it"
+    return f"waits for {reservation.missing} of {needed} devices on {where}; the others are reserved for it"
 
 
 def held_by(jobs: list[str]) -> str:
@@ -123,35 +124,41 @@ def held_by(jobs: list[str]) -> str:
     return f"held by {', '.join(jobs[:MAX_HOLDERS])}{more}"
 
 
-def _islands(job: Job, index: int, room: Room) -> Iterator[list[Devices]]:
-    """Nodes that could hold candidate number `index` together; all of one kind and vendor."""
+def _islands(job: Job, index: int, capacity: Room) -> Iterator[list[Devices]]:
+    """Yield lists of nodes that could hold candidate number `index` together; each has one kind and vendor."""
     want = job.candidates[index]
-    for ids in room.places(want).islands.values():
-        nodes = [room.devices[devices_id] for devices_id in ids]
+    for ids in capacity.places(want).islands.values():
+        nodes = [capacity.devices[devices_id] for devices_id in ids]
         if len(nodes) >= want.nodes and not other_vendor(job, nodes[0]):
             yield nodes
 
 
-def _claims(job: Job, room: Room, own: bool) -> Iterator[Claim]:
+def _claims(job: Job, capacity: Room, own: bool) -> Iterator[Claim]:
     for index, want in enumerate(job.candidates):
-        for nodes in _islands(job, index, room):
-            lacks_quota = room.quota.needs(job, want, nodes[0])
-            if lacks_quota and room.quota.may_borrow(job) and not own:  # it gets what is idle first
+        for nodes in _islands(job, index, capacity):
+            lacks_quota = capacity.quota.needs(job, want, nodes[0])
+            if lacks_quota and capacity.quota.may_borrow(job) and not own:  # idle devices of other projects come first
                 continue
             need = least(want, nodes[0])  # the same on all nodes of an island
-            claimed = _claim_in(index, need, want.nodes, job, nodes, room)
-            if not lacks_quota or room.quota.within(job, need * want.nodes, nodes[0].kind, claimed.victims):
-                yield claimed
+            reservation = _claim_in(index, need, want.nodes, job, nodes, capacity)
+            if not lacks_quota or capacity.quota.within(job, need * want.nodes, nodes[0].kind, reservation.victims):
+                yield reservation
 
 
 def _claim_in(
-    index: int, need: int, count: int, job: Job, nodes: list[Devices], room: Room, equals: frozenset[str] = frozenset()
+    index: int,
+    need: int,
+    count: int,
+    job: Job,
+    nodes: list[Devices],
+    capacity: Room,
+    equals: frozenset[str] = frozenset(),
 ) -> Claim:
-    """`need` devices on each of `count` of these nodes."""
-    counts = {have.id: room.promised(have.id) for have in nodes}
-    promised = Promised(job.candidates[index], nodes, counts, room.memory)
+    """Return a reservation of `need` devices on each of `count` of these nodes."""
+    counts = {have.id: capacity.promised(have.id) for have in nodes}
+    promised = Promised(job.candidates[index], nodes, counts, capacity.memory)
     kind = nodes[0].kind if nodes else ""
-    victims = _Asked(job, need, count, kind, room).fewest_victims(promised, _may_stop(job, room, equals, kind))
+    victims = _Asked(job, need, count, kind, capacity).fewest_victims(promised, _may_stop(job, capacity, equals, kind))
     for victim in victims:
         promised.add(victim, 1)
     fullest = promised.fullest(nodes, need)[:count]
@@ -162,21 +169,23 @@ def _claim_in(
     return Claim(index, need, tuple(have.id for have, _ in fullest), tuple(victims), missing, short_of, elsewhere)
 
 
-def _may_stop(job: Job, room: Room, equals: frozenset[str], kind: str) -> list[Running]:
-    """Of lower priority; equals that the decision would have elsewhere; and who has borrowed devices of such a kind."""
-    lower = room.below(job.priority)
-    others = (room.running[name] for name in sorted({*equals, *room.quota.borrowed}) if name in room.running)
-    return [*lower, *(r for r in others if r.priority >= job.priority and _gives_way(r, job, room, equals, kind))]
+def _may_stop(job: Job, capacity: Room, equals: frozenset[str], kind: str) -> list[Running]:
+    """Return attempts of lower priority, those in `equals`, and those that borrow quota of this kind."""
+    lower = capacity.below(job.priority)
+    others = (
+        capacity.running[name] for name in sorted({*equals, *capacity.quota.borrowed}) if name in capacity.running
+    )
+    return [*lower, *(r for r in others if r.priority >= job.priority and _gives_way(r, job, capacity, equals, kind))]
 
 
-def _gives_way(attempt: Running, job: Job, room: Room, equals: frozenset[str], kind: str) -> bool:
+def _gives_way(attempt: Running, job: Job, capacity: Room, equals: frozenset[str], kind: str) -> bool:
     equal = attempt.job in equals and attempt.preemptible and attempt.priority == job.priority
-    return equal or room.quota.gives_back(attempt, job, kind)
+    return equal or capacity.quota.gives_back(attempt, job, kind)
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """`need` devices on each of `nodes` nodes."""
+    """Request for `need` devices of `kind` on each of `nodes` nodes."""
 
     job: Job
     need: int
@@ -185,17 +194,17 @@ class _Asked:
     room: Room
 
     def fewest_victims(self, promised: Promised, lower: list[Running]) -> list[Running]:
-        """A set of which none can be spared, or nobody when stopping all would not help.
+        """Return a minimal set of attempts to stop, or [] if stopping all of them is not enough.
 
-        Spared first: higher priority, then submitted earlier, then the name.
+        Kept running first: higher priority, then submitted earlier, then by name.
         """
-        here = [r for r in lower if self._helps(r, promised)]
-        left, victims = promised.copy(), list(here)
-        for attempt in here:
+        helpful = [r for r in lower if self._helps(r, promised)]
+        left, victims = promised.copy(), list(helpful)
+        for attempt in helpful:
             left.add(attempt, 1)
         if not self._enough(left, victims):
             return []
-        for attempt in sorted(here, key=lambda r: (-r.priority, r.order, r.job)):
+        for attempt in sorted(helpful, key=lambda r: (-r.priority, r.order, r.job)):
             left.add(attempt, -1)
             victims.remove(attempt)
             if not self._enough(left, victims):
@@ -204,7 +213,7 @@ class _Asked:
         return victims
 
     def _helps(self, attempt: Running, promised: Promised) -> bool:
-        """By its devices, by its memory, or by the quota that it holds."""
+        """Return True if the end of this attempt frees devices, memory or quota that the job needs."""
         return promised.gains(attempt) or (self.room.quota.is_of(self.job, attempt, self.kind) and not self._within(()))
 
     def _enough(self, promised: Promised, victims: Collection[Running]) -> bool:
@@ -214,7 +223,7 @@ class _Asked:
         return self.room.quota.within(self.job, self.need * self.nodes, self.kind, victims)
 
 
-def _order(job: Job, claimed: Claim) -> tuple[Any, ...]:
-    """Nothing to stop and nothing missing; then the cheapest victims; then the fewest missing devices."""
-    priorities = sorted((victim.priority for victim in claimed.victims), reverse=True)
-    return (claimed.missing, priorities, rank(job, claimed.candidate), claimed.nodes, claimed.candidate)
+def _order(job: Job, reservation: Claim) -> tuple[Any, ...]:
+    """Sort key: fewest missing devices, then victims of the lowest priority, then the preferred candidate."""
+    priorities = sorted((victim.priority for victim in reservation.victims), reverse=True)
+    return (reservation.missing, priorities, rank(job, reservation.candidate), reservation.nodes, reservation.candidate)

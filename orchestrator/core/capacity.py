@@ -1,4 +1,4 @@
-"""What is left of the fleet while a plan is made: it starts as the snapshot and shrinks with every decision."""
+"""Free capacity of the fleet while a plan is made: starts as the snapshot and shrinks with every decision."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -15,8 +15,9 @@ Numbers = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a candidate could run if enough were free: devices ids by island, all in a fixed order. `refused` has the
-    others, with why, by those that are alike.
+    """Devices ids by island where a candidate could run if enough were free, in a fixed order.
+
+    `refused` holds the other devices: pairs of a reason and the ids of equal devices that it applies to.
     """
 
     islands: dict[Island, tuple[str, ...]]
@@ -24,8 +25,11 @@ class Places:
 
 
 class Room:
-    """`devices`: free is what nobody took or keeps. `soon`: leased by who stops. `kept`: how many for whom. `version`
-    grows with every change: what did not fit does not fit as long as it stays.
+    """Capacity that is still available to the jobs of one plan.
+
+    `devices`: their `free` excludes allocated and reserved devices. `soon`: devices of attempts that are stopping.
+    `kept`: number of reserved devices by devices id and job. `version` grows with every change; while it is the same, a
+    job that did not fit still does not fit.
     """
 
     def __init__(self, snapshot: Snapshot):
@@ -49,14 +53,14 @@ class Room:
                 self.stop(attempt)
 
     def places(self, want: Candidate) -> Places:
-        """Found once for all candidates that ask for the same: a queue holds many jobs and few kinds of them."""
+        """Return the nodes for a candidate. Cached by request, because a queue has many jobs and few kinds of them."""
         key = asked(want)
         if key not in self._places:
             self._places[key] = self._found(want)
         return self._places[key]
 
     def _found(self, want: Candidate) -> Places:
-        """Devices that are alike in all that rules look at are asked about once."""
+        """Apply the rules once for each group of devices that are equal for them."""
         able: dict[Island, list[tuple[str, ...]]] = {}
         refused = []
         for ids in self._groups(want):
@@ -77,7 +81,7 @@ class Room:
             self._without(devices_id, numbers)
 
     def stop(self, attempt: Running) -> None:
-        """Its devices come free soon, and nobody else may count on stopping it."""
+        """Count the devices of an attempt as soon free, and exclude it as a victim of other jobs."""
         self.version += 1
         self.quota.stops(attempt)
         self.memory.stop(attempt)
@@ -87,13 +91,13 @@ class Room:
             self.soon[devices_id] = tuple(sorted({*self.soon.get(devices_id, ()), *numbers}))
 
     def below(self, priority: int) -> list[Running]:
-        """Attempts of lower priority that may be stopped."""
+        """Return attempts of lower priority that may be stopped."""
         if priority not in self._below:
             self._below[priority] = [r for r in self.running.values() if r.priority < priority and r.preemptible]
         return self._below[priority]
 
     def holders(self, devices_ids: Iterable[str]) -> list[str]:
-        """Jobs whose attempts hold devices there."""
+        """Return the jobs whose attempts hold any of these devices."""
         if not self._holders:
             for attempt in self._attempts:
                 for devices_id, numbers in attempt.leases:
@@ -102,11 +106,14 @@ class Room:
         return sorted({job for devices_id in devices_ids for job in self._holders.get(devices_id, ())})
 
     def promised(self, devices_id: str) -> int:
-        """Devices that are free, or will be without anything more being done."""
+        """Return the number of devices that are free or will be once stopping attempts have ended."""
         return len(self.devices[devices_id].free) + len(self.soon.get(devices_id, ()))
 
     def keep(self, job: str, want: Candidate, devices_id: str, count: int) -> None:
-        """Set `count` devices aside for a job that waits, `soon` ones first, so that free ones are used meanwhile."""
+        """Reserve `count` devices for a waiting job.
+
+        Those of stopping attempts come first, so that other jobs can use the free ones.
+        """
         self.memory.keep(want, devices_id, count)
         soon = self.soon.get(devices_id, ())
         if soon:
@@ -118,12 +125,14 @@ class Room:
             self.kept.setdefault(devices_id, {})[job] = len(idle)
 
     def note(self, devices_id: str) -> str:
-        """For a refusal's sentence: which free devices are not to be had because they wait for somebody."""
-        kept = self.kept.get(devices_id, {})
-        return "".join(f"; {count} more kept for {job}, which goes first" for job, count in kept.items())
+        """Return an addition to a refusal that names the jobs for which free devices are reserved."""
+        reserved = self.kept.get(devices_id, {})
+        return "".join(
+            f"; {count} more reserved for {job}, which is ahead in the queue" for job, count in reserved.items()
+        )
 
     def shape(self, job: Job) -> tuple[object, ...]:
-        """Equal for jobs that a plan treats alike."""
+        """Return a key that is equal for jobs that a plan treats alike."""
         vendor = "" if job.recovery.cross_vendor else job.backend
         wants = tuple([(want.nodes, *asked(want)) for want in job.candidates])
         project = job.project if job.project in self.quota.projects else ""
@@ -141,17 +150,18 @@ def _merged(groups: list[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _alike(have: Devices) -> tuple[object, ...]:
-    """What LASTING rules look at, but the node's name, and what tells islands apart. One that takes no jobs may say why
-    of its own.
+    """Return a key of the facts that the LASTING rules and islands depend on, except the node's name.
+
+    A node that takes no jobs may have a reason of its own, so that is part of the key.
     """
-    told = have.reason or have.node if not have.schedulable else ""
+    closed_reason = have.reason or have.node if not have.schedulable else ""
     where = (have.pool, have.kind, have.backend, have.environment)
     memory = (have.memory_bytes, have.host_memory_bytes if have.host else 0)
-    return (*where, *memory, have.total, have.emulated, have.price_per_hour, told)
+    return (*where, *memory, have.total, have.emulated, have.price_per_hour, closed_reason)
 
 
 def asked(want: Candidate) -> tuple[object, ...]:
-    """What decides on which devices it may run."""
+    """Return a key of the fields that decide on which devices a candidate may run."""
     place = (want.kinds, want.pool, want.pools, want.not_pools, want.node)
     each = (want.dtypes, want.features, want.memory_bytes, want.memory_estimated, want.max_price)
     return (*place, *each, want.min_count, want.count, want.exclusive)

@@ -1,8 +1,7 @@
-"""Which checkpoint is copied to another machine, to which one, and when: so that a machine that never comes back costs
-the steps since the last copy. Pure.
+"""Copy checkpoints to other machines, so that a lost machine costs only the steps since the last copy. Pure.
 
-One copy of a job is on its way at a time, of its newest checkpoint then; copying takes at most half of the time. The
-last checkpoint of a job that has ended is copied too, within an hour.
+Each job has at most one copy running, of its newest checkpoint; copying takes at most half of the time. The last
+checkpoint of an ended job is copied, too, within an hour.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,22 +18,22 @@ from orchestrator.core.nodes import Node
 from orchestrator.core.timing import NODE_SILENT_S
 
 MOST = 4
-"""Copies under way at once, of all jobs."""
+"""Maximum number of copies that run at the same time, for all jobs."""
 
 SPARE_BYTES = 1 << 30
-"""What a copy leaves free on a disk."""
+"""Bytes that a copy leaves free on a disk."""
 
 AGAIN_S = 10.0
 LONGEST_S = 300.0
-"""Between tries that failed: from the first to the second, doubled each time."""
+"""First and longest pause between failed tries in seconds; it doubles each time."""
 
 ENDED_S = 3600.0
 MOST_ENDED = 1000
-"""For so long, and of so many jobs, the last checkpoint is still copied after the job has ended."""
+"""How long, and for how many jobs, the last checkpoint is still copied after the job has ended."""
 
 
 def look(draft: Draft) -> None:
-    """Once per tick: the job that has waited longest comes first."""
+    """Start copies that are due, the longest waiting job first. Called once per tick."""
     _give_up(draft)
     under_way = sum(bool(copying.target) for copying in draft.copies.values())
     records = [*(draft.records[job] for job in draft.lives), *(ended.record for ended in draft.uncopied.values())]
@@ -45,33 +44,35 @@ def look(draft: Draft) -> None:
 
 
 def _give_up(draft: Draft) -> None:
-    """The oldest first. A copy on its way is waited for."""
-    ended = sorted((ended.since_s, job) for job, ended in draft.uncopied.items())
+    """Stop copying for jobs that ended long ago, or are too many, oldest first. Running copies are waited for."""
+    ended = sorted((uncopied.since_s, job) for job, uncopied in draft.uncopied.items())
     for number, (since_s, job) in enumerate(ended):
-        late = draft.now.s - since_s > ENDED_S or number < len(ended) - MOST_ENDED
-        if late and not _of(draft, job).target:
+        expired = draft.now.s - since_s > ENDED_S or number < len(ended) - MOST_ENDED
+        if expired and not _of(draft, job).target:
             record = draft.uncopied[job].record
             point: Any = record.checkpoint
-            away = f"step {point['step']} was on node {point['node']}, which could not be reached"
-            _tell(draft, record, f"no copy was made after the job ended: {record.unreplicated or away}")
+            unreachable = f"step {point['step']} was on node {point['node']}, which could not be reached"
+            _tell(draft, record, f"no copy was made after the job ended: {record.unreplicated or unreachable}")
             draft.forget_copies(job)
 
 
-def replicated(draft: Draft, told: Replicated) -> None:
-    copying, record = draft.copies.get(told.job), draft.known(told.job)
-    if copying is None or record is None or (copying.target, copying.step) != (told.node, told.step):
+def replicated(draft: Draft, message: Replicated) -> None:
+    copying, record = draft.copies.get(message.job), draft.known(message.job)
+    if copying is None or record is None or (copying.target, copying.step) != (message.node, message.step):
         return
     now_s = draft.now.s
-    if told.error:
+    if message.error:
         pause_s = min(AGAIN_S * 2**copying.failures, LONGEST_S)
-        failed = Copying(due_s=now_s + pause_s, failures=copying.failures + 1, failed=told.node)
-        draft.copies[told.job] = failed
-        _tell(draft, record, f"step {told.step} could not be copied to {told.node}: {told.error}")
+        failed = Copying(due_s=now_s + pause_s, failures=copying.failures + 1, failed=message.node)
+        draft.copies[message.job] = failed
+        _tell(draft, record, f"step {message.step} could not be copied to {message.node}: {message.error}")
         return
-    draft.copies[told.job] = Copying(due_s=now_s + (now_s - copying.since_s))
-    facts = draft.nodes[told.node].facts if told.node in draft.nodes else None
+    draft.copies[message.job] = Copying(due_s=now_s + (now_s - copying.since_s))
+    facts = draft.nodes[message.node].facts if message.node in draft.nodes else None
     pool = facts.pool if facts else ""
-    draft.event(told.job, "replicated", record.job.epoch, pool=pool, path=told.path, step=told.step, node=told.node)
+    draft.event(
+        message.job, "replicated", record.job.epoch, pool=pool, path=message.path, step=message.step, node=message.node
+    )
 
 
 def _of(draft: Draft, job: str) -> Copying:
@@ -87,7 +88,7 @@ def _begin(draft: Draft, record: Record) -> None:
     point, copying = record.checkpoint or {}, _of(draft, record.job.id)
     source = draft.nodes.get(point["node"])
     if source is None or not source.ready or source.silent_s(draft.now.s) > NODE_SILENT_S:
-        return  # nobody can read it now; its job goes on elsewhere, or its node comes back
+        return  # no node can read it now, until the job runs elsewhere or its node returns
     open_ = [n for n in draft.nodes.values() if not nodes.closed(n, draft.drained.now, draft.now.s)]
     target, why = choose(record, source, draft.nodes.values(), open_, copying.failed)
     if why:
@@ -102,29 +103,31 @@ def _begin(draft: Draft, record: Record) -> None:
 def choose(
     record: Record, source: Node, all_: Iterable[Node], open_: Iterable[Node], failed: str = ""
 ) -> tuple[str, str]:
-    """(the node that takes a copy of the job's newest checkpoint, which `source` has; ""), or ("", why there is none).
+    """Choose the node for a copy of the job's newest checkpoint, which `source` has.
 
-    Only another machine helps. Nodes of the same pool come first, then those that have copies already, then those with
-    most room; one where the last try `failed` comes last.
+    Returns (node, "") or ("", reason). The node must be on another machine. Nodes of the same pool come first, then
+    those that have copies already, then those with most free disk space; the node where the last try `failed` is last.
     """
     point, own = record.checkpoint or {}, source.facts
     if own is None or not own.storage_id:
-        return "", f"node {source.name} cannot tell which storage its checkpoints lie in"
-    far = [n for n in all_ if n.facts and _is_elsewhere(n.facts, own)]
-    if shared := sorted(n.name for n in far if n.facts and n.facts.storage_id == own.storage_id):
-        return "", f"no copy is made: {', '.join(shared)} and {source.name} share the storage that it lies in"
-    had = {replica["node"]: replica["step"] for replica in record.replicas}
-    taken = {n.facts.storage_id for n in far if n.facts and had.get(n.name) == point["step"]}
-    able = {n.name: n.facts for n in open_ if n.facts and _is_elsewhere(n.facts, own)}
-    able = {name: facts for name, facts in able.items() if facts.storage_id and facts.storage_id not in taken}
-    if not able:
-        return "", "no other machine with a storage of its own is up to take a copy"
+        return "", f"node {source.name} does not report the storage of its checkpoints"
+    elsewhere = [n for n in all_ if n.facts and _is_elsewhere(n.facts, own)]
+    if shared := sorted(n.name for n in elsewhere if n.facts and n.facts.storage_id == own.storage_id):
+        return "", f"no copy is made: {', '.join(shared)} and {source.name} share the checkpoint's storage"
+    copied_steps = {replica["node"]: replica["step"] for replica in record.replicas}
+    used_storages = {n.facts.storage_id for n in elsewhere if n.facts and copied_steps.get(n.name) == point["step"]}
+    candidates = {n.name: n.facts for n in open_ if n.facts and _is_elsewhere(n.facts, own)}
+    candidates = {
+        name: facts for name, facts in candidates.items() if facts.storage_id and facts.storage_id not in used_storages
+    }
+    if not candidates:
+        return "", "no other machine with its own storage is available for a copy"
     needed_bytes = int(point.get("bytes", 0)) + SPARE_BYTES
-    fits = {name: facts for name, facts in able.items() if facts.disk_free_bytes >= needed_bytes}
+    fits = {name: facts for name, facts in candidates.items() if facts.disk_free_bytes >= needed_bytes}
     if not fits:
-        return "", _too_full(able, needed_bytes)
+        return "", _too_full(candidates, needed_bytes)
     return min(
-        fits, key=lambda n: (n == failed, fits[n].pool != own.pool, n not in had, -fits[n].disk_free_bytes, n)
+        fits, key=lambda n: (n == failed, fits[n].pool != own.pool, n not in copied_steps, -fits[n].disk_free_bytes, n)
     ), ""
 
 
@@ -132,14 +135,17 @@ def _is_elsewhere(one: NodeFacts, other: NodeFacts) -> bool:
     return (one.host, one.address) != (other.host, other.address)
 
 
-def _too_full(able: Mapping[str, NodeFacts], needed_bytes: int) -> str:
-    most = max(able, key=lambda name: (able[name].disk_free_bytes, name))
-    free_gib, needed_gib = able[most].disk_free_bytes / 2**30, needed_bytes / 2**30
-    return f"no other machine has room for a copy: it needs {needed_gib:.1f} GiB, node {most} has {free_gib:.0f} free"
+def _too_full(candidates: Mapping[str, NodeFacts], needed_bytes: int) -> str:
+    roomiest = max(candidates, key=lambda name: (candidates[name].disk_free_bytes, name))
+    free_gib, needed_gib = candidates[roomiest].disk_free_bytes / 2**30, needed_bytes / 2**30
+    return (
+        f"no other machine has enough disk space for a copy: it needs {needed_gib:.1f} GiB, "
+        f"node {roomiest} has {free_gib:.0f} GiB free"
+    )
 
 
 def _tell(draft: Draft, record: Record, why: str) -> None:
-    """Once, until there is something else to tell."""
+    """Record why there is no copy, unless that reason is recorded already."""
     if record.unreplicated != why:
         step: Any = record.checkpoint and record.checkpoint["step"]
         draft.event(record.job.id, "unreplicated", record.job.epoch, step=step, reason=why)

@@ -1,4 +1,4 @@
-"""What the controller wants done. Each may be lost, or be carried out twice: the controller asks again until told."""
+"""Commands of the controller. One may be lost or carried out twice, so it is repeated until its reply arrives."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,14 +12,14 @@ from workers.messages import Order
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Reserve, raise the fence, bring checkpoint and code, start every part. Answered by Launched or LaunchFailed.
+    """Reserve, raise the fence, copy checkpoint and code, start every part. Answered by Launched or LaunchFailed.
 
-    `orders` are by node rank, without the meeting point, the checkpoint to resume from and `data`, which is brought to
-    every node; `bundles` are Ray resources by node rank, reserved under the name `place`. `fenced`: its fence may stand
-    at its epoch already, since we raised it so; else an attempt of that epoch has run. `visited` are the pools that may
-    hold checkpoints of the job, `known` is the newest one it told; `patient`: where that cannot be reached, the job
-    waits for it. `replicas` are the copies that it has on other machines. `ran` are the attempts before, the newest
-    first.
+    `orders` are by node rank, without the rendezvous address, the checkpoint to resume from and `data`, which is copied
+    to every node. `bundles` are Ray resources by node rank, reserved under the name `place`. `fenced`: the fence may be
+    at this epoch already, because we raised it; if not, a fence there means that an attempt of this epoch has run.
+    `visited` are the pools that may hold checkpoints of the job, `known` is the newest one that it reported; `patient`:
+    the job waits if that cannot be reached. `replicas` are its copies on other machines. `ran` are the previous
+    attempts, newest first.
     """
 
     job: str
@@ -47,7 +47,10 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """`how` is one of workers.messages.STOPS. Answered by Stopped. `asked_s` comes back with the answer (monotonic)."""
+    """Stop an attempt on a node. Answered by Stopped with the same `asked_s` (monotonic).
+
+    `how` is one of workers.messages.STOPS.
+    """
 
     node: str
     job: str
@@ -58,7 +61,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """The end of an attempt is stored: its node may remove what the ranks wrote. No answer."""
+    """The end of an attempt is stored, so its node may remove the files of its ranks. No reply."""
 
     node: str
     job: str
@@ -67,10 +70,10 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Let nothing of `job` count that is older than `epoch`. Answered by Fenced.
+    """Invalidate all attempts of `job` older than `epoch`. Answered by Fenced with the same `asked_s` (monotonic).
 
-    `lower`: the attempt `epoch` counts again; the fence just above it is taken down. Fences change in the order given.
-    `asked_s` comes back with the answer (monotonic).
+    `lower`: remove the fence just above attempt `epoch`, so that the attempt counts again. Fences of a job change in
+    the order of these commands.
     """
 
     job: str
@@ -81,7 +84,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Give back what is reserved in Ray under that name. Answered by Released. `asked_s` comes back with the answer."""
+    """Remove the reservation `place` in Ray. Answered by Released with the same `asked_s`."""
 
     place: str
     asked_s: float = 0.0
@@ -97,7 +100,7 @@ class MakeAgent:
 
 @dataclass(frozen=True, slots=True)
 class RestartAgent:
-    """End an agent that does not answer, for Ray to start it again. No answer: it says hello."""
+    """End an agent that does not answer, so that Ray restarts it. No reply: the new agent registers itself."""
 
     node: str
     ray_id: str
@@ -106,8 +109,9 @@ class RestartAgent:
 
 @dataclass(frozen=True, slots=True)
 class RestartNode:
-    """End a node on which nothing runs, for it to be started again, if Ray still reserves resources there for nobody.
-    Then Ray lists it under another id; else NotRestarted answers.
+    """End an idle node so that it is started again, if Ray still holds a stuck reservation there.
+
+    Ray then lists it under a new id; otherwise the reply is NotRestarted.
     """
 
     node: str
@@ -117,7 +121,7 @@ class RestartNode:
 
 @dataclass(frozen=True, slots=True)
 class DropAgent:
-    """The node has left: nobody asks its agent any more."""
+    """Stop polling the agent of a node that has left the cluster."""
 
     node: str
     ray_id: str
@@ -125,7 +129,7 @@ class DropAgent:
 
 @dataclass(frozen=True, slots=True)
 class RestAgent:
-    """End the agent of a node that nothing uses, so that the autoscaler may take the node away. No answer."""
+    """End the agent of an unused node, so that the autoscaler can remove the node. No reply."""
 
     node: str
     ray_id: str
@@ -133,8 +137,9 @@ class RestAgent:
 
 @dataclass(frozen=True, slots=True)
 class AskNodes:
-    """Tell the autoscaler all nodes that are needed, in use or not; it replaces what it was told before. Answered by
-    NodesAsked.
+    """Request from the autoscaler all nodes that are needed, those in use included. Answered by NodesAsked.
+
+    Each request replaces the one before.
     """
 
     requests: tuple[Request, ...]
@@ -142,7 +147,7 @@ class AskNodes:
 
 @dataclass(frozen=True, slots=True)
 class StoreReport:
-    """Metrics of a step. `at`: position among the events of its attempt."""
+    """Store the metrics of a step. `at`: position among the events of its attempt."""
 
     job: str
     epoch: int
@@ -153,8 +158,9 @@ class StoreReport:
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Copy the checkpoint `path` of `pool`, which node `reader` sees, into the storage of `node`, and keep the newest
-    `keep` there. Answered by Replicated.
+    """Copy checkpoint `path` of `pool`, read through node `reader`, to the storage of `node`. Answered by Replicated.
+
+    The newest `keep` copies are kept there.
     """
 
     job: str
@@ -168,7 +174,7 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """To whoever asked: this cannot be done, and what to do instead. `absent`: what was named is not there."""
+    """Reject a user's request, with a reason and a remedy. `absent`: the named object does not exist."""
 
     message: str
     remedy: str = ""
@@ -177,7 +183,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Warn:
-    """For the log."""
+    """Write a warning to the server's log."""
 
     text: str
 

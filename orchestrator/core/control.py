@@ -1,20 +1,21 @@
-"""The controller as a function: `step(control, message, now)` gives the next control, the events to store, and the
-commands to carry out once they are stored. No thread, no clock, no Ray: the server, the simulator and the tests of
-faults run the same function.
+"""The controller as a pure function, used by the server, the simulator and the fault tests.
+
+`step(control, message, now)` returns the next state, the events to store, and the commands to execute once these are
+stored. No threads, no clock, no Ray.
 
 | file                      | decides                                                                            |
 |---------------------------|------------------------------------------------------------------------------------|
-| membership.py             | which nodes there are, whose agent is started again, which take no work            |
-| attempt_reports.py        | what agents tell of attempts                                                       |
-| suspicion.py              | when a silent part of an attempt may be taken for ended                            |
-| epoch_guard.py            | when a job may be placed of which an unknown attempt may run                       |
-| attempt_stops.py          | who is asked to stop, and how an attempt ends                                      |
-| placement.py              | where waiting jobs run (plan.py), and what their nodes are told (launch_orders.py) |
-| autoscaler.py             | which nodes an autoscaler is to start (demand.py), and which may be taken          |
-| user_requests.py          | what users ask of jobs; node_requests.py: of nodes                                 |
-| progress.py               | how far open jobs are, as they report                                              |
+| membership.py             | which nodes exist, whose agent is restarted, which nodes take no jobs              |
+| attempt_reports.py        | how reports of agents change attempts                                              |
+| suspicion.py              | when a part of an attempt on a silent node counts as ended                         |
+| epoch_guard.py            | when a job may be placed that may have a running attempt missing from the log      |
+| attempt_stops.py          | which attempts are stopped, and how an attempt ends                                |
+| placement.py              | where waiting jobs run (plan.py), and the orders for their nodes (launch_orders.py)|
+| autoscaler.py             | which nodes an autoscaler should start (demand.py) or may remove                   |
+| user_requests.py          | how users' requests change jobs; node_requests.py: nodes                           |
+| progress.py               | the progress of open jobs, from their reports                                      |
 | checkpoint_replication.py | which checkpoint is copied to another machine, to which one, and when              |
-| leaked_devices.py         | which devices are held for nobody, and which node is started again for that        |
+| leaked_devices.py         | which devices are leaked, and which node is restarted to free them                 |
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -44,7 +45,7 @@ from orchestrator.core.messages import Message, Now
 from orchestrator.core.model import Event
 
 AWAY_S = 2.0
-"""A longer time between two ticks was not lived through: the process was stopped, or the machine slept."""
+"""Seconds between two ticks above which this process was stopped in between, or the machine slept."""
 
 
 class Step(NamedTuple):
@@ -54,94 +55,96 @@ class Step(NamedTuple):
 
 
 def step(control: Control, message: Message, now: Now) -> Step:
-    """One message at a time. The same arguments give the same answer."""
+    """Handle one message. Deterministic: equal arguments give equal results."""
     draft = Draft(control, now)
     HANDLERS[type(message)](draft, message)
     return Step(draft.ended(), tuple(draft.events), tuple(draft.commands))
 
 
 def heard(control: Control, beats: Iterable[m.Heartbeat], now: Now) -> Step:
-    """As `step` with each of them, one after the other: their tables are copied once, and not by each."""
+    """Apply heartbeats in order, like `step` for each of them, but copy the tables only once."""
     draft = Draft(control, now)
-    for beat in beats:
-        attempt_reports.heard(draft, beat)
+    for heartbeat in beats:
+        attempt_reports.heard(draft, heartbeat)
     return Step(draft.ended(), tuple(draft.events), tuple(draft.commands))
 
 
 def resumed(
     records: Iterable[Record],
     drained: Mapping[str, str],
-    told_at: Callable[[str, int], int],
+    last_position: Callable[[str, int], int],
     now: Now,
     reported: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Control:
-    """The state of a controller that starts: open jobs from the store, their attempts as nodes will tell of them, and
-    by job what was `reported` last.
+    """Return the state of a controller that starts, from the open jobs in the store.
+
+    `last_position` returns the position of the last stored event of an attempt (job, epoch). `reported`: last report
+    by job.
     """
-    draft, newest = Draft(Control(drained=dict(drained)), now), reported or {}
+    draft, last_reports = Draft(Control(drained=dict(drained)), now), reported or {}
     for record in records:
         draft.keep(record)
         if record.attempts and record.job.id in draft.records:
-            draft.progress[record.job.id] = progress.of_record(record, newest.get(record.job.id, {}), now.s)
-        if (live := live_of(record, now.s)) is not None:
-            draft.begin(replace(live, told_at=told_at(live.job, live.epoch), fence_known=False))
+            draft.progress[record.job.id] = progress.of_record(record, last_reports.get(record.job.id, {}), now.s)
+        if (attempt := live_of(record, now.s)) is not None:
+            draft.begin(replace(attempt, told_at=last_position(attempt.job, attempt.epoch), fence_known=False))
     return draft.ended()
 
 
-def submitted(draft: Draft, told: m.Submitted) -> None:
-    for record in told.records:
+def submitted(draft: Draft, message: m.Submitted) -> None:
+    for record in message.records:
         if record.job.id not in draft.records:
             draft.keep(record)
             draft.change(changed=True)
 
 
-def released(draft: Draft, told: m.Released) -> None:
-    """What was reserved anew since that was asked for is to go back as well."""
-    kept = draft.releasing.get(told.place)
-    if kept is not None and not told.error and told.asked_s >= kept.since_s:
-        draft.releasing.pop(told.place)
+def released(draft: Draft, message: m.Released) -> None:
+    """Handle the reply to a release. It does not count for a reservation made after the request was sent."""
+    pending = draft.releasing.get(message.place)
+    if pending is not None and not message.error and message.asked_s >= pending.since_s:
+        draft.releasing.pop(message.place)
 
 
-def fenced(draft: Draft, told: m.Fenced) -> None:
-    (suspicion if told.job in draft.lives else epoch_guard).fenced(draft, told)
+def fenced(draft: Draft, message: m.Fenced) -> None:
+    (suspicion if message.job in draft.lives else epoch_guard).fenced(draft, message)
 
 
-def joined(draft: Draft, told: m.Joined) -> None:
-    membership.joined(draft, told)
+def joined(draft: Draft, message: m.Joined) -> None:
+    membership.joined(draft, message)
     suspicion.rejoined(draft)
     epoch_guard.begin_again(draft)
     autoscaler.forgotten(draft)
 
 
-def reserved(draft: Draft, told: m.Reserved) -> None:
-    """What is reserved in our name for an attempt that is over goes back."""
-    living = {live.place for live in draft.lives.values()}
-    for place in sorted(told.places - living - draft.releasing.now.keys()):
+def reserved(draft: Draft, message: m.Reserved) -> None:
+    """Release reservations that belong to no live attempt."""
+    live_places = {attempt.place for attempt in draft.lives.values()}
+    for place in sorted(message.places - live_places - draft.releasing.now.keys()):
         draft.releasing[place] = Kept(f"reservation {place}", draft.now.s)
 
 
-def tick(draft: Draft, told: m.Tick) -> None:
+def tick(draft: Draft, message: m.Tick) -> None:
     _lived_through(draft)
     if draft.control.joined:
         membership.look(draft)
         attempt_reports.look(draft)
         suspicion.look(draft)
         epoch_guard.look(draft)
-        leaked_devices.look(draft, told)
+        leaked_devices.look(draft, message)
         checkpoint_replication.look(draft)
-    placement.place(draft, told)
+    placement.place(draft, message)
     if draft.control.joined:
         attempt_stops.release(draft)
 
 
 def _lived_through(draft: Draft) -> None:
-    """While we were stopped nobody could be heard: that is no silence of the nodes."""
+    """Shift contact times after a gap between ticks: while this process was stopped, no node could be heard."""
     gap_s = draft.now.s - draft.control.ticked_s
     draft.change(ticked_s=draft.now.s)
     if gap_s > AWAY_S and draft.control.ticked_s:
         for node in draft.nodes.values():
-            heard_s, lost_s = (min(draft.now.s, at_s + gap_s) for at_s in (node.heard_s, node.lost_s))
-            draft.nodes[node.name] = replace(node, heard_s=heard_s, lost_s=lost_s)
+            contact_s, lost_s = (min(draft.now.s, at_s + gap_s) for at_s in (node.heard_s, node.lost_s))
+            draft.nodes[node.name] = replace(node, heard_s=contact_s, lost_s=lost_s)
         autoscaler.slept(draft, gap_s)
 
 
@@ -174,15 +177,15 @@ HANDLERS: dict[type, Callable[[Draft, Any], None]] = {
 
 
 def watch_of(control: Control, node: str) -> tuple[dict[str, int], dict[str, str]]:
-    """What to ask of a node: how far each attempt there has told, and the phase it is known to be in."""
+    """Return the arguments of a poll of a node: the cursor and last known phase of each attempt there, by key."""
     cursors: dict[str, int] = {}
-    known: dict[str, str] = {}
+    phases: dict[str, str] = {}
     for job in control.on_node.get(node, ()):
-        live = control.lives[job]
-        for rank, part in enumerate(live.parts):
+        attempt = control.lives[job]
+        for rank, part in enumerate(attempt.parts):
             if part.node == node:
-                cursors[live.part_key(rank)] = part.cursor
-                known[live.part_key(rank)] = part.phase
-    for key, stranger in control.nodes[node].strangers.items() if node in control.nodes else ():
-        cursors[key], known[key] = stranger.cursor, stranger.phase
-    return cursors, known
+                cursors[attempt.part_key(rank)] = part.cursor
+                phases[attempt.part_key(rank)] = part.phase
+    for key, untracked in control.nodes[node].strangers.items() if node in control.nodes else ():
+        cursors[key], phases[key] = untracked.cursor, untracked.phase
+    return cursors, phases

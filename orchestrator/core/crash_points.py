@@ -1,5 +1,6 @@
-"""Where a controller may be stopped dead: before and after each event is stored and each command is carried out. Every
-such point has a name, for tests that stop it there. Pure: runtime/ calls what a test has put in its place.
+"""Names of the points where tests kill a controller: before and after each stored event and each command.
+
+Pure: runtime/ calls the hook that a test has installed.
 """
 
 from typing import get_args
@@ -13,23 +14,23 @@ BEFORE, AFTER = "before", "after"
 
 
 def of_event(event: str, side: str) -> str:
-    """`event:placed:before`: before its transaction is committed; `after`: once it is, and before its commands."""
+    """Return e.g. `event:placed:before`: before the commit of its transaction; `after`: between commit and commands."""
     return f"event:{event}:{side}"
 
 
 def of_command(command: Command | type, side: str) -> str:
-    """`command:Launch:after`: it was carried out, or given to a thread that does."""
+    """Return e.g. `command:Launch:after`: the command was executed, or handed to a thread that executes it."""
     kind = command if isinstance(command, type) else type(command)
     return f"command:{kind.__name__}:{side}"
 
 
 def events() -> tuple[str, ...]:
-    """Names of all events that the controller or its users write."""
+    """Return the names of all events that the controller or its users write."""
     return tuple(dict.fromkeys(("submitted", *EVENTS, *sorted(NOTES), *OF_NODES)))
 
 
 def names() -> tuple[str, ...]:
-    """All points, in a fixed order."""
+    """Return the names of all points in a fixed order."""
     sides = (BEFORE, AFTER)
-    told = [of_event(event, side) for event in events() for side in sides]
-    return tuple(told + [of_command(kind, side) for kind in get_args(Command) for side in sides])
+    points = [of_event(event, side) for event in events() for side in sides]
+    return tuple(points + [of_command(kind, side) for kind in get_args(Command) for side in sides])

@@ -1,8 +1,9 @@
-"""Which nodes an autoscaler should have: those in use, and those that waiting jobs would use if they were there. Pure.
+"""Compute the nodes that an autoscaler should provide: those in use, and those that waiting jobs need. Pure.
 
-Ray's autoscaler is told a whole cluster's demand, which replaces what it was told before: nodes that run something are
-part of it, idle ones are not and may be given back. So the plan is made twice: of what is there, and, for the jobs that
-it leaves waiting, of all nodes that may yet be started. Both by the same rules: kinds, memory, gangs, ranges, vendors.
+Each request to Ray's autoscaler contains the demand of the whole cluster and replaces the one before. Nodes that run
+something are part of it; idle ones are not and may be removed. So two plans are made with the same rules (kinds,
+memory, gangs, ranges, vendors): one for the existing nodes, and one for the jobs still waiting, with all nodes that may
+be started.
 """
 
 from collections.abc import Mapping, Set
@@ -14,15 +15,15 @@ from orchestrator.core.plan import plan
 Request = dict[str, dict[str, object]]
 
 NEW = "+"
-"""Names of nodes that do not exist yet begin so: no job can ask for one by name."""
+"""First character in names of nodes that do not exist yet. No job can ask for such a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeGroup:
-    """Nodes that an autoscaler starts and gives back, all alike: `least` to `most`, `hosts` at a time (a slice).
+    """Group of equal nodes that an autoscaler starts and removes: `least` to `most`, `hosts` at a time (a slice).
 
-    `resources` are those of one node, as Ray counts; the other fields are as in `Devices`. Nodes that have not come
-    within `start_timeout_s` are not waited for; an idle one keeps its agent for `keep_idle_s` (see core/autoscaler.py).
+    `resources` are those of one node in Ray's units; the other fields are as in `Devices`. Nodes that have not started
+    within `start_timeout_s` count as unavailable; an idle one keeps its agent for `keep_idle_s` (core/autoscaler.py).
     """
 
     pool: str
@@ -43,7 +44,7 @@ class NodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """`nodes` by pool, for all groups; `jobs` are those that new nodes are for, with pool; `why_not` of the others."""
+    """Number of `nodes` by pool. `jobs`: pool of the new nodes for each job; `why_not`: reasons for the others."""
 
     nodes: dict[str, int] = field(default_factory=dict)
     jobs: dict[str, str] = field(default_factory=dict)
@@ -52,7 +53,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """Nodes of a pool that have not come: since when (monotonic), and how many were ready then."""
+    """Requested nodes of a pool that have not started: since when (monotonic), and how many were ready then."""
 
     since_s: float
     ready: int
@@ -60,7 +61,7 @@ class Awaited:
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """Nodes of a pool that could not be had: until when they are not asked for again (monotonic), and why."""
+    """Pool whose nodes could not be started: when to request them again (monotonic), and the reason."""
 
     until_s: float
     why: str
@@ -68,11 +69,12 @@ class Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Where this cluster's autoscaler stands, as core/autoscaler.py decides; it may start nodes of `groups`,
-    `startable` are all of them. `demand` is the newest. `asked` is what the autoscaler has heard, None where that is
-    not known; `asking` what it was told at `asking_s` without an answer yet. `failed` is what it tells itself of
-    launches that failed, `awaited` and `unavailable` what we see, by pool. `idle_s`: since when nothing uses a node.
-    `notes` are for `explain`: job -> (candidate number, "") -> sentence. Monotonic seconds.
+    """State of this cluster's autoscaler, updated by core/autoscaler.py. Times are monotonic seconds.
+
+    It may start nodes of `groups`; `startable` are all these nodes. `demand` is the newest demand. `asked` is the last
+    request that Ray has confirmed, None if unknown; `asking` is the request sent at `asking_s` that has no reply yet.
+    By pool: `failed` contains launch failures that Ray reports, `awaited` and `unavailable` what we observe. `idle_s`
+    is since when a node is unused. `notes` are for `explain`: job -> (candidate number, "") -> sentence.
     """
 
     groups: tuple[NodeGroup, ...] = ()
@@ -90,49 +92,51 @@ class Scaling:
 
 def demand(
     snapshot: Snapshot,
-    decided: Plan,
+    next_plan: Plan,
     groups: tuple[NodeGroup, ...],
     unavailable: Mapping[str, float] | None = None,
     closed: Mapping[str, Set[str]] | None = None,
 ) -> Demand:
-    """What to ask for. `decided` is the plan of this snapshot; `unavailable` says until when (monotonic) a pool's nodes
-    are not asked for, since they could not be had: its jobs' other candidates are then tried. `closed` are nodes by
-    pool that are there and take no work: where new ones are needed, those do not count.
+    """Return the nodes to request. `next_plan` is the plan of this snapshot.
+
+    `unavailable`: until when (monotonic) a pool's nodes are not requested, because they could not be started; the other
+    candidates of its jobs are then tried. `closed`: existing nodes by pool that take no jobs; they do not reduce the
+    number of new ones.
     """
     blocked = {pool for pool, until_s in (unavailable or {}).items() if until_s > snapshot.now_s}
-    used = in_use(snapshot, decided)
-    useless = {pool: len(names - used.get(pool, set())) for pool, names in (closed or {}).items()}
-    there = {group.pool: len(used.get(group.pool, ())) + useless.get(group.pool, 0) for group in groups}
+    used = in_use(snapshot, next_plan)
+    closed_counts = {pool: len(names - used.get(pool, set())) for pool, names in (closed or {}).items()}
+    existing = {group.pool: len(used.get(group.pool, ())) + closed_counts.get(group.pool, 0) for group in groups}
     paused = {job for job, until_s in snapshot.paused_until_s.items() if until_s > snapshot.now_s}
-    left = tuple(job for job in snapshot.jobs if job.id in decided.why_not and job.id not in paused)
+    left = tuple(job for job in snapshot.jobs if job.id in next_plan.why_not and job.id not in paused)
     open_groups = tuple(group for group in groups if group.pool not in blocked)
-    new = tuple(have for group in open_groups for have in _startable(group, there[group.pool], left))
-    then = plan(replace(snapshot, devices=new, jobs=left, running=()))
-    wanted: dict[str, set[str]] = {}
+    new = tuple(have for group in open_groups for have in _startable(group, existing[group.pool], left))
+    growth = plan(replace(snapshot, devices=new, jobs=left, running=()))
+    needed: dict[str, set[str]] = {}
     pools = {have.id: have.pool for have in new}
     jobs = {}
-    for start in then.start:
+    for start in growth.start:
         jobs[start.job] = pools[start.leases[0][0]]
-        wanted.setdefault(jobs[start.job], set()).update(devices_id for devices_id, _ in start.leases)
+        needed.setdefault(jobs[start.job], set()).update(devices_id for devices_id, _ in start.leases)
     nodes = {}
     for group in groups:
-        more, held = len(wanted.get(group.pool, ())), len(used.get(group.pool, ()))
-        nodes[group.pool] = _whole(there[group.pool] + more if more else held, group)
-    return Demand(nodes, jobs, {job: _why(groups, blocked) for job in then.why_not})
+        more, in_use_count = len(needed.get(group.pool, ())), len(used.get(group.pool, ()))
+        nodes[group.pool] = _whole(existing[group.pool] + more if more else in_use_count, group)
+    return Demand(nodes, jobs, {job: _why(groups, blocked) for job in growth.why_not})
 
 
-def in_use(snapshot: Snapshot, decided: Plan) -> dict[str, set[str]]:
-    """By pool, nodes that hold something, or are about to."""
-    starting = {devices_id for start in decided.start for devices_id, _ in start.leases}
-    found: dict[str, set[str]] = {}
+def in_use(snapshot: Snapshot, next_plan: Plan) -> dict[str, set[str]]:
+    """Return, by pool, the nodes that have allocated devices or will have them after this plan."""
+    starting = {devices_id for start in next_plan.start for devices_id, _ in start.leases}
+    by_pool: dict[str, set[str]] = {}
     for have in snapshot.devices:
         if len(have.free) < have.total or have.id in starting:
-            found.setdefault(have.pool, set()).add(have.node)
-    return found
+            by_pool.setdefault(have.pool, set()).add(have.node)
+    return by_pool
 
 
 def requests(demand: Demand, groups: tuple[NodeGroup, ...]) -> list[Request]:
-    """The demand as `request_cluster_resources` of Ray's autoscaler takes it: one bundle, a whole node, for each."""
+    """Return the demand in the form of `request_cluster_resources` of Ray's autoscaler: one bundle per node."""
     return [
         {"resources": dict(group.resources), "label_selector": {"polyfleet.io/pool": group.pool}}
         for group in groups
@@ -141,13 +145,13 @@ def requests(demand: Demand, groups: tuple[NodeGroup, ...]) -> list[Request]:
 
 
 def _startable(group: NodeGroup, used: int, jobs: tuple[Job, ...]) -> list[Devices]:
-    """Nodes of the group that are not in use: idle ones, and those that do not exist; no more than jobs could fill."""
+    """Return unused nodes of the group, idle or not started yet; at most as many as the jobs could fill."""
     could = sum(max(want.nodes for want in job.candidates) for job in jobs)
     return nodes_of(group, min(group.most - used, could))
 
 
 def nodes_of(group: NodeGroup, count: int) -> list[Devices]:
-    """So many nodes as the group starts them."""
+    """Return `count` nodes like those that the group starts."""
     return [
         Devices(
             id=f"{NEW}{group.pool}-{number:05}/{group.kind}",
@@ -167,12 +171,12 @@ def nodes_of(group: NodeGroup, count: int) -> list[Devices]:
 
 
 def _whole(nodes: int, group: NodeGroup) -> int:
-    """In whole slices, and never more than there may be."""
+    """Round the number of nodes up to complete slices, at most the group's maximum."""
     return min(-(-nodes // group.hosts) * group.hosts, group.most)
 
 
 def _why(groups: tuple[NodeGroup, ...], blocked: set[str]) -> str:
     if not groups:
         return "no pool of this fleet can grow"
-    waits = f"; {', '.join(sorted(blocked))} could not be had lately" if blocked else ""
-    return f"no node that may be started would run it: {', '.join(g.pool for g in groups)} can grow{waits}"
+    recent = f"; nodes of {', '.join(sorted(blocked))} could not be started recently" if blocked else ""
+    return f"no node that an autoscaler may start can run the job: {', '.join(g.pool for g in groups)} can grow{recent}"

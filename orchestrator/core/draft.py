@@ -1,5 +1,6 @@
-"""The controller's state, and a step of it under way: a draft copies what it changes, so that a step that cannot be
-stored, or that fails, leaves nothing behind.
+"""State of the controller, and a draft of its next state.
+
+A draft copies what it changes, so a step that fails or cannot be stored has no effect.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A reservation that is to go back: of which attempt, since when, and when that was asked for last."""
+    """Reservation that has to be released: its attempt, since when, and when the release was last requested."""
 
     attempt: str
     since_s: float
@@ -32,9 +33,10 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Overtaken:
-    """How far a job is whose log is an older copy (see core/epoch_guard.py): up to which epoch (`floor`) others may
-    have used, the fence that is asked for (`epoch`, since `since_s`, last at `asked_s`), and when it stood above
-    `floor`.
+    """State of the guard of a job whose log is an older copy (see core/epoch_guard.py).
+
+    `floor`: highest epoch that other attempts may have used. `epoch`: fence that is requested, since `since_s` and last
+    at `asked_s`. `stood_s`: when Ray had stored a fence above `floor`.
     """
 
     floor: int = -1
@@ -46,9 +48,10 @@ class Overtaken:
 
 @dataclass(frozen=True, slots=True)
 class Copying:
-    """How far the newest checkpoint of a job is copied to another machine (see core/checkpoint_replication.py): the one
-    of `step` is on its way to node `target` since `since_s`, or none is ("") and the next may go at `due_s`. `failures`
-    in a row, the last of them to node `failed`.
+    """State of copying a job's newest checkpoint to another machine (see core/checkpoint_replication.py).
+
+    The checkpoint of `step` has been copied to node `target` since `since_s`; if `target` is "", no copy is running and
+    the next may start at `due_s`. `failures`: number in a row, the last of them to node `failed`.
     """
 
     target: str = ""
@@ -61,7 +64,7 @@ class Copying:
 
 @dataclass(frozen=True, slots=True)
 class Uncopied:
-    """An ended job whose newest checkpoint is still to be copied to another machine, since when."""
+    """Ended job whose newest checkpoint still has to be copied to another machine, and since when."""
 
     record: Record
     since_s: float
@@ -69,15 +72,16 @@ class Uncopied:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """`records` are the open jobs: not ended, or with an attempt that may still run; `lives` those attempts, by job.
+    """Complete state of the controller. Times are monotonic seconds.
 
-    `drained`: node -> reason. `paused_until_s` and `since`: by job. `releasing`: places whose reservation is to go
-    back. `raised`: by job, where we last raised its fence above an attempt. `overtaken`: jobs of which attempts have
-    run that the log does not know. `copies`, `progress` and, of ended jobs, `uncopied`: by job. `trouble` is why
-    nothing can be placed, "" when it can; `joined` is whether we are in the fleet's cluster, `joined_s` since when;
-    `scaling` is of its autoscaler. `planned_s` is of the newest plan, `decided_s` of the newest in which equals could
-    move; `memory` is for the next. `ticked_s` is of the newest tick. `changed`: a plan may find something new.
-    Monotonic seconds.
+    `records` are the open jobs (not ended, or with an attempt that may still run), `lives` these attempts, by job.
+    `on_node`: jobs with an attempt on each node. `drained`: node -> reason. `paused_until_s` and `since`: by job.
+    `releasing`: places whose reservation has to be released. `raised`: by job, the fence that we last raised above an
+    attempt. `overtaken`: jobs with attempts that are missing from the log. `copies`, `progress` and, for ended jobs,
+    `uncopied`: by job. `trouble`: why nothing can be placed, or "". `joined`: the controller is in the fleet's cluster,
+    since `joined_s`; `scaling` is the state of its autoscaler. `planned_s`: time of the newest plan, `decided_s` of the
+    newest full one, in which jobs of equal priority could move; `memory` is input of the next plan. `ticked_s`: time of
+    the newest tick. `changed`: a new plan may differ from the last one.
     """
 
     records: Mapping[str, Record] = field(default_factory=dict)
@@ -110,7 +114,7 @@ class Control:
 
 
 class Table(Generic[V]):
-    """A mapping by name that is copied at its first change."""
+    """Mapping by name that copies its base at the first change."""
 
     def __init__(self, base: Mapping[str, V]):
         self._base = base
@@ -133,7 +137,7 @@ class Table(Generic[V]):
         return self.now.get(key)
 
     def items(self) -> list[tuple[str, V]]:
-        """As they are now: they may be changed meanwhile."""
+        """Return a list, so that the mapping may be changed while it is iterated over."""
         return list(self.now.items())
 
     def values(self) -> list[V]:
@@ -153,7 +157,7 @@ class Table(Generic[V]):
 
 
 class Draft:
-    """What a step does so far: changed tables, events to store, commands to carry out once they are stored."""
+    """Result of a step so far: changed tables, events to store, and commands to execute once these are stored."""
 
     def __init__(self, control: Control, now: Now):
         self.control, self.now = control, now
@@ -175,7 +179,7 @@ class Draft:
         self.changes: dict[str, Any] = {}
 
     def ended(self) -> Control:
-        """The control after this step."""
+        """Return the state after this step."""
         return replace(
             self.control,
             records=self.records.now,
@@ -195,7 +199,7 @@ class Draft:
         )
 
     def change(self, **fields: Any) -> None:
-        """Of Control's plain fields."""
+        """Set fields of Control that are not tables."""
         self.changes |= fields
 
     def command(self, *commands: Command) -> None:
@@ -205,47 +209,47 @@ class Draft:
         self.commands.append(Warn(text))
 
     def event(self, job: str, event: str, epoch: int, **data: Any) -> str:
-        """Let it happen. Returns "" or why it does not count: then nothing has changed."""
+        """Record and apply an event of a job. Return "", or why it was ignored and nothing has changed."""
         return self.record(Event(job, event, epoch, self.now.wall_s, data))
 
     def record(self, event: Event) -> str:
-        before = self.known(event.job)
-        if reason := ignored(before, event):
+        previous = self.known(event.job)
+        if reason := ignored(previous, event):
             return reason
-        after = apply(before, event)
-        assert after is not None
+        updated = apply(previous, event)
+        assert updated is not None
         self.events.append(event)
-        self.keep(after)
+        self.keep(updated)
         self.change(changed=True)
         return ""
 
     def known(self, job: str) -> Record | None:
-        """Open, or ended and not copied yet."""
+        """Return the record of a job that is open, or that has ended with copies missing; else None."""
         uncopied = self.uncopied.get(job)
         return self.records.get(job) or (uncopied.record if uncopied else None)
 
     def note(self, owner: str, event: str, **data: Any) -> None:
-        """Of something else than a job: it is stored, and moves none."""
+        """Store an event whose owner is not a job, e.g. a node. It changes the state of no job."""
         self.events.append(Event(owner, event, 0, self.now.wall_s, data))
 
-    def begin(self, live: Live) -> None:
-        """Follow an attempt from now on."""
-        self.lives[live.job] = live
-        for part in live.parts:
-            self._on_node[part.node] = self.on_node(part.node) | {live.job}
+    def begin(self, attempt: Live) -> None:
+        """Track an attempt from now on."""
+        self.lives[attempt.job] = attempt
+        for part in attempt.parts:
+            self._on_node[part.node] = self.on_node(part.node) | {attempt.job}
 
-    def end(self, live: Live) -> None:
-        """Nothing of that attempt runs any more."""
-        self.lives.pop(live.job)
-        for part in live.parts:
-            self._on_node[part.node] = self.on_node(part.node) - {live.job}
+    def end(self, attempt: Live) -> None:
+        """Stop tracking an attempt that has ended."""
+        self.lives.pop(attempt.job)
+        for part in attempt.parts:
+            self._on_node[part.node] = self.on_node(part.node) - {attempt.job}
 
     def on_node(self, node: str) -> frozenset[str]:
-        """Jobs with an attempt there."""
+        """Return the jobs with an attempt on `node`."""
         return self._on_node.get(node) or frozenset()
 
     def keep(self, record: Record) -> None:
-        """Among the open jobs, or no longer."""
+        """Store a record among the open jobs, or drop it if the job has ended."""
         if record.job.state in TERMINAL and record.live is None:
             self.records.pop(record.job.id)
             self.paused_until_s.pop(record.job.id)
@@ -254,8 +258,8 @@ class Draft:
             self.overtaken.pop(record.job.id)
             self.progress.pop(record.job.id)
             if record.lacks_copies:
-                ended = self.uncopied.get(record.job.id)
-                self.uncopied[record.job.id] = Uncopied(record, ended.since_s if ended else self.now.s)
+                existing = self.uncopied.get(record.job.id)
+                self.uncopied[record.job.id] = Uncopied(record, existing.since_s if existing else self.now.s)
             else:
                 self.forget_copies(record.job.id)
             return
@@ -267,13 +271,13 @@ class Draft:
             self.overtaken[record.job.id] = Overtaken()
 
     def _keep_since(self, record: Record) -> None:
-        job, before = record.job, self.records.get(record.job.id)
-        waits = job.state in WAITING
-        if before is None or (before.job.state in WAITING) != waits:
-            known = self.since.get(job.id)
-            self.since[job.id] = Since(known.known_s if known else self.now.s, self.now.s)
+        job, previous = record.job, self.records.get(record.job.id)
+        is_waiting = job.state in WAITING
+        if previous is None or (previous.job.state in WAITING) != is_waiting:
+            since = self.since.get(job.id)
+            self.since[job.id] = Since(since.known_s if since else self.now.s, self.now.s)
 
     def forget_copies(self, job: str) -> None:
-        """Of an ended job: no more are made."""
+        """Make no more copies for an ended job."""
         self.uncopied.pop(job)
         self.copies.pop(job)

@@ -1,8 +1,8 @@
-"""Jobs of which attempts have run that this log does not know, since it is an older copy. Pure.
+"""Guard epochs that may be in use by attempts missing from this log, because it is an older copy. Pure.
 
-Such an attempt may still run on a node that nobody hears. So a fence is raised above it, and its job is placed one full
-lease after that fence stood. What stood before is read first: a fence above all known epochs was raised by another
-controller, for an attempt of its own.
+Such an attempt may still run on a node that does not answer. So a fence is raised above its epoch, and its job is
+placed one full lease after Ray has stored that fence. The stored fence is read first: if it is above all epochs in this
+log, another controller raised it for an attempt of its own.
 """
 
 from dataclasses import replace
@@ -17,66 +17,66 @@ from orchestrator.core.timing import LEASE_MARGIN_S
 
 
 def look(draft: Draft) -> None:
-    """Once per tick, while the fleet's cluster is joined."""
-    for name, known in draft.overtaken.items():
+    """Read or raise fences for guarded jobs. Called once per tick while the cluster is joined."""
+    for name, guard in draft.overtaken.items():
         job = draft.records[name].job
         if job.state not in WAITING or name in draft.lives:
             continue
-        if known.floor != job.floor:
+        if guard.floor != job.floor:
             _ask(draft, job, Overtaken(job.floor, job.next_epoch - 1, since_s=draft.now.s))
-        elif known.stood_s is None and draft.now.s - known.asked_s > UNANSWERED_S:
-            _ask(draft, job, known)
+        elif guard.stood_s is None and draft.now.s - guard.asked_s > UNANSWERED_S:
+            _ask(draft, job, guard)
 
 
-def _ask(draft: Draft, job: Job, known: Overtaken) -> None:
-    draft.overtaken[job.id] = replace(known, asked_s=draft.now.s)
-    draft.command(Fence(job.id, known.epoch, asked_s=draft.now.s))
+def _ask(draft: Draft, job: Job, guard: Overtaken) -> None:
+    draft.overtaken[job.id] = replace(guard, asked_s=draft.now.s)
+    draft.command(Fence(job.id, guard.epoch, asked_s=draft.now.s))
 
 
-def fenced(draft: Draft, told: Fenced) -> None:
-    """The fence of a job without an attempt."""
-    known = draft.overtaken.get(told.job)
-    if known is None or told.error or told.epoch != known.epoch or told.asked_s < known.since_s:
+def fenced(draft: Draft, message: Fenced) -> None:
+    """Handle the reply about the fence of a job without an attempt."""
+    guard = draft.overtaken.get(message.job)
+    if guard is None or message.error or message.epoch != guard.epoch or message.asked_s < guard.since_s:
         return
-    job = draft.records[told.job].job
-    ours = told.stands == job.next_epoch == draft.raised.get(job.id)  # before we joined anew
-    if told.stands > known.epoch and not ours:
+    job = draft.records[message.job].job
+    ours = message.stands == job.next_epoch == draft.raised.get(job.id)  # raised before we joined the cluster again
+    if message.stands > guard.epoch and not ours:
         draft.overtaken[job.id] = Overtaken()
-        draft.event(job.id, "overtaken", job.epoch, node="", seen=told.stands)
-    elif known.epoch < job.next_epoch:
+        draft.event(job.id, "overtaken", job.epoch, node="", seen=message.stands)
+    elif guard.epoch < job.next_epoch:
         draft.raised[job.id] = job.next_epoch
-        _ask(draft, job, Overtaken(known.floor, job.next_epoch, since_s=draft.now.s))
-    elif known.stood_s is None:
-        draft.overtaken[job.id] = replace(known, stood_s=draft.now.s)
+        _ask(draft, job, Overtaken(guard.floor, job.next_epoch, since_s=draft.now.s))
+    elif guard.stood_s is None:
+        draft.overtaken[job.id] = replace(guard, stood_s=draft.now.s)
 
 
 def begin_again(draft: Draft) -> None:
-    """In another cluster, or in one that was lost, fences may be gone: those that are waited for are raised anew."""
-    for name, known in draft.overtaken.items():
-        if _left_s(draft.records[name].job, known, draft.now.s) > 0:
+    """Raise the fences that jobs wait for again: after a rejoin they may be missing from the cluster."""
+    for name, guard in draft.overtaken.items():
+        if _left_s(draft.records[name].job, guard, draft.now.s) > 0:
             draft.overtaken[name] = Overtaken()
 
 
 def waits(control: Control, now_s: float) -> dict[str, str]:
-    """Jobs that are not placed for now, with the sentence for it."""
-    found = {}
-    for name, known in control.overtaken.items():
+    """Return the reason for each job that may not be placed yet."""
+    reasons = {}
+    for name, guard in control.overtaken.items():
         job = control.records[name].job
-        if (left_s := _left_s(job, known, now_s)) > 0:
-            found[name] = _sentence(job, known, left_s)
-    return found
+        if (left_s := _left_s(job, guard, now_s)) > 0:
+            reasons[name] = _sentence(job, guard, left_s)
+    return reasons
 
 
-def _left_s(job: Job, known: Overtaken, now_s: float) -> float:
-    if known.floor != job.floor or known.stood_s is None:
+def _left_s(job: Job, guard: Overtaken, now_s: float) -> float:
+    if guard.floor != job.floor or guard.stood_s is None:
         return float("inf")
-    return known.stood_s + lease_s(job) + LEASE_MARGIN_S - now_s
+    return guard.stood_s + lease_s(job) + LEASE_MARGIN_S - now_s
 
 
-def _sentence(job: Job, known: Overtaken, left_s: float) -> str:
+def _sentence(job: Job, guard: Overtaken, left_s: float) -> str:
     newest = f"attempt {job.floor} or an earlier one" if job.floor > 1 else "attempt 1"
-    why = f"{newest}, which this server's database does not know, may still run"
+    why = f"{newest}, which is not in this server's database, may still be running"
     if left_s == float("inf"):
         return f"{why}; its lease is being revoked"
-    lease = "the lease of a day that recovery.on_disconnect: wait gives" if lease_s(job) > 3600 else "its lease"
-    return f"{why}: {lease} ends in {left_s:.0f} s"
+    lease_text = "its lease (one day, because recovery.on_disconnect is wait)" if lease_s(job) > 3600 else "its lease"
+    return f"{why}; the job can start in {left_s:.0f} s, when {lease_text} has expired"

@@ -1,5 +1,6 @@
-"""Moves that pay, and who makes room for them: jobs that run exchange their places where one gains more by that than
-the others lose.
+"""Find moves of running jobs that save time, and the jobs that stop for them.
+
+Running jobs exchange places if one gains more time by that than the others lose.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,102 +15,106 @@ from orchestrator.core.placement_slots import Place
 from orchestrator.core.planner.job_order import Leave
 
 SAME = Expected(0.0, known=True)
-"""Of one that goes on beside where it is: it only starts again."""
+"""Expected difference for a job that moves to other nodes of its island: it only has to start again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """To devices on `nodes` (devices ids), once `victims` have stopped."""
+    """Move of a job to devices on `nodes` (devices ids), after `victims` have stopped."""
 
     leave: Leave
     nodes: tuple[str, ...]
     victims: tuple[Leave, ...] = ()
 
 
-def worth(leaves: Mapping[str, Leave], seen: Snapshot, room: Room) -> Iterator[Move]:
-    """Moves that pay: the largest gain first, and those that another one makes possible. The caller carries each out
-    before it asks for the next.
+def worth(leaves: Mapping[str, Leave], snapshot: Snapshot, capacity: Room) -> Iterator[Move]:
+    """Yield moves that save time, the largest gain first, and moves that they make possible.
+
+    The caller applies each move to `capacity` before it requests the next.
     """
-    left = [leave for leave in leaves.values() if leave.attempt.job in room.running and pays(leave, seen)]
+    left = [leave for leave in leaves.values() if leave.attempt.job in capacity.running and pays(leave, snapshot)]
     left.sort(key=lambda leave: (leave.there.seconds - leave.here.seconds, leave.attempt.job))
-    while found := next((move for leave in left if (move := _move(leave, leaves, seen, room))), None):
-        left = [leave for leave in left if leave is not found.leave and leave not in found.victims]
-        yield found
+    while best := next((move for leave in left if (move := _move(leave, leaves, snapshot, capacity))), None):
+        left = [leave for leave in left if leave is not best.leave and leave not in best.victims]
+        yield best
 
 
-def _move(leave: Leave, leaves: Mapping[str, Leave], seen: Snapshot, room: Room) -> Move | None:
-    """Where too few devices are free, others make room that the decision would have elsewhere, and where enough are
-    free, but not together, others that stay nearby; if all of them lose less time than this one saves.
+def _move(leave: Leave, leaves: Mapping[str, Leave], snapshot: Snapshot, capacity: Room) -> Move | None:
+    """Return the move of one job, or None if it does not save time.
+
+    If too few devices are free, jobs stop that the decision places elsewhere. If enough are free, but not on the same
+    nodes, jobs that can stay in the island stop, too. All of them together must lose less time than this job saves.
     """
     assert leave.place is not None
-    promised = {have.id: room.promised(have.id) for have in nodes_at(leave.place.island, room)}
-    _count(promised, leave.attempt, 1)
-    if nodes := fullest(leave.place, promised):
+    available = {have.id: capacity.promised(have.id) for have in nodes_at(leave.place.island, capacity)}
+    _count(available, leave.attempt, 1)
+    if nodes := fullest(leave.place, available):
         return Move(leave, tuple(nodes))
-    could = [*leaves.values(), *_stay_nearby(leave.place, leaves, promised, seen, room)]
-    others = [other for other in could if other is not leave and _makes_room(other, leave, promised, room)]
-    victims = _fewest(leave, others, promised, seen)
-    lost_s = sum(_lost_s(victim, leave, seen) for victim in victims)
-    if not victims or not pays(leave, seen, lost_s):
+    possible = [*leaves.values(), *_stay_nearby(leave.place, leaves, available, snapshot, capacity)]
+    others = [other for other in possible if other is not leave and _makes_room(other, leave, available, capacity)]
+    victims = _fewest(leave, others, available, snapshot)
+    lost_s = sum(_lost_s(victim, leave, snapshot) for victim in victims)
+    if not victims or not pays(leave, snapshot, lost_s):
         return None
-    return Move(leave, tuple(fullest(leave.place, promised)), tuple(victims))
+    return Move(leave, tuple(fullest(leave.place, available)), tuple(victims))
 
 
 def _stay_nearby(
-    place: Place, leaves: Mapping[str, Leave], promised: Mapping[str, int], seen: Snapshot, room: Room
+    place: Place, leaves: Mapping[str, Leave], available: Mapping[str, int], snapshot: Snapshot, capacity: Room
 ) -> Iterator[Leave]:
-    """The smaller ones that could go on on other nodes of the same island, where enough devices are free in all."""
-    if sum(promised.values()) < place.devices:
+    """Yield smaller jobs that could continue on other nodes of the island, if it has enough free devices in total."""
+    if sum(available.values()) < place.devices:
         return
-    for attempt in movable(seen, room):
+    for attempt in movable(snapshot, capacity):
         devices = sum(len(numbers) for _, numbers in attempt.leases)
         if attempt.job not in leaves and len(attempt.leases) == 1 and devices < place.count:
             yield Leave(attempt, replace(place, count=devices, nodes=1), SAME, SAME)
 
 
-def _makes_room(other: Leave, leave: Leave, promised: Mapping[str, int], room: Room) -> bool:
-    equal = other.attempt.priority == leave.attempt.priority and other.attempt.job in room.running
-    return equal and any(devices_id in promised for devices_id, _ in other.attempt.leases)
+def _makes_room(other: Leave, leave: Leave, available: Mapping[str, int], capacity: Room) -> bool:
+    is_equal = other.attempt.priority == leave.attempt.priority and other.attempt.job in capacity.running
+    return is_equal and any(devices_id in available for devices_id, _ in other.attempt.leases)
 
 
-def _fewest(leave: Leave, others: list[Leave], promised: dict[str, int], seen: Snapshot) -> list[Leave]:
-    """Of which none can be spared, those that lose most first; [] where not even all are enough. `promised` then has
-    what they give.
+def _fewest(leave: Leave, others: list[Leave], available: dict[str, int], snapshot: Snapshot) -> list[Leave]:
+    """Return a minimal set of jobs to stop, or [] if stopping all is not enough. Jobs that lose most are left first.
+
+    The devices of the result have been added to `available`.
     """
     assert leave.place is not None
     for other in others:
-        _count(promised, other.attempt, 1)
-    if not fullest(leave.place, promised):
+        _count(available, other.attempt, 1)
+    if not fullest(leave.place, available):
         return []
     victims = list(others)
-    for other in sorted(others, key=lambda other: (-_lost_s(other, leave, seen), other.attempt.job)):
-        _count(promised, other.attempt, -1)
-        if fullest(leave.place, promised):
+    for other in sorted(others, key=lambda other: (-_lost_s(other, leave, snapshot), other.attempt.job)):
+        _count(available, other.attempt, -1)
+        if fullest(leave.place, available):
             victims.remove(other)
         else:
-            _count(promised, other.attempt, 1)
+            _count(available, other.attempt, 1)
     return victims
 
 
-def _lost_s(other: Leave, leave: Leave, seen: Snapshot) -> float:
-    """By its restart, and until it goes on in its place again, or at the one the decision has for it."""
+def _lost_s(other: Leave, leave: Leave, snapshot: Snapshot) -> float:
+    """Return the time that a job loses: its restart, and the wait for its old place or its decided one."""
     waits_s = leave.there.seconds
     if other.place is not None and other.here.known and other.there.known:
         waits_s = min(waits_s, max(0.0, other.there.seconds - other.here.seconds))
-    return restart_s(other.attempt.job, seen) + waits_s
+    return restart_s(other.attempt.job, snapshot) + waits_s
 
 
-def _count(promised: dict[str, int], attempt: Running, sign: int) -> None:
+def _count(available: dict[str, int], attempt: Running, sign: int) -> None:
     for devices_id, numbers in attempt.leases:
-        if devices_id in promised:
-            promised[devices_id] += sign * len(numbers)
+        if devices_id in available:
+            available[devices_id] += sign * len(numbers)
 
 
-def makes_room(victim: Leave, move: Move, seen: Snapshot) -> str:
-    """Why it stops for a job that runs elsewhere."""
+def makes_room(victim: Leave, move: Move, snapshot: Snapshot) -> str:
+    """Say why a job stops for one that now runs elsewhere."""
     job, place = move.leave.attempt.job, move.leave.place
     assert place is not None
-    told = f"makes way on {', '.join(move.nodes)} for {job} of the same priority, which ends there"
+    why = f"makes way on {', '.join(move.nodes)} for {job} of the same priority, which ends there"
     saved_s = move.leave.here.seconds - move.leave.there.seconds
-    lost_s = _lost_s(victim, move.leave, seen)
-    return f"{told} about {told_s(saved_s)} earlier, and costs this one about {told_s(lost_s)}"
+    lost_s = _lost_s(victim, move.leave, snapshot)
+    return f"{why} about {told_s(saved_s)} earlier; this job loses about {told_s(lost_s)}"

@@ -1,4 +1,4 @@
-"""How long a job would run from now on, by kind and number of devices, as a plan sees it."""
+"""Estimate how long a job would still run, by kind and number of devices, from a snapshot."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,49 +8,52 @@ from orchestrator.core.policy import HIGHEST
 from orchestrator.core.remaining_time import Known, attained, is_known, remaining
 
 RESTART_S = 60.0
-"""Of a job whose own start was not seen yet."""
+"""Assumed duration of a start, for a job whose own start was not measured yet."""
 
 NONE = Progress()
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """`known`: it was measured, reported or declared for this kind, or for one that is measured beside it."""
+    """Expected remaining time.
+
+    `known`: it was measured, reported or declared for this kind, or for a kind with measured relative speed.
+    """
 
     seconds: float
     known: bool
 
 
 Expect = Callable[[Job, str, int], Expected]
-"""Of a job, on a kind, with so many devices in all."""
+"""Function of a job, a kind and a total number of devices."""
 
 
-def expected(seen: Snapshot) -> Expect:
-    running = {attempt.job: attempt for attempt in seen.running}
+def expected(snapshot: Snapshot) -> Expect:
+    running = {attempt.job: attempt for attempt in snapshot.running}
 
     def of(job: Job, kind: str, devices: int) -> Expected:
-        progress, live = seen.progress.get(job.id, NONE), running.get(job.id)
-        done = attained(progress, live, in_state_s(job.id, seen)) if live else progress.ran_on
-        known = Known(seen.throughput, progress, seen.history, done)
-        return Expected(remaining(job, kind, devices, known).seconds, is_known(job, kind, known))
+        progress, running_attempt = snapshot.progress.get(job.id, NONE), running.get(job.id)
+        done = attained(progress, running_attempt, in_state_s(job.id, snapshot)) if running_attempt else progress.ran_on
+        evidence = Known(snapshot.throughput, progress, snapshot.history, done)
+        return Expected(remaining(job, kind, devices, evidence).seconds, is_known(job, kind, evidence))
 
     return of
 
 
-def in_state_s(job: str, seen: Snapshot) -> float:
-    """Since it waits, or since its attempt is placed."""
-    since = seen.since.get(job)
-    return max(0.0, seen.now_s - since.state_s) if since else 0.0
+def in_state_s(job: str, snapshot: Snapshot) -> float:
+    """Return the seconds since the job began to wait or its attempt was placed."""
+    since = snapshot.since.get(job)
+    return max(0.0, snapshot.now_s - since.state_s) if since else 0.0
 
 
-def tier(job: Job, seen: Snapshot) -> int:
-    """Its priority, and one more for each `ageing_s` that it has waited."""
-    if not seen.ageing_s:
+def tier(job: Job, snapshot: Snapshot) -> int:
+    """Return the job's priority, plus one for each `ageing_s` seconds of waiting, at most HIGHEST."""
+    if not snapshot.ageing_s:
         return job.priority
-    return min(HIGHEST, job.priority + int(in_state_s(job.id, seen) // seen.ageing_s))
+    return min(HIGHEST, job.priority + int(in_state_s(job.id, snapshot) // snapshot.ageing_s))
 
 
-def restart_s(job: str, seen: Snapshot) -> float:
-    """What a start or a move costs it: from its placing to its first step."""
-    told = seen.progress.get(job)
-    return told.starts_s if told and told.starts_s else RESTART_S
+def restart_s(job: str, snapshot: Snapshot) -> float:
+    """Return the cost of a start or move: seconds from placement to the first step."""
+    progress = snapshot.progress.get(job)
+    return progress.starts_s if progress and progress.starts_s else RESTART_S

@@ -1,4 +1,4 @@
-"""Why a job can, cannot, or can never run: the same rules as plan.py, told for one job."""
+"""Explain why a job can, cannot or can never run, with the rules of plan.py."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -23,10 +23,10 @@ REASONS_KEPT = 1000
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One candidate: devices ids that could hold (part of) it now, and per other devices id the refusing sentence.
+    """Explanation of one candidate: ids of devices that could hold (part of) it now, other ids with the reason.
 
-    The key "" of `refused` speaks of the whole fleet, e.g. that no island has nodes enough or what the job waits for.
-    `measured` says per devices id that fits what its kind was measured to do with the job's workload.
+    The key "" of `refused` has reasons about the whole fleet, e.g. no island has enough nodes, or what the job waits
+    for. `measured` contains, by fitting devices id, the measured throughput of the job's workload on that kind.
     """
 
     candidate: int
@@ -43,9 +43,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`impossible` is the sentence of `never`; `preempt` names the jobs that would be asked to stop. `late` is by
-    how much it cannot be in time any more, as far as that is known. `runs` is where a job that was placed holds its
-    devices: then the candidates say where else it could, and it would not start anew.
+    """Explanation of a job.
+
+    `impossible` is the result of `never`. `preempt` names the jobs that would have to stop. `late` says by how much the
+    job will miss its deadline, if that is known. `runs` contains the devices that a placed job holds; the candidates
+    then say where else it could run, and `would_start` is None.
     """
 
     candidates: tuple[Answer, ...]
@@ -57,66 +59,66 @@ class Explanation:
 
 
 def explain(job: Job, snapshot: Snapshot) -> Explanation:
-    """What the next plan says of `job`, in its place in the line. It need not be in the snapshot: then it is new."""
+    """Explain what the next plan does with `job` at its position in the queue. A job not in the snapshot is new."""
     if attempt := _attempt(job, snapshot):
         return _explain_running(job, attempt, snapshot)
-    known = next((other for other in snapshot.jobs if other.id == job.id), job)  # with what a snapshot adds
-    asked = replace(known, state=State.PENDING)
-    others = tuple(other for other in snapshot.jobs if other.id != job.id)
-    decided = plan(replace(snapshot, jobs=(*others, asked)))
-    start = next((s for s in decided.start if s.job == job.id), None)
-    why_not = noted(decided.why_not, snapshot.notes)
-    refused = refusals(asked, Room(snapshot)) if start else why_not[job.id]
-    preempt = tuple(p.victim for p in decided.preempt if p.job == job.id)
-    answers = tuple(_answer(job, index, want, snapshot, refused) for index, want in enumerate(job.candidates))
-    return Explanation(answers, start, preempt, never(job, snapshot.possible), late(job, snapshot))
+    current = next((other for other in snapshot.jobs if other.id == job.id), job)  # has the fields a snapshot adds
+    waiting = replace(current, state=State.PENDING)
+    other_jobs = tuple(other for other in snapshot.jobs if other.id != job.id)
+    next_plan = plan(replace(snapshot, jobs=(*other_jobs, waiting)))
+    start = next((s for s in next_plan.start if s.job == job.id), None)
+    why_not = noted(next_plan.why_not, snapshot.notes)
+    refused = refusals(waiting, Room(snapshot)) if start else why_not[job.id]
+    preempt = tuple(p.victim for p in next_plan.preempt if p.job == job.id)
+    candidates = tuple(_answer(job, index, want, snapshot, refused) for index, want in enumerate(job.candidates))
+    return Explanation(candidates, start, preempt, never(job, snapshot.possible), late(job, snapshot))
 
 
-def _attempt(job: Job, seen: Snapshot) -> Running | None:
+def _attempt(job: Job, snapshot: Snapshot) -> Running | None:
     if job.state in WAITING | TERMINAL:
         return None
-    return next((attempt for attempt in seen.running if attempt.job == job.id and attempt.leases), None)
+    return next((attempt for attempt in snapshot.running if attempt.job == job.id and attempt.leases), None)
 
 
-def _explain_running(job: Job, attempt: Running, seen: Snapshot) -> Explanation:
-    """What it holds counts as free: its own devices are no reason against them."""
+def _explain_running(job: Job, attempt: Running, snapshot: Snapshot) -> Explanation:
+    """Explain a running job. The devices that it holds count as free, so they are not a reason against themselves."""
     own = dict(attempt.leases)
-    devices = (replace(d, free=tuple(sorted({*d.free, *own.get(d.id, ())}))) for d in seen.devices)
-    others = tuple(other for other in seen.running if other.job != job.id)
-    freed = replace(seen, devices=tuple(devices), running=others)
+    devices = (replace(d, free=tuple(sorted({*d.free, *own.get(d.id, ())}))) for d in snapshot.devices)
+    others = tuple(other for other in snapshot.running if other.job != job.id)
+    freed = replace(snapshot, devices=tuple(devices), running=others)
     refused = refusals(replace(job, state=State.PENDING), Room(freed))
-    answers = tuple(_answer(job, index, want, freed, refused) for index, want in enumerate(job.candidates))
-    return Explanation(answers, None, (), "", late(job, seen), Start(job.id, attempt.candidate, attempt.leases))
+    candidates = tuple(_answer(job, index, want, freed, refused) for index, want in enumerate(job.candidates))
+    return Explanation(candidates, None, (), "", late(job, snapshot), Start(job.id, attempt.candidate, attempt.leases))
 
 
-def late(job: Job, seen: Snapshot) -> str:
-    """By how much it would miss its deadline if it ran from now on at its best place; "" where it need not."""
+def late(job: Job, snapshot: Snapshot) -> str:
+    """Say by how much a job would miss its deadline if it ran now at its best place; "" if it can meet it."""
     if not job.deadline_s or job.state in TERMINAL:
         return ""
-    if (left_s := job.deadline_s - seen.wall_s) <= 0:
-        return f"its deadline was {told_s(-left_s)} ago"
-    best_s = min(_known_s(job, seen), default=0.0)
-    over_s = -slack_s(job, seen.wall_s, best_s)
+    if (remaining_s := job.deadline_s - snapshot.wall_s) <= 0:
+        return f"its deadline was {told_s(-remaining_s)} ago"
+    best_s = min(_known_s(job, snapshot), default=0.0)
+    over_s = -slack_s(job, snapshot.wall_s, best_s)
     return f"ends {told_s(over_s)} after its deadline at the earliest" if over_s > 0 else ""
 
 
-def _known_s(job: Job, seen: Snapshot) -> Iterator[float]:
-    """How long it would run at each of its places of which that is known."""
-    room, expect = Room(seen), expected(seen)
+def _known_s(job: Job, snapshot: Snapshot) -> Iterator[float]:
+    """Yield the expected seconds at each possible place for which they are known."""
+    capacity, expect = Room(snapshot), expected(snapshot)
     for want in job.candidates:
-        for island, ids in room.places(want).islands.items():
-            most = least(want, room.devices[ids[0]]) if want.exclusive else want.count
-            if (found := expect(job, island.kind, most * want.nodes)).known:
-                yield found.seconds
+        for island, ids in capacity.places(want).islands.items():
+            count = least(want, capacity.devices[ids[0]]) if want.exclusive else want.count
+            if (duration := expect(job, island.kind, count * want.nodes)).known:
+                yield duration.seconds
 
 
 def never(job: Job, devices: Iterable[Devices]) -> str:
-    """Why nothing here could ever run `job`, busy or not; "" if something could. Nodes that take no jobs now count."""
+    """Say why no device here could ever run `job`, busy or not, also if its node takes no jobs now; "" if one could."""
     return Never(devices)(job)
 
 
 class Never:
-    """`never` for many jobs and the same devices: found once for all candidates that ask for the same."""
+    """Check many jobs against the same devices like `never`, with a cache for candidates with equal requests."""
 
     def __init__(self, devices: Iterable[Devices]):
         self.devices = tuple(devices)
@@ -140,23 +142,34 @@ class Never:
 
 
 def _answer(job: Job, index: int, want: Candidate, snapshot: Snapshot, why_not: dict[tuple[int, str], str]) -> Answer:
-    refused = {key: told for (number, key), told in why_not.items() if number == index}
-    refused |= {key: f"{refused[key]}; {held}" for key, held in _held(want, refused, snapshot).items()}
+    refused = {key: reason for (number, key), reason in why_not.items() if number == index}
+    refused |= {key: f"{refused[key]}; {holder_text}" for key, holder_text in _held(want, refused, snapshot).items()}
     fits = {have.id: have for have in sorted(snapshot.devices, key=lambda d: d.id) if have.id not in refused}
     measured = {
         name: snapshot.throughput.sentence(job, index, have.kind, snapshot.wall_s) for name, have in fits.items()
     }
-    told = measured if job.workload else {}
+    shown = measured if job.workload else {}
     return Answer(
-        index, want.kinds, want.count, want.min_count, want.nodes, want.pool, tuple(fits), refused, told, want.exclusive
+        index,
+        want.kinds,
+        want.count,
+        want.min_count,
+        want.nodes,
+        want.pool,
+        tuple(fits),
+        refused,
+        shown,
+        want.exclusive,
     )
 
 
-def _held(want: Candidate, refused: dict[str, str], seen: Snapshot) -> dict[str, str]:
-    """By devices id, of those that are refused because too few are free: who has the others."""
-    busy = {have.id for have in seen.devices if (why := enough_free(want, have)) and why in refused.get(have.id, "")}
+def _held(want: Candidate, refused: dict[str, str], snapshot: Snapshot) -> dict[str, str]:
+    """Return the holders of the other devices, by devices id, where too few devices are free."""
+    busy = {
+        have.id for have in snapshot.devices if (why := enough_free(want, have)) and why in refused.get(have.id, "")
+    }
     holders: dict[str, list[str]] = {}
-    for attempt in seen.running:
+    for attempt in snapshot.running:
         for devices_id, numbers in attempt.leases:
             if devices_id in busy and numbers:
                 holders.setdefault(devices_id, []).append(attempt.job)
@@ -164,26 +177,26 @@ def _held(want: Candidate, refused: dict[str, str], seen: Snapshot) -> dict[str,
 
 
 def _never(want: Candidate, devices: tuple[Devices, ...]) -> str:
-    able = [have for have in devices if not refusal(want, have, EVER)]
-    found = islands(want, able)
-    if any(nodes_together(want, nodes) >= want.nodes for nodes in found.values()):
+    suitable = [have for have in devices if not refusal(want, have, EVER)]
+    by_island = islands(want, suitable)
+    if any(nodes_together(want, nodes) >= want.nodes for nodes in by_island.values()):
         return ""
-    if sharing := next((nodes for nodes in found.values() if len(nodes) >= want.nodes), None):
+    if sharing := next((nodes for nodes in by_island.values() if len(nodes) >= want.nodes), None):
         return (
             f"{', '.join(have.id for have in sharing)} share the memory of their machines, "
             f"which is too little for {want.nodes} nodes of the job"
         )
-    if able:
-        return too_few_nodes(want, found)
+    if suitable:
+        return too_few_nodes(want, by_island)
     pools = sorted({have.pool for have in devices})
     if (want.pool or want.pools) and not {want.pool, *want.pools} & {*pools}:
-        named = want.pool or want.pools[0]
-        return f"no pool is called {' or '.join(want.pools) or named}; {nearest(named, pools)}"
-    right = [have for have in devices if not right_pool(want, have) and not right_kind(want, have)]
-    if not right:
+        name = want.pool or want.pools[0]
+        return f"no pool is called {' or '.join(want.pools) or name}; {nearest(name, pools)}"
+    requested = [have for have in devices if not right_pool(want, have) and not right_kind(want, have)]
+    if not requested:
         return _no_such_kind(want, devices)
-    told = [f"{_told_as(have)}: {refusal(want, have, EVER)}" for have in sorted(right, key=lambda d: d.id)]
-    return "; ".join(list(dict.fromkeys(told))[:3])
+    reasons = [f"{_told_as(have)}: {refusal(want, have, EVER)}" for have in sorted(requested, key=lambda d: d.id)]
+    return "; ".join(list(dict.fromkeys(reasons))[:3])
 
 
 def _told_as(have: Devices) -> str:
@@ -191,7 +204,7 @@ def _told_as(have: Devices) -> str:
 
 
 def _no_such_kind(want: Candidate, devices: tuple[Devices, ...]) -> str:
-    here = [have for have in devices if not right_pool(want, have)]
-    kinds = ", ".join(sorted({have.kind for have in here})) or "none"
+    allowed = [have for have in devices if not right_pool(want, have)]
+    kinds = ", ".join(sorted({have.kind for have in allowed})) or "none"
     where = f"pool {want.pool} has no" if want.pool else "no pool has"
     return f"{where} {' or '.join(want.kinds)}; kinds here: {kinds}"

@@ -1,4 +1,4 @@
-"""How long jobs of a workload may run on kinds it was never measured on before those that were measured come first."""
+"""Limit how long jobs of a workload may use unmeasured kinds before measured kinds come first."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -10,24 +10,24 @@ from orchestrator.core.remaining_time import attained
 from orchestrator.core.throughput import name_of
 
 CHARGED_S = 300.0
-"""What each device of a live attempt counts at least: many jobs that start at once are many tries at once."""
+"""Minimum seconds counted per device of a live attempt, so that jobs started together use up the limit together."""
 
 Name = tuple[str, str]
 
 
 class Exploration:
-    """Kept up to date while a plan is made. What live jobs have run is added up when it is first asked for."""
+    """Device-seconds of exploration, updated while a plan is made. Those of live jobs are computed at first use."""
 
-    def __init__(self, seen: Snapshot):
-        self._seen = seen
+    def __init__(self, snapshot: Snapshot):
+        self._seen = snapshot
         self._live: dict[Name, dict[str, float]] | None = None
 
     def over(self, job: Job, options: Iterable[Option]) -> frozenset[str]:
-        """Kinds on which jobs of its workload have run for as long as the policy lets them try, by device-seconds."""
+        """Return kinds on which jobs of the workload have used up the policy's device-seconds of exploration."""
         ended, live = self._seen.history.tried_by(job), self._spent().get(_name(job), {})
         kinds = {option.nodes[0].kind for option in options}
-        most_s = self._seen.explore_device_s
-        return frozenset(kind for kind in kinds if ended.get(kind, 0.0) + live.get(kind, 0.0) >= most_s)
+        limit_s = self._seen.explore_device_s
+        return frozenset(kind for kind in kinds if ended.get(kind, 0.0) + live.get(kind, 0.0) >= limit_s)
 
     def began(self, job: Job, option: Option) -> None:
         devices = option.count * len(option.nodes)
@@ -50,11 +50,11 @@ class Exploration:
 
     def _count(self, job: Job, device_s: Mapping[str, float]) -> None:
         if device_s:
-            found = self._spent().setdefault(_name(job), defaultdict(float))
+            totals = self._spent().setdefault(_name(job), defaultdict(float))
             for kind, seconds in device_s.items():
-                found[kind] += seconds
+                totals[kind] += seconds
 
 
 def _name(job: Job) -> Name:
-    """A job whose folder and workload nobody named is like no other."""
+    """Return the key of a job's workload. A job without a workload or folder has a key of its own."""
     return name_of(job) or f"job:{job.id}", job.task

@@ -1,29 +1,29 @@
-"""The event log, folded: what every job is now. The same log gives the same answer, whoever reads it and however often.
+"""Fold the event log into the present state of every job. Deterministic: equal logs give equal states.
 
-| event       | moves the job | its data                                                                              |
+| event       | changes state | its data                                                                              |
 |-------------|---------------|---------------------------------------------------------------------------------------|
 | submitted   | to PENDING    | job (as plain data), spec, package                                                    |
 | placed      | yes           | candidate, kind, pool, leases [[devices id, [numbers]]], launch, reason; a new epoch   |
 | started     | yes           |                                                                                       |
-| preempted   | yes           | reason: the attempt was asked to save and stop                                        |
+| preempted   | yes           | reason for the request to the attempt to save and stop                                |
 | finished    | yes           | reason, result                                                                        |
 | failed      | yes           | reason, failure, result                                                               |
 | interrupted | yes           | as failed, and what retry.py decided: restarts, interruptions, refusals, and so on    |
-| refused     | yes           | reason: nothing can ever run it                                                       |
-| cancelled   | yes           | reason; its attempt lives on until `released`                                         |
-| released    | no            | outcome, reason: no process of the attempt is left, its devices are free              |
+| refused     | yes           | reason why no device can ever run it                                                  |
+| cancelled   | yes           | reason; its attempt keeps its devices until `released`                                |
+| released    | no            | outcome, reason: all processes of the attempt have ended, its devices are free        |
 | checkpoint  | no            | pool, path, step, node, at (position among the events of its rank)                    |
-| replicated  | no            | pool, path, step, node: where a copy of that checkpoint is now                        |
+| replicated  | no            | pool, path, step, node of a new copy of that checkpoint                               |
 | unreplicated| no            | step, reason: why there is no copy of it                                              |
 | resumed     | no            | step, source; missed, missed_files, script: sentences (see Record)                    |
 | migrated    | no            | candidates that replace the job's own, reason                                         |
-| overtaken   | no            | node, seen: the epoch of an attempt there that is newer than any this log knows       |
+| overtaken   | no            | node, seen: the epoch of an attempt there that is newer than all in this log          |
 
-Fencing: an event of an attempt counts only with the job's current epoch, and `placed` only with the next one. What a
-user does (submit, cancel, migrate) is never fenced, nor is `overtaken`, which raises the next epoch. What does not
-count is ignored, with a sentence for whoever asks.
+Fencing: an event of an attempt counts only with the job's current epoch, and `placed` only with the next one. Events
+from users (submit, cancel, migrate) are never fenced, nor is `overtaken`, which raises the next epoch. An event that
+does not count is ignored; `ignored` returns the reason.
 
-Events of a node, `drained` and `undrained`, have "node/NAME" in place of a job: see core/nodes.py.
+Events of a node, `drained` and `undrained`, have "node/NAME" in place of a job id: see core/nodes.py.
 """
 
 from collections.abc import Iterable
@@ -40,17 +40,18 @@ WORKING = frozenset({State.STARTING, State.RUNNING})
 RESUMED = ("missed", "missed_files", "script", "source")
 NOTES = frozenset({"released", "checkpoint", "replicated", "unreplicated", "resumed", "migrated", "overtaken"})
 OF_COPIES = frozenset({"replicated", "unreplicated"})
-"""Notes that also count once the job has ended."""
+"""Notes that also count after the job has ended."""
 UNFENCED = frozenset({"cancelled", "migrated", "overtaken"})
 ENDINGS = {"finished": "succeeded", "failed": "failed", "interrupted": "interrupted", "released": "released"}
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One placement. It holds its leases until `ended_s` is set. `outcome` is a word of ENDINGS, or finer. `launch` is
-    its candidate's: a move may replace the candidates. `aged` is what its job's long wait added to its priority.
+    """One placement of a job. It holds its devices (`leases`) until `ended_s` is set.
 
-    `peak_memory_bytes` is of the node that used most; 0 where it was not measured.
+    `outcome` is a value of ENDINGS or more specific. `launch` is copied from its candidate, because a migration may
+    replace the candidates. `aged` is the priority that its job had gained by waiting. `peak_memory_bytes` is that of
+    the node that used most, 0 if it was not measured.
     """
 
     epoch: int
@@ -70,11 +71,12 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """All that is known of a job. `reason` is of the event that led to its state, `seq` of the last that counted.
-    `missed` says why it did not go on from its newest checkpoint, `missed_files` without which of its files, `script`
-    what became of a checkpoint of its script's own; `source` is the POOL:PATH that `resumed_step` is of.
-    `replicas` are the newest copies of its checkpoints, one for each node (pool, path, step, node), `unreplicated` is
-    why the newest has none. What its user wrote is in the event `submitted`.
+    """Complete state of a job, except the text that its user wrote, which is in the event `submitted`.
+
+    `reason` belongs to the event that led to its state, `seq` to the last event that counted. `missed` says why it did
+    not resume from its newest checkpoint, `missed_files` which of its files were missing, `script` what was done with a
+    checkpoint of its own script. `source` is the POOL:PATH of the checkpoint of `resumed_step`. `replicas` are the
+    newest copies of its checkpoints, one per node (pool, path, step, node); `unreplicated` is why the newest has none.
     """
 
     job: Job
@@ -96,21 +98,21 @@ class Record:
 
     @property
     def live(self) -> Attempt | None:
-        """The attempt that holds devices, if one does: also of a cancelled job until it is released."""
+        """Attempt that holds devices, or None. A cancelled job has one until it is released."""
         last = self.attempts[-1] if self.attempts else None
         return last if last and last.ended_s is None else None
 
     @property
     def lacks_copies(self) -> bool:
-        """Its newest checkpoint has fewer copies on other machines than the job asked for."""
+        """Return True if its newest checkpoint has fewer copies on other machines than the job requests."""
         if not self.job.replicas or self.checkpoint is None or not self.checkpoint.get("node"):
             return False
-        there = [replica for replica in self.replicas if replica["step"] == self.checkpoint["step"]]
-        return len(there) < self.job.replicas
+        copies = [replica for replica in self.replicas if replica["step"] == self.checkpoint["step"]]
+        return len(copies) < self.job.replicas
 
 
 def fold(events: Iterable[Event]) -> dict[str, Record]:
-    """Records by job id, in the order of submission."""
+    """Return the records by job id, in the order of submission."""
     records: dict[str, Record] = {}
     for event in events:
         if record := apply(records.get(event.job), event):
@@ -119,19 +121,19 @@ def fold(events: Iterable[Event]) -> dict[str, Record]:
 
 
 def apply(record: Record | None, event: Event) -> Record | None:
-    """The record after `event`; the very same one when the event does not count."""
+    """Return the record after `event`; the same object if the event is ignored."""
     if ignored(record, event):
         return record
     if record is None:
         return _submitted(event)
-    after = replace(record, seq=event.seq)
+    updated = replace(record, seq=event.seq)
     if event.event in NOTES:
-        return _noted(after, event)
-    return _moved(after, event)
+        return _noted(updated, event)
+    return _moved(updated, event)
 
 
 def ignored(record: Record | None, event: Event) -> str:
-    """Why `event` does not count, "" when it does."""
+    """Return why `event` is ignored, "" if it counts."""
     if record is None:
         return "" if event.event == "submitted" else f"no job {event.job} was submitted"
     if event.event == "submitted":
@@ -139,7 +141,7 @@ def ignored(record: Record | None, event: Event) -> str:
     job = record.job
     expected = job.next_epoch if event.event == "placed" else job.epoch
     if event.event not in UNFENCED and event.epoch != expected:
-        return f"{event.event} of epoch {event.epoch}, the job is at {expected}"
+        return f"event {event.event} is of attempt {event.epoch}, but the job is at attempt {expected}"
     if event.event == "released":
         return "" if record.live else "nothing is left to release"
     if event.event in NOTES:
@@ -148,20 +150,20 @@ def ignored(record: Record | None, event: Event) -> str:
 
 
 def running(records: Iterable[Record]) -> tuple[Running, ...]:
-    """The live attempts, as a snapshot wants them. Of equals the one that was submitted first counts as the oldest."""
+    """Return the live attempts for a snapshot. `order` is that of submission, also among equal priorities."""
     return tuple(_running(record, record.live) for record in records if record.live)
 
 
-def _running(record: Record, live: Attempt) -> Running:
+def _running(record: Record, attempt: Attempt) -> Running:
     job = record.job
     return Running(
         job.id,
-        min(HIGHEST, job.priority + live.aged),
+        min(HIGHEST, job.priority + attempt.aged),
         job.number,
-        live.leases,
+        attempt.leases,
         stopping=job.state not in WORKING,
         asked=job,
-        candidate=live.candidate,
+        candidate=attempt.candidate,
         saves=record.checkpoint is not None,
     )
 
@@ -171,7 +173,7 @@ def submitted(job: Job, spec: dict[str, Any], now_s: float) -> Event:
 
 
 def placed(job: Job, start: Start, kind: str, pool: str, now_s: float) -> Event:
-    """The event that makes `start` the job's next attempt."""
+    """Return the event that makes `start` the job's next attempt."""
     leases = [[devices_id, list(numbers)] for devices_id, numbers in start.leases]
     data = {"candidate": start.candidate, "kind": kind, "pool": pool, "leases": leases, "reason": start.reason}
     data["launch"] = job.candidates[start.candidate].launch
@@ -181,9 +183,9 @@ def placed(job: Job, start: Start, kind: str, pool: str, now_s: float) -> Event:
 
 
 def ended(job: Job, decision: Decision, now_s: float, **data: Any) -> Event:
-    """The event for what retry.py decided; `data` may have outcome, result, failure and peak_memory_bytes."""
-    told = to_plain(decision)
-    return Event(job.id, told.pop("event"), job.epoch, now_s, told | data)
+    """Return the event for a decision of retry.py. `data` may have outcome, result, failure and peak_memory_bytes."""
+    data_of_decision = to_plain(decision)
+    return Event(job.id, data_of_decision.pop("event"), job.epoch, now_s, data_of_decision | data)
 
 
 def _submitted(event: Event) -> Record:
@@ -193,9 +195,9 @@ def _submitted(event: Event) -> Record:
 
 
 def _of_spec(spec: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
-    """What logs of 0.1 keep in the spec alone, or beside it. A field of the job itself counts first."""
+    """Return fields that logs of 0.1 have only in or beside the spec. Fields of the job itself take precedence."""
     checkpoint = spec.get("checkpoint", {})
-    told = {
+    fields = {
         "entry": spec.get("entry"),
         "seed": spec.get("seed"),
         "secrets": spec.get("secrets"),
@@ -203,7 +205,7 @@ def _of_spec(spec: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
         "keep_checkpoints": checkpoint.get("keep"),
         "resume_from": checkpoint.get("resume_from"),
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _noted(record: Record, event: Event) -> Record:
@@ -215,8 +217,8 @@ def _noted(record: Record, event: Event) -> Record:
     if event.event == "unreplicated":
         return replace(record, unreplicated=str(event.data["reason"]))
     if event.event == "resumed":
-        told: dict[str, Any] = {name: event.data.get(name, "") for name in RESUMED}
-        return replace(record, resumed_step=event.data["step"], **told)
+        fields: dict[str, Any] = {name: event.data.get(name, "") for name in RESUMED}
+        return replace(record, resumed_step=event.data["step"], **fields)
     if event.event == "migrated":
         candidates = tuple(from_plain(Candidate, c) for c in event.data["candidates"])
         return replace(record, job=replace(record.job, candidates=candidates, first_candidate=0))
@@ -228,26 +230,27 @@ def _noted(record: Record, event: Event) -> Record:
 
 def _moved(record: Record, event: Event) -> Record:
     state = MOVES[record.job.state, event.event]
-    after = replace(record, job=replace(record.job, state=state), reason=event.data.get("reason", ""))
-    after = STEPS.get(event.event, lambda same, _: same)(after, event)
-    return replace(after, ended_s=event.time_s) if state in TERMINAL else after
+    updated = replace(record, job=replace(record.job, state=state), reason=event.data.get("reason", ""))
+    updated = STEPS.get(event.event, lambda same, _: same)(updated, event)
+    return replace(updated, ended_s=event.time_s) if state in TERMINAL else updated
 
 
 def _placed(record: Record, event: Event) -> Record:
     data = event.data
     leases = tuple((devices_id, tuple(numbers)) for devices_id, numbers in data["leases"])
-    told = data["candidate"], data["kind"], data["pool"]
+    placement = data["candidate"], data["kind"], data["pool"]
     launch, aged = data.get("launch", "node"), data.get("aged", 0)
-    attempt = Attempt(event.epoch, *told, leases, event.time_s, launch=launch, aged=aged)
+    attempt = Attempt(event.epoch, *placement, leases, event.time_s, launch=launch, aged=aged)
     job = replace(record.job, epoch=event.epoch, backend=data["kind"].partition(":")[0])
     return replace(record, job=job, attempts=(*record.attempts, attempt))
 
 
 def _started(record: Record, event: Event) -> Record:
     first_s = event.time_s if record.started_s is None else record.started_s
-    after = replace(_last(record, started_s=event.time_s), started_s=first_s)
-    guarded = after.job.overtaken and after.job.epoch <= after.job.floor  # an older attempt than may run elsewhere
-    return replace(after, job=replace(after.job, overtaken=guarded))
+    updated = replace(_last(record, started_s=event.time_s), started_s=first_s)
+    # It stays guarded while its attempt is older than one that may run elsewhere.
+    is_guarded = updated.job.overtaken and updated.job.epoch <= updated.job.floor
+    return replace(updated, job=replace(updated.job, overtaken=is_guarded))
 
 
 def _attempt_ended(record: Record, event: Event) -> Record:
@@ -256,14 +259,14 @@ def _attempt_ended(record: Record, event: Event) -> Record:
     job = replace(record.job, **{name: data[name] for name in names if name in data})
     job = replace(job, avoid=tuple(data.get("avoid", ())))
     outcome = data.get("outcome") or ENDINGS[event.event]
-    told = {"reason": data.get("reason", ""), "peak_memory_bytes": data.get("peak_memory_bytes", 0)}
-    after = _last(record, ended_s=event.time_s, outcome=outcome, **told)
-    failure = None if event.event == "finished" else data.get("failure") or after.failure
-    return replace(after, job=job, result=data.get("result") or after.result, failure=failure)
+    details = {"reason": data.get("reason", ""), "peak_memory_bytes": data.get("peak_memory_bytes", 0)}
+    updated = _last(record, ended_s=event.time_s, outcome=outcome, **details)
+    failure = None if event.event == "finished" else data.get("failure") or updated.failure
+    return replace(updated, job=job, result=data.get("result") or updated.result, failure=failure)
 
 
 def _last(record: Record, **changes: Any) -> Record:
-    """`record` with its last attempt changed; a job refused before any placement has none."""
+    """Return `record` with its last attempt changed. A job that was refused before any placement has none."""
     if not record.attempts:
         return record
     return replace(record, attempts=(*record.attempts[:-1], replace(record.attempts[-1], **changes)))

@@ -1,4 +1,4 @@
-"""Attempts over several nodes: all of them in one island, all or none."""
+"""Attempts on several nodes: all nodes are in one island, and either all of them start or none."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from orchestrator.core.placement_slots import Island
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One way to run a job now: `count` devices on each of `nodes`, which are ready and have them free."""
+    """Possible placement of a job now: `count` free devices on each of `nodes`, which are ready."""
 
     candidate: int
     count: int
@@ -18,7 +18,7 @@ class Option:
 
     @property
     def leases(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """The lowest free numbers of each node, in the order of the ranks."""
+        """Device numbers to allocate: the lowest free ones of each node, in the order of the ranks."""
         return tuple((have.id, tuple(sorted(have.free))[: self.count]) for have in self.nodes)
 
 
@@ -27,9 +27,10 @@ def island_of(want: Candidate, have: Devices) -> Island:
 
 
 def islands(want: Candidate, devices: Iterable[Devices]) -> dict[Island, list[Devices]]:
-    """Nodes by island, both in a fixed order whatever order they came in.
+    """Group nodes by island. The order of both does not depend on the order of `devices`.
 
-    Whole nodes share an island where they have equally many devices: an attempt has as many on each of its nodes.
+    For exclusive candidates an island contains nodes with equal numbers of devices, because an attempt has the same
+    number on each of its nodes.
     """
     grouped: dict[Island, list[Devices]] = {}
     for have in sorted(devices, key=lambda d: d.id):
@@ -38,11 +39,11 @@ def islands(want: Candidate, devices: Iterable[Devices]) -> dict[Island, list[De
 
 
 def option(index: int, want: Candidate, fits: list[Devices], job: Job, fewest: bool = False) -> Option | None:
-    """The tightest place in one island, or None. `fits` are its nodes that no rule refuses; those that `job` avoids
-    come last, those that have its checkpoint first, and of equal ones those that have most of its data.
+    """Return the tightest fit in one island, or None. `fits` are its nodes that no rule refuses.
 
-    Of `want.counts`, as many devices per node as `want.nodes` nodes can give, or the `fewest`. Every node gives the
-    same number, since the ranks of unequal nodes wait for the slowest.
+    Nodes that `job` avoids come last, nodes that have its checkpoint first, and among equal ones those with most of its
+    data. The number of devices per node is the largest of `want.counts` that `want.nodes` nodes have free, or with
+    `fewest` the smallest. It is the same on all nodes, since the ranks of unequal nodes would wait for the slowest.
     """
     if len(fits) < want.nodes:
         return None
@@ -57,20 +58,20 @@ def option(index: int, want: Candidate, fits: list[Devices], job: Job, fewest: b
 
 
 def far(job: Job, have: Devices) -> bool:
-    """Whether its checkpoint would have to be brought there."""
+    """Return True if the job's checkpoint would have to be copied to this node."""
     return bool(job.checkpoint_in) and have.storage not in job.checkpoint_in
 
 
 def absent(data: tuple[Data, ...], have: Devices) -> int:
-    """How many of them the node would have to fetch."""
-    return sum(one.key not in have.data for one in data)
+    """Count the data items that the node would have to fetch."""
+    return sum(item.key not in have.data for item in data)
 
 
-def too_few_nodes(want: Candidate, found: dict[Island, list[Devices]]) -> str:
-    """Why a gang fits no island although single nodes agree; "" for a single node or where no node agrees."""
-    if want.nodes == 1 or not found:
+def too_few_nodes(want: Candidate, by_island: dict[Island, list[Devices]]) -> str:
+    """Say why no island has enough nodes for a gang; "" for a single node or if no node can serve it."""
+    if want.nodes == 1 or not by_island:
         return ""
-    island, fits = max(found.items(), key=lambda item: len(item[1]))
+    island, fits = max(by_island.items(), key=lambda item: len(item[1]))
     have = f"pool {island.pool} has {len(fits)} ({island.kind})"
     each = "as many devices as the others" if want.exclusive else f"{want.min_count} devices"
     return f"the job needs {want.nodes} nodes of one pool and kind, each with {each}; {have}"

@@ -1,7 +1,7 @@
-"""Memory of machines whose devices share it: CPUs, and GPUs without memory of their own. It is promised once.
+"""Memory of machines whose devices share it: CPUs, and GPUs without memory of their own.
 
-Nodes of several pools may stand on one machine, each with devices of its own; the memory that jobs ask for on any of
-them is counted together. A job that asks for no memory is promised none.
+Several nodes, also of different pools, may run on one machine; the memory that jobs request on any of them is counted
+together, so that it is allocated only once. For a job that requests no memory, none is allocated.
 """
 
 from collections import Counter, defaultdict
@@ -15,7 +15,7 @@ Leases = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class HostMemory:
-    """`free_bytes` by machine is what no job was promised, `soon_bytes` what those that stop were."""
+    """Memory by machine: `free_bytes` is not allocated, `soon_bytes` is allocated to attempts that are stopping."""
 
     def __init__(self, devices: Mapping[str, Devices], running: Iterable[Running]):
         self._host = {have.id: have.host for have in devices.values() if have.host}
@@ -29,7 +29,7 @@ class HostMemory:
                 self.free_bytes[host] = max(0, self.free_bytes[host] - size_bytes)
 
     def of(self, attempt: Running) -> dict[str, int]:
-        """Bytes by machine that a running attempt was promised."""
+        """Return the bytes by machine that are allocated to a running attempt."""
         job = attempt.asked
         if not self._host or job is None or attempt.candidate >= len(job.candidates):
             return {}
@@ -44,15 +44,17 @@ class HostMemory:
             self.soon_bytes[host] += size_bytes
 
     def keep(self, want: Candidate, devices_id: str, count: int) -> None:
-        """For a job that waits; what comes free soon first, as with devices."""
+        """Reserve memory for a waiting job; that of stopping attempts comes first, as with devices."""
         for host, size_bytes in self._needed(want, ((devices_id, tuple(range(count))),)).items():
             soon_bytes = min(self.soon_bytes[host], size_bytes)
             self.soon_bytes[host] -= soon_bytes
             self.free_bytes[host] = max(0, self.free_bytes[host] - (size_bytes - soon_bytes))
 
     def limited(self, want: Candidate, nodes: Sequence[Devices], need: int) -> list[Devices]:
-        """`nodes` with as many free devices as there is memory for. Of a gang, nodes on one machine share it: some are
-        left out where it is not enough for `need` devices on each.
+        """Return `nodes`, their free devices reduced to those that have enough memory.
+
+        Nodes of a gang on one machine share its memory: if it is not enough for `need` devices on each, some are left
+        without free devices.
         """
         if not want.memory_bytes or not self._host:
             return [*nodes]
@@ -60,25 +62,25 @@ class HostMemory:
         for have in nodes:
             if len(have.free) >= need:
                 sharing[have.host].append(have)
-        most: dict[str, int] = {}
-        for host, here in sharing.items():
+        limits: dict[str, int] = {}
+        for host, on_host in sharing.items():
             if not host:
                 continue
             left = self.free_bytes[host] // want.memory_bytes
-            together = min(len(here), want.nodes, left // max(need, 1))
-            fullest = here if want.nodes == 1 else sorted(here, key=lambda d: (len(d.free), d.id))[:together]
-            most |= {have.id: left if want.nodes == 1 else left // together for have in fullest}
-            most |= {have.id: 0 for have in here if have.id not in most}
-        return [replace(d, free=tuple(sorted(d.free))[: most[d.id]]) if d.id in most else d for d in nodes]
+            together = min(len(on_host), want.nodes, left // max(need, 1))
+            fullest = on_host if want.nodes == 1 else sorted(on_host, key=lambda d: (len(d.free), d.id))[:together]
+            limits |= {have.id: left if want.nodes == 1 else left // together for have in fullest}
+            limits |= {have.id: 0 for have in on_host if have.id not in limits}
+        return [replace(d, free=tuple(sorted(d.free))[: limits[d.id]]) if d.id in limits else d for d in nodes]
 
     def refusal(self, want: Candidate, have: Devices, need: int) -> str:
-        """Why a node with enough devices free has not enough memory for them, or ""."""
+        """Say why a node has enough free devices, but not enough memory for them; else ""."""
         if not have.host or want.memory_bytes * need <= self.free_bytes[have.host]:
             return ""
         left, total = gib(self.free_bytes[have.host]), gib(self.total_bytes[have.host])
         return (
-            f"its devices share the memory of machine {machine(have)}, of which {left} of {total} GiB are not promised "
-            f"to other jobs; job needs {gib(want.memory_bytes * need)}"
+            f"shares the memory of machine {machine(have)}, of which {left} of {total} GiB are not allocated to other "
+            f"jobs, but the job needs {gib(want.memory_bytes * need)} GiB"
         )
 
     def _needed(self, want: Candidate, leases: Leases) -> dict[str, int]:
@@ -90,7 +92,7 @@ class HostMemory:
 
 
 class Promised:
-    """What some nodes have free, or will have without more being done; `add` counts what an attempt would give."""
+    """Devices and memory that some nodes have free or freeing. `add` adds those of an attempt that would stop."""
 
     def __init__(self, want: Candidate, nodes: Iterable[Devices], counts: Mapping[str, int], memory: HostMemory):
         self._size_bytes, self._memory, self._counts = want.memory_bytes, memory, dict(counts)
@@ -99,30 +101,30 @@ class Promised:
         self._bytes = {host: memory.free_bytes[host] + memory.soon_bytes[host] for host in hosts}
 
     def on(self, devices_id: str) -> int:
-        """Devices that a job could get there."""
+        """Return the number of devices that a job could get there."""
         host = self._hosts.get(devices_id)
         count = self._counts[devices_id]
         return count if host is None else min(count, max(0, self._bytes[host]) // self._size_bytes)
 
     def fullest(self, nodes: Iterable[Devices], need: int) -> list[tuple[Devices, int]]:
-        """Nodes with how many of `need` devices each would give together, the best first."""
-        left, found = dict(self._bytes), []
+        """Return nodes with the number of `need` devices that each would give if used together, the best first."""
+        left, pairs = dict(self._bytes), []
         for have in sorted(nodes, key=lambda d: (-min(self.on(d.id), need), d.total, d.id)):
             gives, host = min(self.on(have.id), need), self._hosts.get(have.id)
             if host is not None:
                 gives = min(gives, max(0, left[host]) // self._size_bytes)
                 left[host] -= gives * self._size_bytes
-            found.append((have, gives))
-        return sorted(found, key=lambda pair: -pair[1]) if self._hosts else found
+            pairs.append((have, gives))
+        return sorted(pairs, key=lambda pair: -pair[1]) if self._hosts else pairs
 
     def lacks_memory(self, devices_id: str, need: int, gives: int) -> bool:
-        """Whether it has so many devices, and gives fewer for want of memory."""
+        """Return True if the node has `need` devices, but memory for fewer."""
         return self._counts[devices_id] >= need > gives
 
     def gains(self, attempt: Running) -> bool:
-        """Whether its end gives anything here."""
-        here = any(devices_id in self._counts for devices_id, _ in attempt.leases)
-        return here or any(host in self._bytes for host in self._memory.of(attempt))
+        """Return True if the end of this attempt frees devices or memory on these nodes."""
+        has_devices = any(devices_id in self._counts for devices_id, _ in attempt.leases)
+        return has_devices or any(host in self._bytes for host in self._memory.of(attempt))
 
     def add(self, attempt: Running, sign: int) -> None:
         for devices_id, numbers in attempt.leases:
@@ -134,7 +136,7 @@ class Promised:
                     self._bytes[host] += sign * size_bytes
 
     def nodes(self, need: int) -> int:
-        """On how many of them so many devices could be had, together."""
+        """Return on how many of the nodes `need` devices are available at the same time."""
         if not self._hosts:
             return sum(count >= need for count in self._counts.values())
         able = [devices_id for devices_id in self._counts if self.on(devices_id) >= need]
@@ -154,12 +156,12 @@ class Promised:
 
 
 def nodes_together(want: Candidate, nodes: Sequence[Devices]) -> int:
-    """On how many of these nodes of one island a candidate could run at once if nothing else ran there."""
+    """Return on how many of these nodes of one island a candidate could run together if they were idle."""
     count = Counter(have.host for have in nodes)
     most = {have.host: have.host_memory_bytes // max(want.memory_bytes * least(want, have), 1) for have in nodes}
-    return sum(min(here, most[host]) if host and want.memory_bytes else here for host, here in count.items())
+    return sum(min(on_host, most[host]) if host and want.memory_bytes else on_host for host, on_host in count.items())
 
 
 def machine(have: Devices) -> str:
-    """The name of the machine, without its address."""
+    """Return the machine's name without its address."""
     return have.host.partition("/")[0]

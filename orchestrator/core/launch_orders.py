@@ -1,4 +1,4 @@
-"""From a placement to what its nodes are told. Pure."""
+"""Build the launch command and the orders for a placement's nodes. Pure."""
 
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -13,18 +13,19 @@ from orchestrator.core.model import Devices
 from workers.messages import Order
 
 PATIENT_LEASE_S = 86_400.0
-"""Of a job that waits for a node that is cut off (`on_disconnect: wait`): the longest that an order may give."""
+"""Lease of a job that waits for a disconnected node (`on_disconnect: wait`): the longest that an order may have."""
 
 SHARES_PER_CPU = 10_000
-"""Ray counts in ten-thousandths."""
+"""Ray counts resources in ten-thousandths."""
 
 Resources = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One node's part of the placement: its devices, and what its agent told of it. `cpus`: how many Ray gives out
-    there, 0 where that is not known.
+    """One node's part of a placement: its devices, and the facts reported by its agent.
+
+    `cpus`: number of CPUs that Ray allocates there, 0 if unknown.
     """
 
     devices: Devices
@@ -34,9 +35,9 @@ class Share:
 
 
 def launch(record: Record, shares: list[Share], *, fenced: bool = False) -> Launch:
-    """The command that carries out the newest attempt of `record`. `fenced`: see core/commands.py."""
+    """Return the command that launches the newest attempt of `record`. `fenced`: see core/commands.py."""
     job, first = record.job, shares[0].devices
-    visited = dict.fromkeys(attempt.pool for attempt in reversed(record.attempts[:-1]))
+    earlier_pools = dict.fromkeys(attempt.pool for attempt in reversed(record.attempts[:-1]))
     return Launch(
         job.id,
         job.epoch,
@@ -48,7 +49,7 @@ def launch(record: Record, shares: list[Share], *, fenced: bool = False) -> Laun
         fenced,
         job.package,
         job.secrets,
-        tuple(visited),
+        tuple(earlier_pools),
         record.checkpoint,
         job.resume_from,
         ran(record.attempts[:-1]),
@@ -59,7 +60,7 @@ def launch(record: Record, shares: list[Share], *, fenced: bool = False) -> Laun
 
 
 def orders(record: Record, shares: list[Share]) -> tuple[Order, ...]:
-    """One per node, in rank order; where ranks meet and what they resume from is filled in when they are given."""
+    """Return one order per node, in rank order. The launch adds the rendezvous address and the checkpoint later."""
     launch = record.attempts[-1].launch
     ranks = [ranks_of(record.job.task, launch, len(share.numbers)) for share in shares]
     common = _common(record) | {"world_size": sum(ranks), "master_address": "", "master_port": 0}
@@ -114,9 +115,10 @@ def _common(record: Record) -> dict[str, Any]:
 
 
 def bundle(share: Share) -> Resources:
-    """What the devices cost in Ray's resources. A CPU device is its share of the node's CPUs, rounded down to what Ray
-    counts in, so that the shares of all devices fit together. Ray's number of them counts: it may have been told fewer
-    than the machine has (`ray start --num-cpus`), and would wait for the others for ever.
+    """Return the Ray resources of a share's devices.
+
+    A CPU device is its share of the node's CPUs, rounded down to Ray's unit so that all shares fit. Ray's own number of
+    CPUs is used: it may be smaller than the machine's (`ray start --num-cpus`), and Ray would never grant more.
     """
     resource, count = ray_resource(share.devices.backend, share.devices.emulated), len(share.numbers)
     if resource != "CPU":

@@ -1,8 +1,8 @@
-"""Devices that are held for nobody: by what has ended, or by Ray alone. The controller gets back what it can; `doctor`
-tells of the rest. Pure.
+"""Find leaked devices: held by an ended attempt, or reserved by Ray for a placement group that is gone. Pure.
 
-Where a message between two of Ray's processes is lost, Ray may go on reserving resources of a node for a placement
-group that is gone. Only a new raylet knows better: such a node is started again as soon as nothing runs there.
+The controller frees what it can; `polyfleet doctor` shows the rest. If a message between two of Ray's processes is
+lost, Ray may keep resources of a node reserved for ever. Only a new raylet frees them, so such a node is restarted as
+soon as nothing runs there.
 """
 
 from collections.abc import Iterable
@@ -16,20 +16,18 @@ from orchestrator.core.states import TERMINAL
 from orchestrator.core.timing import LEASE_MARGIN_S
 
 SOON_S = 10.0
-"""What ends in the ordinary way has been put away by then."""
+"""Seconds within which a normal end frees all devices."""
 
 CERTAIN_S = 30.0
-"""From the first launch that waited in vain for what nobody holds to the last: then Ray is not just late."""
+"""Seconds from the first failed launch to the last after which the cause is a stuck reservation, not a slow Ray."""
 
 APART_S = 180.0
-"""A job is tried again within a minute and some seconds: what is told so long after the last is something new."""
+"""Seconds between failed launches above which they are unrelated; a job is retried after about a minute at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """What holds devices that it should not (an attempt, a reservation, or Ray on the node of that name), and why that
-    is known.
-    """
+    """Holder of leaked devices (an attempt, a reservation, or Ray on `node`), and the evidence."""
 
     holder: str
     reason: str
@@ -37,16 +35,16 @@ class Leak:
 
 
 def told(draft: Draft, names: Iterable[str]) -> None:
-    """A launch waited in vain for resources of these nodes, which nobody holds whom Ray knows."""
+    """Record that a launch failed because resources of these nodes are reserved without a holder that Ray knows."""
     for name in names:
         if (node := draft.nodes.get(name)) is not None:
-            known = node.withheld or Withheld(draft.now.s, draft.now.s)
-            since_s = known.since_s if draft.now.s - known.told_s < APART_S else draft.now.s
-            draft.nodes[name] = replace(node, withheld=replace(known, since_s=since_s, told_s=draft.now.s))
+            withheld = node.withheld or Withheld(draft.now.s, draft.now.s)
+            since_s = withheld.since_s if draft.now.s - withheld.told_s < APART_S else draft.now.s
+            draft.nodes[name] = replace(node, withheld=replace(withheld, since_s=since_s, told_s=draft.now.s))
 
 
 def look(draft: Draft, tick: Tick) -> None:
-    """Once per tick: nodes of which Ray has lost count are started again once nothing runs there."""
+    """Restart nodes with stuck reservations once nothing runs there. Called once per tick."""
     for name, node in draft.nodes.items():
         if node.withheld is None or node.restarts(draft.now.s):
             continue
@@ -56,28 +54,28 @@ def look(draft: Draft, tick: Tick) -> None:
             _restart(draft, node, node.withheld)
 
 
-def not_restarted(draft: Draft, told: NotRestarted) -> None:
-    node = draft.nodes.get(told.node)
-    if node is not None and node.ray_id == told.ray_id:
+def not_restarted(draft: Draft, message: NotRestarted) -> None:
+    node = draft.nodes.get(message.node)
+    if node is not None and node.ray_id == message.ray_id:
         draft.nodes[node.name] = replace(node, withheld=None)
         draft.change(changed=True)
 
 
-def _restart(draft: Draft, node: Node, kept: Withheld) -> None:
-    """Launches that wait in vain there are none of its work, but others follow them unless the node is closed."""
+def _restart(draft: Draft, node: Node, withheld: Withheld) -> None:
+    """Restart an idle node, else close it if only launches are left there, so that no new ones begin."""
     if _is_idle(draft, node):
-        after = replace(kept, restarted_s=draft.now.s)
-        said = f"node {node.name} was restarted: Ray kept its devices reserved although nothing used them"
-        draft.command(RestartNode(node.name, node.ray_id, said))
+        updated = replace(withheld, restarted_s=draft.now.s)
+        message = f"node {node.name} was restarted: Ray kept its devices reserved although nothing used them"
+        draft.command(RestartNode(node.name, node.ray_id, message))
     else:
-        after = replace(kept, closing=all(draft.lives[job].launching for job in draft.on_node(node.name)))
-    if after != kept:
-        draft.nodes[node.name] = replace(node, withheld=after)
+        updated = replace(withheld, closing=all(draft.lives[job].launching for job in draft.on_node(node.name)))
+    if updated != withheld:
+        draft.nodes[node.name] = replace(node, withheld=updated)
         draft.change(changed=True)
 
 
-def _is_certain(kept: Withheld) -> bool:
-    return kept.told_s - kept.since_s >= CERTAIN_S
+def _is_certain(withheld: Withheld) -> bool:
+    return withheld.told_s - withheld.since_s >= CERTAIN_S
 
 
 def _is_idle(draft: Draft, node: Node) -> bool:
@@ -89,28 +87,31 @@ def found(control: Control, now: Now) -> list[Leak]:
 
 
 def _of_ended_jobs(control: Control, now: Now) -> list[Leak]:
-    """Jobs that ended while their attempt still has devices: past its lease it has no right to run."""
+    """Return ended jobs whose attempt still holds devices although its lease has expired."""
     leaks = []
-    for live in control.lives.values():
-        record = control.records[live.job]
+    for attempt in control.lives.values():
+        record = control.records[attempt.job]
         job = record.job
-        kept_s = 0.0 if live.cancelled_s is None else now.s - live.cancelled_s
-        if job.state in TERMINAL and kept_s > job.recovery.lease_s + LEASE_MARGIN_S + SOON_S:
-            devices = ", ".join(f"{part.devices_id} {list(part.numbers)}" for part in live.parts)
-            since = f"cancelled {kept_s:.0f} s ago; its launch has not ended"
-            if not live.launching:
-                since = f"asked to stop {kept_s:.0f} s ago"
-            leaks.append(Leak(live.key, f"the job is {job.state}, and its attempt still holds {devices}, {since}"))
+        held_s = 0.0 if attempt.cancelled_s is None else now.s - attempt.cancelled_s
+        if job.state in TERMINAL and held_s > job.recovery.lease_s + LEASE_MARGIN_S + SOON_S:
+            devices = ", ".join(f"{part.devices_id} {list(part.numbers)}" for part in attempt.parts)
+            since = f"cancelled {held_s:.0f} s ago; its launch has not ended"
+            if not attempt.launching:
+                since = f"although its stop was requested {held_s:.0f} s ago"
+            leaks.append(Leak(attempt.key, f"the job is {job.state}, and its attempt still holds {devices}, {since}"))
     return leaks
 
 
 def _not_released(control: Control, now: Now) -> list[Leak]:
-    late = [(place, kept) for place, kept in control.releasing.items() if now.s - kept.since_s > SOON_S]
-    return [Leak(kept.attempt, f"Ray has kept its reservation for {now.s - kept.since_s:.0f} s") for _, kept in late]
+    overdue = [(place, pending) for place, pending in control.releasing.items() if now.s - pending.since_s > SOON_S]
+    return [
+        Leak(pending.attempt, f"Ray has kept its reservation for {now.s - pending.since_s:.0f} s")
+        for _, pending in overdue
+    ]
 
 
 def _withheld(control: Control, now: Now) -> list[Leak]:
-    nodes = [(node.name, node.withheld) for node in control.nodes.values() if not node.lost]
-    kept = [(name, kept) for name, kept in nodes if kept and _is_certain(kept) and now.s - kept.told_s < APART_S]
+    rows = [(node.name, node.withheld) for node in control.nodes.values() if not node.lost]
+    stuck = [(name, row) for name, row in rows if row and _is_certain(row) and now.s - row.told_s < APART_S]
     why = "devices of the node have been reserved for at least {:.0f} s although nothing uses them"
-    return [Leak("Ray", why.format(now.s - known.since_s), node) for node, known in kept]
+    return [Leak("Ray", why.format(now.s - withheld.since_s), node) for node, withheld in stuck]

@@ -1,7 +1,7 @@
-"""What the controller is told: by users, by agents, by those who carry out its commands, by the clock.
+"""Messages to the controller: from users, agents, the executor of its commands, and the clock.
 
-Any message may come twice, late, or after another that was sent later: no order is relied on. Submitted alone comes
-once, since a job that has ended is not kept here.
+A message may arrive twice, late or out of order, so the core relies on no order. Only Submitted arrives exactly once,
+since the controller does not keep ended jobs and would not recognise a repetition.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from workers.messages import AttemptStatus
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """`s`, monotonic, decides. `wall_s`, of the epoch, is written into events for people."""
+    """Present time. Decisions use `s` (monotonic); `wall_s` (seconds since 1970) is written into events for people."""
 
     s: float
     wall_s: float = 0.0
@@ -25,14 +25,14 @@ class Now:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """Jobs that the store holds now."""
+    """New jobs that the store has committed."""
 
     records: tuple[Record, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CancelAsked:
-    """A job that has ended stays as it is."""
+    """Request to cancel a job. It has no effect on a job that has ended."""
 
     job: str
     reason: str = "cancelled by the user"
@@ -40,7 +40,7 @@ class CancelAsked:
 
 @dataclass(frozen=True, slots=True)
 class MigrateAsked:
-    """Move `job` to devices of `kinds` (patterns), of `pool` or any for "". Refused while none is free there."""
+    """Request to move `job` to devices of `kinds` (patterns) in `pool` ("": any). Rejected while none is free there."""
 
     job: str
     kinds: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class MigrateAsked:
 
 @dataclass(frozen=True, slots=True)
 class DrainAsked:
-    """Let `node` take no new work; `now`: its attempts save and move as well."""
+    """Request that `node` takes no new jobs. `now`: its attempts also save and move."""
 
     node: str
     reason: str = ""
@@ -58,34 +58,36 @@ class DrainAsked:
 
 @dataclass(frozen=True, slots=True)
 class ResumeAsked:
-    """Let `node` take work again, also one that is quarantined."""
+    """Request that `node` takes jobs again, also if it is quarantined."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveAsked:
-    """Forget `node`, which is lost and will not come back."""
+    """Request to remove `node`, which is lost and will not return."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """We are in the fleet's cluster."""
+    """The controller has joined the fleet's Ray cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parted:
-    """We are in no cluster: what runs goes on by its fence. `over`: that cluster will not come back."""
+    """The controller has left its cluster. Attempts keep running under their fences. `over`: the cluster has ended."""
 
     over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSeen:
-    """A living node as Ray lists it. `draining_s`: seconds left of a notice that Ray was given, or None. `cpus`: how
-    many Ray gives out there, 0 where it is not told. `pool`: as its label says, "" without one.
+    """Live node as listed by Ray.
+
+    `draining_s`: seconds left of a termination notice that Ray received, or None. `cpus`: number of CPUs that Ray
+    allocates there, 0 if unknown. `pool`: value of its label, "" without one.
     """
 
     ray_id: str
@@ -102,7 +104,7 @@ class NodesSeen:
 
 @dataclass(frozen=True, slots=True)
 class AgentMade:
-    """`error` is "" or why there is none."""
+    """Result of MakeAgent. `error` is "" or the reason why there is no agent."""
 
     node: str
     ray_id: str
@@ -111,7 +113,7 @@ class AgentMade:
 
 @dataclass(frozen=True, slots=True)
 class AgentDied:
-    """Its process ended: Ray starts it again, unless it is `gone` for good. `why`: it never began, for this reason."""
+    """An agent's process ended. Ray restarts it unless it is `gone`. `why`: the reason if it could not even start."""
 
     node: str
     ray_id: str
@@ -121,7 +123,7 @@ class AgentDied:
 
 @dataclass(frozen=True, slots=True)
 class AgentFailed:
-    """It answers with an error that is none of its attempts': it may be of another version."""
+    """An agent replies with an error that is not about its attempts; it may have another version."""
 
     node: str
     ray_id: str
@@ -130,10 +132,11 @@ class AgentFailed:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """An answer of an agent. `asked_s` (monotonic) is when it was asked: what it tells was true at that time or later.
+    """Reply of an agent to a poll sent at `asked_s` (monotonic): its contents were true at that time or later.
 
-    `facts` are None where they have not changed; `attempts` (keys of all it knows) where it was not asked for them.
-    `epochs`: the highest of each job that the node has seen. `known`: those of the jobs it tells of that the store has.
+    `facts` is None if unchanged. `attempts` contains the keys of all attempts on the node, None if not requested.
+    `epochs`: the highest epoch of each job that the node has seen. `known`: those of the reported jobs that are in the
+    store.
     """
 
     node: str
@@ -148,7 +151,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Spoiled:
-    """What an agent told of one part of an attempt cannot be used."""
+    """The reports of an agent about one part of an attempt cannot be read."""
 
     job: str
     epoch: int
@@ -160,9 +163,11 @@ class Spoiled:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """Every part was started. `step`: of the checkpoint it goes on from, or None, `source` its POOL:PATH. `missed` says
-    which newer one could not be reached, `missed_files` which files of the job, `script` what became of a checkpoint of
-    its script's own.
+    """Every part was started.
+
+    `step` is that of the checkpoint from which it resumes, or None, `source` its POOL:PATH. `missed` names a newer
+    checkpoint that could not be reached, `missed_files` files of the job that could not be reached. `script` describes
+    what was done with a checkpoint of the job's own script.
     """
 
     job: str
@@ -176,11 +181,12 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class LaunchFailed:
-    """`kind` is `user` (the job ends) or `launch`. Ranks may have been started on `nodes`; on no other. `failed` are
-    those that gave no answer, or not the one they should.
-    `seen`: the newest epoch that the fence or a node knows, where ours may have run already; else 0.
-    `short`: nodes of which Ray does not report as free what was asked for; `unheld`: those of them where nobody whom
-    Ray knows holds it.
+    """A launch failed. `kind` is `user` (the job ends) or `launch`.
+
+    Ranks may have been started on `nodes` only. `failed` are the nodes without a reply or with a wrong one.
+    `seen`: the newest epoch stored in the fence or on a node, if this epoch may have run already; else 0.
+    `short`: nodes where Ray does not report the requested resources as free; `unheld`: those of them where no user of
+    Ray holds these resources.
     """
 
     job: str
@@ -196,9 +202,7 @@ class LaunchFailed:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """A node was asked to stop an attempt; `error` is "" when it has heard. It runs until it reports its end. `asked_s`
-    is of the command that it answers.
-    """
+    """Reply to a Stop sent at `asked_s`. `error` is "" if the node received it; the attempt has not ended by that."""
 
     node: str
     job: str
@@ -210,10 +214,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """The fence of `job` was to stand at `epoch` at least, and stands at `stands`; or `error` says why not.
-
-    `asked_s` is of the command that it answers.
-    """
+    """Reply to a Fence sent at `asked_s` for `epoch` or above: the fence is at `stands`, or `error` says why not."""
 
     job: str
     epoch: int
@@ -224,7 +225,7 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The reservation of a place went back, or `error` says why not. `asked_s` is of the command that it answers."""
+    """Reply to a Release sent at `asked_s`: the reservation was removed, or `error` says why not."""
 
     place: str
     error: str = ""
@@ -233,16 +234,14 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """The places that are reserved in Ray in our name now."""
+    """Names of the reservations that we hold in Ray now."""
 
     places: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """A verified copy of the checkpoint of that step lies in the storage of `node`, at `path`; or `error`
-    says why not.
-    """
+    """Reply to Replicate: a verified copy is in the storage of `node` at `path`, or `error` says why not."""
 
     job: str
     step: int
@@ -253,7 +252,7 @@ class Replicated:
 
 @dataclass(frozen=True, slots=True)
 class NotRestarted:
-    """A node that was to be started again stays as it is: nothing is withheld there now, or it was too often."""
+    """Reply to RestartNode if the node is not restarted: no reservation is stuck now, or it was restarted too often."""
 
     node: str
     ray_id: str
@@ -261,8 +260,9 @@ class NotRestarted:
 
 @dataclass(frozen=True, slots=True)
 class NodesAsked:
-    """The autoscaler was told what nodes are needed, or `error` says why not. `failed`: pool -> why its newest launch
-    failed, as the autoscaler tells.
+    """Reply to AskNodes: the autoscaler has received the request, or `error` says why not.
+
+    `failed`: pool -> reason for the failure of its newest launch, as reported by the autoscaler.
     """
 
     error: str = ""
@@ -271,11 +271,13 @@ class NodesAsked:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed. `trouble` is "" or why nothing can be placed now; `prices` of a device per hour, by pool.
-    `recorded` are the nodes of the fleet's record, `expected` those of them that live as far as is known there: one
-    that has not told yet is not absent. `repairs`: this server starts them again when they end. `groups` are what this
-    cluster's autoscaler may start, `called`: when an agent was last asked for something beside jobs, by node.
-    `history` is what jobs of each workload took, `policy` and `projects` are the fleet file's.
+    """Time has passed; sent at regular intervals with facts that the core needs.
+
+    `trouble` is "" or the reason why nothing can be placed now. `prices` are per device and hour, by pool. `recorded`
+    are the nodes of the fleet's record, `expected` those of them that are alive according to it, even if they have not
+    reported yet. `repairs`: this server restarts these nodes when they end. `groups` are the nodes that this cluster's
+    autoscaler may start. `called`: time of the last request to an agent other than for jobs, by node. `history` has the
+    durations of ended jobs by workload; `policy` and `projects` are from the fleet file.
     """
 
     throughput: Throughput = field(default_factory=Throughput)

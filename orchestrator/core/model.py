@@ -1,4 +1,4 @@
-"""What the core sees and what it decides: frozen data, no methods that do anything."""
+"""Input and output of the core (snapshot and plan) as frozen data without behaviour."""
 
 import hashlib
 from collections.abc import Mapping
@@ -15,15 +15,14 @@ from orchestrator.core.throughput import History, Throughput
 class Candidate:
     """One acceptable way to run a job. `kinds` are patterns: `nvidia:H100-80GB`, a backend alone (`tpu`), or `any`.
 
-    `count` devices on each of `nodes` nodes; `min_count` ≤ count where a range was asked for; memory is per device.
-    `memory_estimated`: from the numbers of its model. `exclusive`: all devices of the kind on each node, none of which
-    anybody else holds; the counts then say nothing.
-    `whole_batch`: `batch_size` is of all ranks together, and each takes an equal share; else it is of one rank.
-    `launch` is of a command: one of workers.messages.LAUNCHES. `max_price` is of one device per hour; 0: any.
-    `pools`: any of these, () for all, but none of `not_pools`; `dtypes` are those it has to compute with natively, and
-    `features` what it needs beside (cluster/catalogue/device_features.py).
-    Overrides are merged with the job's own values already (see orchestrator/job_spec.py); zero and "" mean that nothing
-    was said.
+    `count` devices on each of `nodes` nodes; `min_count` ≤ count if a range was requested; memory is per device.
+    `memory_estimated`: it was computed from the sizes of its model. `exclusive`: all devices of the kind on each node,
+    none of them used by another job; the counts then have no meaning.
+    `whole_batch`: `batch_size` is the total of all ranks, each of which takes an equal share; else it is per rank.
+    `launch` applies to a command: one of workers.messages.LAUNCHES. `max_price` is per device and hour; 0: any.
+    `pools`: any of these, () for all, but none of `not_pools`. `dtypes` must be supported natively, and `features` are
+    other requirements (cluster/catalogue/device_features.py).
+    Overrides are merged with the job's own values already (see orchestrator/job_spec.py); zero and "" mean not set.
     """
 
     kinds: tuple[str, ...]
@@ -50,21 +49,21 @@ class Candidate:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The numbers of devices per node that may be taken, ascending."""
+        """Allowed numbers of devices per node, ascending."""
         return tuple(filter(self.divides, range(self.min_count, self.count + 1)))
 
     def divides(self, count: int) -> bool:
-        """So many devices per node share the batch equally."""
+        """Return True if the batch can be divided equally among `count` devices per node."""
         return not self.whole_batch or self.batch_size % (count * self.nodes) == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What may be tried again. `max_restarts` counts failures of the job's code, `max_interruptions` those of nodes.
+    """Retry limits. `max_restarts` counts failures of the job's code, `max_interruptions` those of nodes; -1: no limit.
 
-    -1: no limit. An exit code of `retry_exit_codes` counts as an interruption. `on_events` replaces what retry.py does
-    by default after a failure of that kind: restart, retry, next, fail, or (of nan) ignore. `on_disconnect`: restart,
-    wait or stop. `hang_after_s` 0: the default rule of its task, -1: never.
+    An exit code in `retry_exit_codes` counts as an interruption. `on_events` replaces the default action of retry.py
+    for a kind of failure: restart, retry, next, fail, or (for nan) ignore. `on_disconnect`: restart, wait or stop.
+    `hang_after_s` 0: the default rule of its task, -1: never.
     """
 
     max_restarts: int = 0
@@ -81,9 +80,10 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Something to read that a job is shown at `mount` in its folder. `uri` is an object store's place, POOL:PATH, or a
-    path of the machine that submitted it; of the latter the server has the content, named by `sha256`. Else that may be
-    "": any content will do.
+    """Input data that a job reads at `mount` in its folder.
+
+    `uri` is an object store URL, POOL:PATH, or a path on the submitting machine. For such a path the server has stored
+    the content, named by `sha256`; else `sha256` may be "", which accepts any content.
     """
 
     uri: str
@@ -92,13 +92,13 @@ class Data:
 
     @property
     def key(self) -> str:
-        """As nodes tell what they have cached of it (cluster/content_cache.py)."""
+        """Key by which nodes report cached content (cluster/content_cache.py)."""
         return (self.sha256 or hashlib.sha256(self.uri.encode()).hexdigest())[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """How much work a job is, as its user says: so many steps, or hours on one device of kind `on`. 0: not said."""
+    """Size of a job as declared by its user: steps, or hours on one device of kind `on`. 0: not declared."""
 
     steps: int = 0
     hours: float = 0.0
@@ -107,20 +107,20 @@ class Declared:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What was asked for, and where it stands: all that an order to a node needs. Built by folding the event log.
+    """Request and state of a job: all that an order to a node needs. Built by folding the event log.
 
-    `number` is the order of submission. `workload` names what was measured of it (see throughput.py), `package` is the
-    SHA-256 of the code archive, `content_sha` of its content without times; `secrets` are references, never values.
-    `output_limit_bytes`: of its folder of files on each node, 0 where the job sets none.
-    `replicas`: so many copies of its newest checkpoint are kept on other machines (see checkpoint_replication.py).
-    `refusals` are launches in a row that did not start any rank.
-    `weight` is of its value among equals; `project` is whose quota it counts against; `deadline_s` is by the wall
-    clock, 0 for none; `work` is how much it is.
-    `first_candidate` is where the search starts: 0, or one past the candidate whose attempt ended badly (see retry.py).
-    `avoid` names the nodes of an attempt that ended badly: others come first. `backend` is of its newest attempt.
-    `floor`: the highest epoch that a node has seen of it, where that is above `epoch`; no epoch is ever used again.
-    `overtaken`: attempts that this log does not know have run, and none has started since.
-    `checkpoint_in`: storages that hold its newest checkpoint; told of jobs that wait.
+    `number` is the position in the order of submission. `workload` is the key of its measurements (see throughput.py).
+    `package` is the SHA-256 of the code archive, `content_sha` that of its content without times. `secrets` are
+    references, never values. `output_limit_bytes` limits its folder of files on each node; 0: no limit of the job.
+    `replicas`: number of copies of its newest checkpoint on other machines (see checkpoint_replication.py).
+    `refusals`: number of launches in a row that did not start any rank.
+    `weight` is its value relative to jobs of equal priority, `project` the owner of its quota, `deadline_s` by the wall
+    clock, 0 for none; `work` is its size.
+    `first_candidate` is where the search starts: 0, or one past the candidate whose attempt failed (see retry.py).
+    `avoid` names the nodes of a failed attempt; other nodes come first. `backend` is that of its newest attempt.
+    `floor`: the highest epoch that a node has seen for it, if above `epoch`; an epoch is never used twice.
+    `overtaken`: attempts that are missing from this log have run, and none has started since.
+    `checkpoint_in`: storages that hold its newest checkpoint; set for waiting jobs only.
     """
 
     id: str
@@ -167,9 +167,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """The equal devices of one node. `free` holds the numbers nobody leases; memory and price are of one device, `data`
-    names what the node has cached (`Data.key`), `storage` the storage in which its checkpoints lie. `host` is the
-    machine (NAME/ADDRESS) whose memory they share with all its other devices, "" for memory of their own.
+    """Equal devices of one node.
+
+    `free` are the numbers of unallocated devices; memory and price are per device. `data` lists content that the node
+    has cached (`Data.key`), `storage` is where its checkpoints are stored. `host` is the machine (NAME/ADDRESS) whose
+    memory the devices share with all its other devices, "" if they have memory of their own.
     """
 
     id: str
@@ -193,10 +195,11 @@ class Devices:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a job is, as it has reported: `step` of `of` (0 where that is not known) at `at_s`, monotonic. `rates`
-    are steps per second by (kind, devices), a mean in which newer reports weigh more; `ran_s` device-seconds in all its
-    attempts that ended, `ran_on` the same by kind; `starts_s` is how long the newest attempt took from its placing to
-    its first report, 0 where that is not known. While no attempt is live, `step` is where the next one goes on.
+    """Progress that a job has reported: `step` of `of` (0 if unknown) at `at_s`, monotonic.
+
+    `rates` are steps per second by (kind, devices), a mean in which newer reports weigh more. `ran_s` are the
+    device-seconds of all ended attempts, `ran_on` the same by kind. `starts_s` is the time of the newest attempt from
+    placement to its first report, 0 if unknown. While no attempt is live, `step` is where the next one resumes.
     """
 
     step: int = 0
@@ -210,8 +213,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """Monotonic: when this server learned of a job, and since when the job waits, or since when an attempt of it is
-    placed. A clock that is set makes no difference to it; what was before this server does not count.
+    """Monotonic times of a job: `known_s` when this server first saw it, `state_s` since when it waits or is placed.
+
+    Changes of the wall clock do not affect them; time before this server started does not count.
     """
 
     known_s: float
@@ -220,9 +224,11 @@ class Since:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A live attempt: which devices it holds and how dear it is to stop. `priority` is its job's, and what it had aged
-    when it was placed; `order` is of submission. `asked` is its job and `candidate` the one it runs as. `saves`: it has
-    a checkpoint, so that it loses little when it is stopped.
+    """Live attempt: the devices it holds, and facts about the cost of stopping it.
+
+    `priority` is that of its job plus the ageing when it was placed; `order` is the job's position in the order of
+    submission. `asked` is its job, `candidate` the candidate that it runs. `saves`: it has a checkpoint, so it loses
+    little when it is stopped.
     """
 
     job: str
@@ -238,11 +244,13 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that a plan is made from. `now_s` and `paused_until_s` (by job) are monotonic and decide; `wall_s` is only
-    told: how old a measurement is. `startable` are devices of nodes that an autoscaler may start, `notes` what is told
-    of that by job, as in Plan.why_not. `progress` is by job, of those that have run or reported; `since` of all.
-    `policy` is one of planner.policies.POLICIES, `memory` what the plan before this one left for it, `ageing_s` and
-    `explore_device_s` as in policy.Policy.
+    """Input of a plan.
+
+    `now_s` and `paused_until_s` (by job) are monotonic and affect decisions; `wall_s` is only used in messages, for the
+    age of measurements. `startable` are devices of nodes that an autoscaler may start, `notes` sentences about them by
+    job, as in Plan.why_not. `progress` has the jobs that have run or reported, `since` all jobs. `policy` is one of
+    planner.policies.POLICIES. `memory` was returned by the previous plan; `ageing_s` and `explore_device_s` are as in
+    policy.Policy.
     """
 
     now_s: float
@@ -265,14 +273,15 @@ class Snapshot:
 
     @property
     def possible(self) -> tuple[Devices, ...]:
-        """What there is, and what there may be."""
+        """Existing devices and those that an autoscaler may start."""
         return (*self.devices, *self.startable)
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start `job` as its candidate number `candidate` on these leases: (devices id, numbers) per node, by rank. `aged`:
-    it has waited so long that it counts as of so much more priority.
+    """Start `job` as candidate number `candidate` on these devices: (devices id, numbers) per node, by rank.
+
+    `aged`: priority that the job has gained by waiting.
     """
 
     job: str
@@ -284,7 +293,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """Ask `victim` to save and stop so that `job` can start. The same job: so that it can go on at a better place."""
+    """Ask `victim` to save and stop so that `job` can start. If they are the same job, it moves to a better place."""
 
     victim: str
     job: str
@@ -293,9 +302,11 @@ class Preempt:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do now. `why_not`: job -> (candidate number, devices id or "" for all) -> the refusing sentence.
-    `memory` is for the next plan. `value` and `bound` certify the decision, in units of the policy: no other could be
-    worth more than `bound`; both are 0 where it goes by order alone.
+    """Output of a plan: what to do now.
+
+    `why_not`: job -> (candidate number, devices id or "" for all) -> reason for the refusal. `memory` is input of the
+    next plan. `value` and `bound` are in units of the policy: no other decision can be worth more than `bound`; both
+    are 0 if the policy uses only the order of jobs.
     """
 
     start: tuple[Start, ...] = ()
@@ -307,13 +318,13 @@ class Plan:
 
     @property
     def gap(self) -> float:
-        """Of the bound; 0 to 1: what any other decision could gain at most."""
+        """Fraction of the bound (0 to 1) that any other decision could gain at most."""
         return max(0.0, 1.0 - self.value / self.bound) if self.bound else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line of the log, in the past tense. `epoch` is of its attempt; the store gives `seq`, 0 before."""
+    """Entry of the event log; `event` is in the past tense. `epoch`: that of its attempt; `seq`: 0 until stored."""
 
     job: str
     event: str

@@ -1,8 +1,8 @@
-"""Which running jobs may be stopped or moved for a better use of the fleet, when that pays, and what it is called.
+"""Decide which running jobs may be stopped or moved for a better use of the fleet, and give the reason.
 
-Only a training that has a checkpoint is touched, that has run for longer than its start took, and whose user does not
-count its interruptions. It stops for an equal where the policy gains more by that than it costs, and it moves where it
-would end earlier by more than the move takes.
+Only trainings are stopped or moved that have a checkpoint, have run for longer than their start took, and have no limit
+of interruptions. One stops for a job of the same priority if the policy gains more by that than it costs, and moves if
+it would then end earlier by more than the move takes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,30 +17,30 @@ from orchestrator.core.placement_slots import Island, Place, Reserved
 from orchestrator.core.planner.job_order import Leave
 
 KEPT_S = 300.0
-"""So long devices are kept for a job that is on its way to them, or for which others save and stop."""
+"""Seconds that devices stay reserved for a job that moves to them, or for which others save and stop."""
 
 STRETCH, STARVES_S, DRAINS = 10.0, 1800.0, 2.0
-"""A job goes first that has waited for so many times as long as it runs, for so many seconds at least, and for so many
-times as long as all that waits and is no larger would take: where all have to wait long, none of them starves.
+"""A job starves, and then goes first, if it has waited longer than STRETCH times its duration, than STARVES_S, and than
+DRAINS times what all waiting jobs up to its size would take together. If all have to wait long, none starves.
 """
 
 SETTLED = 2.0
-"""Of the time a job needs for a start: it is left where it is for so long."""
+"""A job may move only after this many times the duration of its start."""
 
 GAIN = 0.1
-"""Of what is left of a job, the least that a move has to save beyond its cost."""
+"""Least fraction of a job's remaining time that a move has to save beyond its cost."""
 
 
-def still(seen: Snapshot) -> dict[str, Reserved]:
-    """What was reserved, and is needed yet. A user may have asked for other devices meanwhile."""
-    if not seen.memory.reserved:
+def still(snapshot: Snapshot) -> dict[str, Reserved]:
+    """Return reservations that are still needed: not expired, and the job still requests such devices."""
+    if not snapshot.memory.reserved:
         return {}
-    jobs = [*seen.jobs, *(r.asked for r in seen.running if r.stopping and r.asked)]
-    kept = ((job, seen.memory.reserved.get(job.id)) for job in jobs)
+    jobs = [*snapshot.jobs, *(r.asked for r in snapshot.running if r.stopping and r.asked)]
+    pairs = ((job, snapshot.memory.reserved.get(job.id)) for job in jobs)
     return {
         job.id: reserved
-        for job, reserved in kept
-        if reserved and seen.now_s < reserved.until_s and _asks_for(job, reserved.place)
+        for job, reserved in pairs
+        if reserved and snapshot.now_s < reserved.until_s and _asks_for(job, reserved.place)
     }
 
 
@@ -51,34 +51,32 @@ def _asks_for(job: Job, place: Place) -> bool:
     return want.nodes == place.nodes and (want.exclusive or place.count in want.counts)
 
 
-def keep_for_those_that_stop(seen: Snapshot, reserved: Mapping[str, Reserved], room: Room) -> None:
-    """A job that still saves before it moves is in no line: nobody else takes its next place meanwhile."""
-    for attempt in seen.running:
-        if attempt.stopping and attempt.asked and (kept := reserved.get(attempt.job)):
-            want = attempt.asked.candidates[kept.place.candidate]
-            room.quota.keep_more(attempt.asked, kept.place.island.kind, kept.place.devices, attempt)
-            promised = {have.id: room.promised(have.id) for have in nodes_at(kept.place.island, room)}
-            for devices_id in fullest(kept.place, promised):
-                room.keep(attempt.job, want, devices_id, kept.place.count)
+def keep_for_those_that_stop(snapshot: Snapshot, reserved: Mapping[str, Reserved], capacity: Room) -> None:
+    """Reserve the next places of jobs that are still saving before a move, since these are not in the queue."""
+    for attempt in snapshot.running:
+        if attempt.stopping and attempt.asked and (reservation := reserved.get(attempt.job)):
+            want = attempt.asked.candidates[reservation.place.candidate]
+            capacity.quota.keep_more(attempt.asked, reservation.place.island.kind, reservation.place.devices, attempt)
+            available = {have.id: capacity.promised(have.id) for have in nodes_at(reservation.place.island, capacity)}
+            for devices_id in fullest(reservation.place, available):
+                capacity.keep(attempt.job, want, devices_id, reservation.place.count)
 
 
-def nodes_at(island: Island, room: Room) -> Iterator[Devices]:
-    for have in room.devices.values():
+def nodes_at(island: Island, capacity: Room) -> Iterator[Devices]:
+    for have in capacity.devices.values():
         if have.schedulable and Island(have.pool, have.kind, have.backend, have.environment) == island:
             yield have
 
 
-def fullest(place: Place, promised: Mapping[str, int]) -> list[str]:
-    """The nodes on which so many devices are free, or will be: those with the fewest more; [] where there are not
-    enough of them.
-    """
-    able = sorted((count, devices_id) for devices_id, count in promised.items() if count >= place.count)
-    return [devices_id for _, devices_id in able[: place.nodes]] if len(able) >= place.nodes else []
+def fullest(place: Place, available: Mapping[str, int]) -> list[str]:
+    """Return the tightest nodes with enough devices free or freeing for `place`; [] if there are too few nodes."""
+    suitable = sorted((count, devices_id) for devices_id, count in available.items() if count >= place.count)
+    return [devices_id for _, devices_id in suitable[: place.nodes]] if len(suitable) >= place.nodes else []
 
 
-def starves(job: Job, seen: Snapshot, expect: Expect, drains_s: Sequence[float] = ()) -> bool:
-    """`drains_s` as Memory has them."""
-    waited_s = in_state_s(job.id, seen)
+def starves(job: Job, snapshot: Snapshot, expect: Expect, drains_s: Sequence[float] = ()) -> bool:
+    """Return True if the job has waited too long. `drains_s` as in Memory."""
+    waited_s = in_state_s(job.id, snapshot)
     if waited_s <= STARVES_S:
         return False
     want = job.candidates[0]
@@ -88,36 +86,36 @@ def starves(job: Job, seen: Snapshot, expect: Expect, drains_s: Sequence[float] 
     return waited_s > max(STRETCH * runs_s, DRAINS * drain_s)
 
 
-def movable(seen: Snapshot, room: Room) -> list[Running]:
-    return [r for r in room.running.values() if not r.stopping and _may_move(r, seen)]
+def movable(snapshot: Snapshot, capacity: Room) -> list[Running]:
+    return [r for r in capacity.running.values() if not r.stopping and _may_move(r, snapshot)]
 
 
-def _may_move(attempt: Running, seen: Snapshot) -> bool:
+def _may_move(attempt: Running, snapshot: Snapshot) -> bool:
     job = attempt.asked
     if job is None or job.task != "train" or not (attempt.saves and attempt.preemptible):
         return False
-    return job.recovery.max_interruptions < 0 and in_state_s(job.id, seen) >= SETTLED * restart_s(job.id, seen)
+    return job.recovery.max_interruptions < 0 and in_state_s(job.id, snapshot) >= SETTLED * restart_s(job.id, snapshot)
 
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
-    """Running jobs that equals may stop now: the decision would have them elsewhere, or nowhere for now."""
+    """Running jobs that others of the same priority may stop: the decision places them elsewhere or not at all."""
 
     by_job: Mapping[str, Leave] = field(default_factory=dict)
 
     def up_to(self, priority: int) -> frozenset[str]:
-        """A job that has aged into a higher tier stops nobody of it."""
+        """Return jobs up to this priority; a job that has aged into a higher tier stops no job of that tier."""
         return frozenset(job for job, leave in self.by_job.items() if leave.attempt.priority <= priority)
 
-    def sentences(self, job: Job, claimed: Claim, expect: Expect) -> dict[str, str]:
-        """Why each of those that stop for an equal does, by job."""
-        if not claimed.victims:
+    def sentences(self, job: Job, reservation: Claim, expect: Expect) -> dict[str, str]:
+        """Return the reasons for attempts that stop for a job of the same priority, by job."""
+        if not reservation.victims:
             return {}
-        kind = claimed.nodes[0].partition("/")[2]
-        left = expect(job, kind, claimed.count * len(claimed.nodes))
+        kind = reservation.nodes[0].partition("/")[2]
+        left = expect(job, kind, reservation.count * len(reservation.nodes))
         return {
-            victim.job: _makes_way(self.by_job[victim.job], job, claimed, left)
-            for victim in claimed.victims
+            victim.job: _makes_way(self.by_job[victim.job], job, reservation, left)
+            for victim in reservation.victims
             if victim.job in self.by_job and victim.priority == job.priority
         }
 
@@ -125,25 +123,27 @@ class Leaves:
 NOBODY = Leaves()
 
 
-def _makes_way(leave: Leave, job: Job, claimed: Claim, left: Expected) -> str:
-    told = f"makes way on {', '.join(claimed.nodes)} for {job.id} of the same priority, to which they are worth more"
-    theirs = f"{told_s(left.seconds)} left of that one" if left.known else "it is not known how long that one takes"
-    return f"{told}: {theirs}, {told_s(leave.here.seconds)} left of this"
+def _makes_way(leave: Leave, job: Job, reservation: Claim, remaining: Expected) -> str:
+    why = f"makes way on {', '.join(reservation.nodes)} for {job.id} of the same priority, which gains more from them"
+    theirs = (
+        f"{told_s(remaining.seconds)} left of {job.id}" if remaining.known else f"the duration of {job.id} is unknown"
+    )
+    return f"{why}: {theirs}, {told_s(leave.here.seconds)} left of this job"
 
 
-def pays(leave: Leave, seen: Snapshot, others_s: float = 0.0) -> bool:
-    """Both ends are known, and it ends earlier by more than the move costs, and others lose by it."""
+def pays(leave: Leave, snapshot: Snapshot, others_s: float = 0.0) -> bool:
+    """Return True if both durations are known and the move saves more time than it costs this job and others."""
     if leave.place is None or not (leave.here.known and leave.there.known):
         return False
-    costs_s = restart_s(leave.attempt.job, seen)
+    costs_s = restart_s(leave.attempt.job, snapshot)
     saved_s = leave.here.seconds - leave.there.seconds - costs_s - others_s
     return saved_s > max(costs_s, GAIN * leave.here.seconds)
 
 
-def sentence(leave: Leave, seen: Snapshot) -> str:
+def sentence(leave: Leave, snapshot: Snapshot) -> str:
     place = leave.place
     assert place is not None
-    costs_s = restart_s(leave.attempt.job, seen)
+    costs_s = restart_s(leave.attempt.job, snapshot)
     where = f"{place.devices} {place.island.kind} in pool {place.island.pool}"
-    told = f"there about {told_s(leave.there.seconds)} are left of it, here {told_s(leave.here.seconds)}"
-    return f"moves to {where}: {told}, and the move costs about {told_s(costs_s)}"
+    saving = f"about {told_s(leave.there.seconds)} are left there, {told_s(leave.here.seconds)} here"
+    return f"moves to {where}: {saving}, and the move costs about {told_s(costs_s)}"

@@ -1,4 +1,4 @@
-"""What users ask of nodes. Pure."""
+"""Handle users' requests about nodes: drain, resume and remove. Pure."""
 
 from dataclasses import replace
 
@@ -11,51 +11,53 @@ from orchestrator.core.messages import DrainAsked, RemoveAsked, ResumeAsked
 from orchestrator.core.nodes import OWNER
 
 
-def drain(draft: Draft, asked: DrainAsked) -> None:
-    if asked.node not in draft.nodes:
-        draft.command(Refuse(f"no node {asked.node!r}", nearest(asked.node, sorted(draft.nodes)), absent=True))
+def drain(draft: Draft, message: DrainAsked) -> None:
+    if message.node not in draft.nodes:
+        draft.command(Refuse(f"no node {message.node!r}", nearest(message.node, sorted(draft.nodes)), absent=True))
         return
-    if draft.control.drained.get(asked.node) != asked.reason:
-        draft.note(OWNER + asked.node, "drained", reason=asked.reason)
-        draft.drained[asked.node] = asked.reason
+    if draft.control.drained.get(message.node) != message.reason:
+        draft.note(OWNER + message.node, "drained", reason=message.reason)
+        draft.drained[message.node] = message.reason
         draft.change(changed=True)
-    if asked.now:
+    if message.now:
         attempt_stops.save_all(
-            draft, asked.node, f"node {asked.node} is drained{f': {asked.reason}' if asked.reason else ''}"
+            draft, message.node, f"node {message.node} is drained{f': {message.reason}' if message.reason else ''}"
         )
 
 
-def remove(draft: Draft, asked: RemoveAsked) -> None:
-    """Of a node that is gone for good nothing is told any more; the name may come back, and take work then."""
-    node = draft.nodes.get(asked.node)
-    if node is None and asked.node not in draft.drained:
-        draft.command(Refuse(f"no node {asked.node!r}", nearest(asked.node, sorted(draft.nodes)), absent=True))
+def remove(draft: Draft, message: RemoveAsked) -> None:
+    """Remove a node that will not return. A new node with its name may join later and take jobs."""
+    node = draft.nodes.get(message.node)
+    if node is None and message.node not in draft.drained:
+        draft.command(Refuse(f"no node {message.node!r}", nearest(message.node, sorted(draft.nodes)), absent=True))
         return
     if node is not None and not node.lost:
         remedy = "drain it and stop its Ray node first; `polyfleet hosts remove` does both for a host"
-        draft.command(Refuse(f"node {asked.node} is still in the cluster", remedy))
+        draft.command(Refuse(f"node {message.node} is still in the cluster", remedy))
         return
-    if draft.on_node(asked.node):
-        held = ", ".join(sorted(draft.on_node(asked.node)))
-        draft.command(Refuse(f"node {asked.node} still has attempts of {held}", "wait until they were placed anew"))
+    if draft.on_node(message.node):
+        jobs = ", ".join(sorted(draft.on_node(message.node)))
+        draft.command(
+            Refuse(f"node {message.node} still has attempts of {jobs}", "wait until they have been placed again")
+        )
         return
-    if asked.node in draft.drained:
-        draft.note(OWNER + asked.node, "undrained")
-        draft.drained.pop(asked.node)
-    draft.nodes.pop(asked.node)
+    if message.node in draft.drained:
+        draft.note(OWNER + message.node, "undrained")
+        draft.drained.pop(message.node)
+    draft.nodes.pop(message.node)
     draft.change(changed=True)
 
 
-def resume(draft: Draft, asked: ResumeAsked) -> None:
-    node = draft.nodes.get(asked.node)
-    if node is None and asked.node not in draft.drained:
-        draft.command(Refuse(f"no node {asked.node!r}", nearest(asked.node, sorted(draft.nodes)), absent=True))
+def resume(draft: Draft, message: ResumeAsked) -> None:
+    node = draft.nodes.get(message.node)
+    if node is None and message.node not in draft.drained:
+        draft.command(Refuse(f"no node {message.node!r}", nearest(message.node, sorted(draft.nodes)), absent=True))
         return
-    if asked.node in draft.drained:
-        draft.note(OWNER + asked.node, "undrained")
-        draft.drained.pop(asked.node)
+    if message.node in draft.drained:
+        draft.note(OWNER + message.node, "undrained")
+        draft.drained.pop(message.node)
     if node is not None:
-        draft.nodes[asked.node] = replace(node, failures=(), quarantined_until_s=0.0)
+        draft.nodes[message.node] = replace(node, failures=(), quarantined_until_s=0.0)
         if node.resting:
-            wake(draft, asked.node)
+            wake(draft, message.node)
     draft.change(changed=True)

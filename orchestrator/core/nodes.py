@@ -1,4 +1,4 @@
-"""Nodes as the controller knows them, and what it may place on them. Pure."""
+"""State of nodes in the controller, and the devices that it may use there. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -12,26 +12,26 @@ from orchestrator.core.timing import NODE_SILENT_S
 from workers.messages import PROTOCOL
 
 OWNER = "node/"
-"""Events of a node stand in the log under this and its name; no job may be called so."""
+"""Prefix of a node's name in place of a job id in the log; no job id may begin with it."""
 
 EVENTS = ("drained", "undrained")
 
 FAILURES = 3
 WITHIN_S = 600.0
 ONE_FAULT_S = 15.0
-"""One fault is told by many: by Ray, by the agent's end, by each attempt that is lost; see `failed`."""
+"""Seconds in which several reports (from Ray, the agent's end, each lost attempt) count as one fault; see `failed`."""
 
 QUARANTINE_S = 600.0
 
 RESTART_S = 30.0
-"""A node that is started again is back within seconds, on a busy machine later."""
+"""Time for a restarted node to return: usually seconds, more on a busy machine."""
 
 Leased = dict[str, dict[int, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Stranger:
-    """An attempt that a node tells of and that is none of ours: how far it has told. `known`: of a job we have."""
+    """Untracked attempt that a node reports, with its cursor and phase. `known`: its job is in our log or store."""
 
     cursor: int
     phase: str
@@ -41,9 +41,10 @@ class Stranger:
 
 @dataclass(frozen=True, slots=True)
 class Withheld:
-    """Ray reserves resources of a node for nobody: since when that is known, when a launch was last refused for it, and
-    when the node was last to be started again. `closing`: launches there are waited for, and no more begin. Monotonic
-    seconds.
+    """Stuck reservation: Ray reserves resources of a node for a placement group that is gone. Monotonic seconds.
+
+    `since_s`: when that was first observed, `told_s`: when a launch last failed because of it, `restarted_s`: when the
+    node's restart was last requested. `closing`: no launches begin there, and running launches are waited for.
     """
 
     since_s: float
@@ -54,15 +55,17 @@ class Withheld:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """`heard_s` is of its newest answer, or of its appearance; `listed_s` of when it was asked for the newest list of
-    its attempts, None before the first. `lost` is "" while Ray says it lives; `lost_s` is since when a lost one could
-    have come back. `refused` is why it cannot be used at all (another protocol), `broken` why its agent cannot tell
-    what runs there, `drains` what Ray says of its end. `same_as`: the name that it was given and that another living
-    node bears. `failures`: the newest, as (when, what). `failing`: a failure was told since it was last heard.
-    `withheld`: see core/leaked_devices.py. `cpus`: how many Ray gives out there, 0 where that is not known. `unmade`:
-    how often in a row its agent could not be made or ended without a word. `resting_s`: when its agent was last ended
-    since an autoscaler may take the node away, None while it is to have one. `taken_s`: when a launch was last refused
-    since another user of the Ray cluster holds devices there. Monotonic seconds.
+    """State of a node. Times are monotonic seconds.
+
+    `heard_s`: time of its newest reply, or of its appearance. `listed_s`: when the newest list of its attempts was
+    requested, None before the first. `lost` is "" while Ray lists it as alive; `lost_s` is since when a lost node could
+    have returned. `refused`: why it cannot be used at all (another protocol); `broken`: why its agent cannot report
+    what runs there; `drains`: Ray's termination notice. `same_as`: its declared name, if another live node has that.
+    `failures`: the newest ones as (time, reason). `failing`: a failure was recorded since its last reply. `withheld`:
+    see core/leaked_devices.py. `cpus`: number of CPUs that Ray allocates there, 0 if unknown. `unmade`: number of times
+    in a row that its agent could not be started or ended without a reason. `resting_s`: when its agent was last ended
+    so that an autoscaler can remove the node, None while it should have an agent. `taken_s`: when a launch last failed
+    because another user of the Ray cluster holds devices there.
     """
 
     name: str
@@ -101,36 +104,37 @@ class Node:
 
     @property
     def notice(self) -> str:
-        """Why it is about to go, as its agent or Ray tells; "" while it stays."""
-        told = self.facts.notice if self.facts else None
-        return f"{told.reason} ({told.deadline_s:.0f} s were left)" if told else self.drains
+        """Termination notice from its agent or Ray; "" without one."""
+        notice = self.facts.notice if self.facts else None
+        return f"{notice.reason} ({notice.deadline_s:.0f} s were left)" if notice else self.drains
 
     @property
     def unknown(self) -> list[str]:
-        """Running attempts there that the store does not know."""
+        """Running attempts on the node whose jobs are not in the store."""
         return sorted(key for key, s in self.strangers.items() if not s.known and s.phase != "ended")
 
     @property
     def stopping(self) -> list[str]:
-        """Running attempts there that do not count any more: they still use their devices."""
+        """Running attempts on the node that do not count any more, but still use their devices."""
         return sorted(key for key, s in self.strangers.items() if s.known and s.phase != "ended")
 
     def runs(self, key: str) -> bool:
-        """Whether it tells of an attempt that is none of ours there, and that has not ended."""
+        """Return True if the node reports this untracked attempt as not ended."""
         return key in self.strangers and self.strangers[key].phase != "ended"
 
     def silent_s(self, now_s: float) -> float:
         return now_s - self.heard_s
 
     def restarts(self, now_s: float) -> bool:
-        """Whether it was to be started again a moment ago."""
+        """Return True if a restart of the node was requested in the last RESTART_S seconds."""
         return self.withheld is not None and now_s - self.withheld.restarted_s < RESTART_S
 
 
 def failed(node: Node, what: str, now_s: float, began_s: float | None = None) -> Node:
-    """One more failure of the node itself; the third within ten minutes puts it into quarantine. What is told of a node
-    that has not been heard since the last one is the same fault, and so is what began (`began_s`, None: now) before or
-    a moment after that.
+    """Record a failure of the node itself; the third within ten minutes puts it into quarantine.
+
+    It is the same fault as the last failure if the node has not answered since, or if it began (`began_s`, None: now)
+    before that failure or up to ONE_FAULT_S after it.
     """
     recent = tuple((at, why) for at, why in node.failures if now_s - at < WITHIN_S)
     since_s = now_s if began_s is None else began_s
@@ -142,7 +146,7 @@ def failed(node: Node, what: str, now_s: float, began_s: float | None = None) ->
 
 
 def away_reason(node: Node | None, now_s: float) -> str:
-    """Why nothing that lies on the node can be read now, as words behind its name; "" where it can."""
+    """Say why files on the node cannot be read now, as a clause to follow its name; "" if they can."""
     if node is None:
         return "which has left the fleet"
     if node.lost:
@@ -150,7 +154,7 @@ def away_reason(node: Node | None, now_s: float) -> str:
     if node.refused or node.broken:
         return f"which {node.refused or node.broken}"
     if node.resting:
-        return f"which is resting; `polyfleet node resume {node.name}` wakes it"
+        return f"which is resting; to wake it, run `polyfleet node resume {node.name}`"
     silent_s = node.silent_s(now_s)
     if node.facts is None or silent_s > NODE_SILENT_S:
         return f"which has not answered for {told_s(max(silent_s, 0.0))}"
@@ -158,33 +162,33 @@ def away_reason(node: Node | None, now_s: float) -> str:
 
 
 def closed(node: Node, drained: Mapping[str, str], now_s: float) -> str:
-    """Why the whole node takes no work now, or ""."""
+    """Say why the node takes no jobs now, or ""."""
     if node.lost:
         return f"node {node.name} is lost: {node.lost}"
     if node.resting:
-        return f"node {node.name} is resting: nothing used it, and it may be given back; a job that needs it wakes it"
+        return f"node {node.name} is resting: nothing used it; a job that needs it wakes it"
     if node.refused:
         return f"node {node.name} {node.refused}"
     if node.broken:
         return f"node {node.name}: {node.broken}"
     if node.same_as:
-        return f"node {node.name} was given the name of {node.same_as}, which is up; give every node its own name"
+        return f"node {node.name} has the same name as {node.same_as}, which is up; give every node its own name"
     if node.name in drained:
         why = f": {drained[node.name]}" if drained[node.name] else ""
-        return f"node {node.name} is drained{why}; `polyfleet node resume {node.name}` ends that"
+        return f"node {node.name} is drained{why}; to use it again, run `polyfleet node resume {node.name}`"
     if node.notice:
-        return f"node {node.name} is about to go: {node.notice}"
-    if unknown := node.unknown:
-        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-        return f"node {node.name} runs {unknown[0]}{more}, unknown to this server's database; see `polyfleet doctor`"
-    if stopping := node.stopping:
-        return f"node {node.name} still runs {', '.join(stopping)}, which was replaced and is being stopped"
+        return f"node {node.name} is about to shut down: {node.notice}"
+    if attempts := node.unknown:
+        more = f" and {len(attempts) - 1} more" if len(attempts) > 1 else ""
+        return f"node {node.name} runs {attempts[0]}{more}, unknown to this server's database; run `polyfleet doctor`"
+    if stopping_attempts := node.stopping:
+        return f"node {node.name} still runs {', '.join(stopping_attempts)}, which was replaced and is being stopped"
     if node.listed_s is None:
-        return f"node {node.name} has not reported yet what runs there"
+        return f"node {node.name} has not reported its running attempts yet"
     if (left_s := node.quarantined_until_s - now_s) > 0:
         return (
             f"node {node.name} failed {len(node.failures)} times within 10 minutes (last: {node.failures[-1][1]}) and "
-            f"takes no jobs for {left_s:.0f} s; `polyfleet node resume {node.name}` ends that"
+            f"takes no jobs for {left_s:.0f} s; to use it now, run `polyfleet node resume {node.name}`"
         )
     if node.withheld and (node.withheld.closing or node.restarts(now_s)):
         return f"node {node.name} is being restarted: Ray keeps its devices reserved although nothing uses them"
@@ -194,51 +198,54 @@ def closed(node: Node, drained: Mapping[str, str], now_s: float) -> str:
 
 
 def useless(node: Node, drained: Mapping[str, str], now_s: float) -> bool:
-    """Whether it is there and takes no work for longer than a moment."""
+    """Return True if an existing node takes no jobs for a longer time."""
     broken = node.refused or node.broken or node.same_as or node.notice
     return bool(broken) or node.name in drained or node.quarantined_until_s > now_s
 
 
 def refusal(facts: NodeFacts) -> str:
-    """Why the node cannot be used at all, or ""."""
+    """Say why the node cannot be used at all, or ""."""
     if facts.protocol == PROTOCOL:
         return ""
-    return f"speaks protocol {facts.protocol}, the server {PROTOCOL}: install the same Polyfleet version"
+    return f"speaks protocol {facts.protocol}, but the server {PROTOCOL}: install the same Polyfleet version on both"
 
 
 def drained(events: Iterable[Event]) -> dict[str, str]:
-    """Node -> reason, of those that users have drained."""
-    found: dict[str, str] = {}
+    """Return the nodes that users have drained, with the reasons."""
+    reasons: dict[str, str] = {}
     for event in events:
         name = event.job.removeprefix(OWNER)
         if event.event == "drained":
-            found[name] = event.data.get("reason", "")
+            reasons[name] = event.data.get("reason", "")
         elif event.event == "undrained":
-            found.pop(name, None)
-    return found
+            reasons.pop(name, None)
+    return reasons
 
 
 def leased(records: Iterable[Record]) -> Leased:
-    """devices id -> device number -> the job whose attempt holds it."""
-    held: Leased = defaultdict(dict)
+    """Return the holder of each allocated device: devices id -> device number -> job."""
+    holders: Leased = defaultdict(dict)
     for record in records:
         for devices_id, numbers in record.live.leases if record.live else ():
-            held[devices_id].update(dict.fromkeys(numbers, record.job.id))
-    return held
+            holders[devices_id].update(dict.fromkeys(numbers, record.job.id))
+    return holders
 
 
-def groups(facts: NodeFacts, name: str, reason: str, price_per_hour: float, held: Leased) -> list[Devices]:
-    """The equal devices of one node, by kind. Devices that are there but cannot be used are not schedulable, with the
-    reason; `reason` is why the whole node is not.
+def groups(facts: NodeFacts, name: str, reason: str, price_per_hour: float, allocated: Leased) -> list[Devices]:
+    """Group the equal devices of one node by kind.
+
+    Devices that exist but cannot be used are not schedulable, with their reason; `reason` is why the whole node is not.
     """
     by_kind: dict[tuple[str, str], list[Device]] = defaultdict(list)
     for device in facts.devices:
         by_kind[device.kind, device.unavailable_reason].append(device)
-    found = []
+    grouped = []
     for (kind, why), devices in by_kind.items():
         devices_id = f"{name}/{kind}{' (unavailable)' if why else ''}"
-        found.append(_group(facts, name, devices_id, why or reason, price_per_hour, held.get(devices_id, {}), devices))
-    return found
+        grouped.append(
+            _group(facts, name, devices_id, why or reason, price_per_hour, allocated.get(devices_id, {}), devices)
+        )
+    return grouped
 
 
 def _group(
@@ -247,7 +254,7 @@ def _group(
     devices_id: str,
     reason: str,
     price_per_hour: float,
-    taken: Mapping[int, str],
+    allocated: Mapping[int, str],
     devices: list[Device],
 ) -> Devices:
     first = devices[0]
@@ -258,7 +265,7 @@ def _group(
         environment=facts.environment,
         backend=first.backend,
         kind=first.kind,
-        free=tuple(d.index for d in devices if d.index not in taken),
+        free=tuple(d.index for d in devices if d.index not in allocated),
         total=len(devices),
         memory_bytes=min((d.total_memory_bytes for d in devices if d.total_memory_bytes), default=0),
         emulated=first.emulated,

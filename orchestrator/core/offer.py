@@ -1,6 +1,6 @@
-"""Where a job that nobody has submitted could run, at what speed and price, and after what wait. Pure.
+"""Offers for a job before it is submitted: where it could run, at what speed and price, and after what wait. Pure.
 
-The planner itself is asked: once about the job, and for each place about one that accepts only that place.
+The planner runs once for the job, and once per place for a job that accepts only that place.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,12 +20,12 @@ from orchestrator.core.throughput import Measured, Rates
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One candidate in one place, the devices of a kind in a pool: `count` devices on each of `nodes`, or as few as
-    `min_count`. `wait` says in words what `when` is.
+    """One candidate in one place (the devices of a kind in a pool): `count` devices on each of `nodes`, or as few as
+    `min_count`. `wait` is `when` in words.
 
-    `chosen`: the next plan would take it. `after` are the jobs it would ask to stop; `ahead` counts the jobs before it
-    in line that accept these devices too. `measured` is of one device and `speed` the sentence for it; `items_per_s` is
-    of all devices, as if they scaled. `reason` says why it cannot start now. None: not known.
+    `chosen`: the next plan would use it. `after` are the jobs that would have to stop; `ahead` is the number of jobs
+    earlier in the queue that accept these devices, too. `measured` is the rate of one device, `speed` its text;
+    `items_per_s` is for all devices, assuming linear scaling. `reason` is why it cannot start now. None: unknown.
     """
 
     candidate: int
@@ -50,73 +50,73 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """`offers`, the best first. `impossible`: why the job could never run here, "" if it could."""
+    """`offers`, best first. `impossible`: why the job could never run here, "" if it could."""
 
     offers: tuple[Offer, ...]
     impossible: str
 
 
 def growth(control: Control, now_s: float) -> Growth:
-    """As the controller has it when it asks the autoscaler."""
+    """Return the growth that the controller assumes when it requests nodes from the autoscaler."""
     unusable: dict[str, set[str]] = {}
     for node in control.nodes.values():
         if not node.lost and useless(node, control.drained, now_s):
             unusable.setdefault(node.pool, set()).add(node.name)
-    until_s = {pool: known.until_s for pool, known in control.scaling.unavailable.items()}
+    until_s = {pool: entry.until_s for pool, entry in control.scaling.unavailable.items()}
     return Growth(control.scaling.groups, until_s, unusable)
 
 
 def offers(job: Job, snapshot: Snapshot, may_grow: Growth | None = None) -> Offers:
-    """What the next plans would make of `job`, which is not in the snapshot, in each place that there is."""
+    """Return offers for `job`, which is not in the snapshot, in every place."""
     if not snapshot.possible:
         return Offers((), NO_DEVICES)
     asker = Asker(replace(job, state=State.PENDING), snapshot, may_grow or Growth())
-    answers = [
+    evaluations = [
         asker.answer(index, want, devices)
         for index, want in enumerate(job.candidates)
         for devices in _places(snapshot.possible)
     ]
-    whole = explain(job, snapshot)
-    found = list(_in_order(job, answers, snapshot))
-    chosen = _chosen(whole, found)
-    told = [_offer(job, answer, snapshot, answer is chosen) for answer in found]
-    return Offers(tuple(sorted(told, key=lambda offer: not offer.chosen)), whole.impossible)
+    explanation = explain(job, snapshot)
+    ordered = list(_in_order(job, evaluations, snapshot))
+    chosen = _chosen(explanation, ordered)
+    listed = [_offer(job, evaluation, snapshot, evaluation is chosen) for evaluation in ordered]
+    return Offers(tuple(sorted(listed, key=lambda offer: not offer.chosen)), explanation.impossible)
 
 
 def _places(devices: Iterable[Devices]) -> list[tuple[Devices, ...]]:
-    """The devices of each kind in each pool."""
-    found: dict[tuple[str, str], list[Devices]] = {}
+    """Group the devices by pool and kind."""
+    by_place: dict[tuple[str, str], list[Devices]] = {}
     for have in sorted(devices, key=lambda d: d.id):
-        found.setdefault((have.pool, have.kind), []).append(have)
-    return [tuple(found[place]) for place in sorted(found)]
+        by_place.setdefault((have.pool, have.kind), []).append(have)
+    return [tuple(by_place[place]) for place in sorted(by_place)]
 
 
-def _in_order(job: Job, answers: Iterable[Answer], snapshot: Snapshot) -> Iterator[Answer]:
-    """Of those that wait alike, in the planner's own order."""
-    answers = list(answers)
+def _in_order(job: Job, evaluations: Iterable[Answer], snapshot: Snapshot) -> Iterator[Answer]:
+    """Sort by `when`, then in the planner's own order."""
+    evaluations = list(evaluations)
     explored = Exploration(snapshot)
     for when in When:
-        alike = [answer for answer in answers if answer.when is when]
-        options = [answer.option for answer in alike]
+        equal = [evaluation for evaluation in evaluations if evaluation.when is when]
+        options = [evaluation.option for evaluation in equal]
         rates = Rates.of(job, options, snapshot.throughput, snapshot.history, explored.over(job, options))
-        scored = [(score(job, answer.option, rates), number) for number, answer in enumerate(alike)]
-        yield from (alike[number] for _, number in sorted(scored))
+        scored = [(score(job, evaluation.option, rates), number) for number, evaluation in enumerate(equal)]
+        yield from (equal[number] for _, number in sorted(scored))
 
 
-def _chosen(whole: Explanation, found: Iterable[Answer]) -> Answer | None:
-    """The one that the plan of the whole job starts, or that it stops others for."""
-    start = whole.would_start
-    for answer in found:
-        if start and answer.leases and answer.option.candidate == start.candidate:
-            if {devices_id for devices_id, _ in answer.leases} == {devices_id for devices_id, _ in start.leases}:
-                return answer
-        elif not start and answer.after and set(answer.after) == set(whole.preempt):
-            return answer
+def _chosen(explanation: Explanation, evaluations: Iterable[Answer]) -> Answer | None:
+    """Return the answer that the plan of the job itself starts, or stops others for; else None."""
+    start = explanation.would_start
+    for evaluation in evaluations:
+        if start and evaluation.leases and evaluation.option.candidate == start.candidate:
+            if {devices_id for devices_id, _ in evaluation.leases} == {devices_id for devices_id, _ in start.leases}:
+                return evaluation
+        elif not start and evaluation.after and set(evaluation.after) == set(explanation.preempt):
+            return evaluation
     return None
 
 
-def _offer(job: Job, answer: Answer, snapshot: Snapshot, chosen: bool) -> Offer:
-    option = answer.option
+def _offer(job: Job, evaluation: Answer, snapshot: Snapshot, chosen: bool) -> Offer:
+    option = evaluation.option
     have, want = option.nodes[0], job.candidates[option.candidate]
     each = price_per_item(option, Rates.of(job, (option,), snapshot.throughput))
     measured, devices = snapshot.throughput.of(job, option.candidate, have.kind), option.count * want.nodes
@@ -125,32 +125,32 @@ def _offer(job: Job, answer: Answer, snapshot: Snapshot, chosen: bool) -> Offer:
         pool=have.pool,
         kind=have.kind,
         count=option.count,
-        min_count=answer.min_count,
+        min_count=evaluation.min_count,
         nodes=want.nodes,
-        when=answer.when,
-        wait=_wait(answer),
+        when=evaluation.when,
+        wait=_wait(evaluation),
         chosen=chosen,
-        leases=answer.leases,
-        after=answer.after,
-        ahead=answer.ahead,
+        leases=evaluation.leases,
+        after=evaluation.after,
+        ahead=evaluation.ahead,
         speed=snapshot.throughput.sentence(job, option.candidate, have.kind, snapshot.wall_s),
         measured=measured,
         items_per_s=measured.items_per_s * devices if measured else None,
         price_per_hour=have.price_per_hour * devices or None,
         price_per_million_items=each * 1e6 if each else None,
-        reason=answer.reason,
+        reason=evaluation.reason,
     )
 
 
-def _wait(answer: Answer) -> str:
-    match answer.when:
+def _wait(evaluation: Answer) -> str:
+    match evaluation.when:
         case When.PREEMPTS:
-            stop = "stops" if len(answer.after) == 1 else "stop"
-            return f"after {', '.join(answer.after)} {stop} (lower priority)"
+            stop = "stops" if len(evaluation.after) == 1 else "stop"
+            return f"after {', '.join(evaluation.after)} {stop} (lower priority)"
         case When.NEW_NODE:
             return "a node is started for it"
-        case When.WAITS if answer.ahead:
-            return f"behind {answer.ahead} job{'s' if answer.ahead > 1 else ''}"
+        case When.WAITS if evaluation.ahead:
+            return f"behind {evaluation.ahead} job{'s' if evaluation.ahead > 1 else ''}"
         case When.WAITS:
             return "after running jobs end"
         case When.CLOSED:

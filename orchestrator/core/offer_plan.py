@@ -1,6 +1,4 @@
-"""What the planner says of a job in one place, the devices of a kind in a pool: it is asked about one that accepts only
-those. Pure.
-"""
+"""Plan a job for one place (the devices of a kind in a pool), by planning a copy that accepts only that place. Pure."""
 
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
@@ -18,7 +16,7 @@ Leases = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class When(StrEnum):
-    """The best first."""
+    """When an offer can start, the best first."""
 
     NOW = "now"
     PREEMPTS = "preempts"
@@ -31,7 +29,7 @@ class When(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What an autoscaler may start: `demand`'s groups, pools that could not be had until when, and useless nodes."""
+    """Nodes that an autoscaler may start: the arguments of `demand`."""
 
     groups: tuple[NodeGroup, ...] = ()
     unavailable_s: Mapping[str, float] = field(default_factory=dict)
@@ -40,7 +38,7 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`option` is what it would get, as far as that is known."""
+    """Result for one place. `option` is what the job would get, as far as known."""
 
     option: Option
     when: When
@@ -52,82 +50,85 @@ class Answer:
 
 
 class Asker:
-    """Asks the planner about one job and many places."""
+    """Runs the planner for one job and many places."""
 
     def __init__(self, job: Job, snapshot: Snapshot, may_grow: Growth):
         self._job, self._growth = job, may_grow
         self._snapshot = replace(snapshot, jobs=tuple(other for other in snapshot.jobs if other.id != job.id))
-        line = fifo(self._with(job))
-        self._ahead = line[: next(number for number, one in enumerate(line) if one.id == job.id)]
+        queue = fifo(self._with(job))
+        self._ahead = queue[: next(number for number, one in enumerate(queue) if one.id == job.id)]
 
     def answer(self, index: int, want: Candidate, devices: tuple[Devices, ...]) -> Answer:
-        """`devices` are those of one place, also of nodes that may be started there."""
-        able = [have for have in devices if not refusal(want, have, EVER)]
-        there = islands(want, able)
-        if not any(len(nodes) >= want.nodes for nodes in there.values()):
-            reason = too_few_nodes(want, there) or refusal(want, devices[0], EVER)
-            other = all(refusal(want, have, (right_kind, right_pool, right_node)) for have in devices)
-            wanted = Option(index, want.count, devices[: want.nodes])
-            return Answer(wanted, When.NOT_ASKED_FOR if other else When.NEVER, want.min_count, reason=reason)
-        only, seen = self._question(want, devices[0])
-        decided = plan(seen)
-        start = next((s for s in decided.start if s.job == only.id), None)
+        """Plan the job in one place. `devices` include those of nodes that may be started there."""
+        suitable = [have for have in devices if not refusal(want, have, EVER)]
+        by_island = islands(want, suitable)
+        if not any(len(nodes) >= want.nodes for nodes in by_island.values()):
+            reason = too_few_nodes(want, by_island) or refusal(want, devices[0], EVER)
+            is_other = all(refusal(want, have, (right_kind, right_pool, right_node)) for have in devices)
+            requested = Option(index, want.count, devices[: want.nodes])
+            return Answer(requested, When.NOT_ASKED_FOR if is_other else When.NEVER, want.min_count, reason=reason)
+        restricted, snapshot = self._question(want, devices[0])
+        next_plan = plan(snapshot)
+        start = next((s for s in next_plan.start if s.job == restricted.id), None)
         if start:
             by_id = {have.id: have for have in devices}
-            held = Option(index, len(start.leases[0][1]), tuple(by_id[devices_id] for devices_id, _ in start.leases))
-            return Answer(held, When.NOW, held.count, start.leases)
-        after = tuple(p.victim for p in decided.preempt if p.job == only.id)
-        when, reason = (When.PREEMPTS, "") if after else self._waits(seen, decided, able)
-        why = decided.why_not[only.id]
-        told = why.get((0, "")) or next((why[0, have.id] for have in able if (0, have.id) in why), "")
-        ahead = self._rivals(decided, able)
-        place = _option(index, want, able)
-        return Answer(place, when, least(want, able[0]), (), after, ahead, reason or told)
+            granted = Option(index, len(start.leases[0][1]), tuple(by_id[devices_id] for devices_id, _ in start.leases))
+            return Answer(granted, When.NOW, granted.count, start.leases)
+        after = tuple(p.victim for p in next_plan.preempt if p.job == restricted.id)
+        when, reason = (When.PREEMPTS, "") if after else self._waits(snapshot, next_plan, suitable)
+        why = next_plan.why_not[restricted.id]
+        plan_reason = why.get((0, "")) or next((why[0, have.id] for have in suitable if (0, have.id) in why), "")
+        ahead = self._rivals(next_plan, suitable)
+        possible = _option(index, want, suitable)
+        return Answer(possible, when, least(want, suitable[0]), (), after, ahead, reason or plan_reason)
 
-    def _question(self, want: Candidate, place: Devices) -> tuple[Job, Snapshot]:
-        """A job that accepts only this kind and pool. A kind's name takes slices of it too: those are closed then."""
-        only = replace(want, kinds=(place.kind,), pool=place.pool)
-        job = replace(self._job, candidates=(only,), first_candidate=0)
-        seen = self._with(job)
-        alike = [d for d in seen.devices if not (right_kind(only, d) or right_pool(only, d))]
-        closed = {have.id for have in alike if have.kind != place.kind}
-        devices = tuple(replace(d, schedulable=False) if d.id in closed else d for d in seen.devices)
-        return job, replace(seen, devices=devices) if closed else seen
+    def _question(self, want: Candidate, devices_there: Devices) -> tuple[Job, Snapshot]:
+        """Return a job that accepts only this kind and pool, and its snapshot.
+
+        A kind also matches slices of it; these devices are then set to unschedulable.
+        """
+        candidate = replace(want, kinds=(devices_there.kind,), pool=devices_there.pool)
+        job = replace(self._job, candidates=(candidate,), first_candidate=0)
+        snapshot = self._with(job)
+        matching = [d for d in snapshot.devices if not (right_kind(candidate, d) or right_pool(candidate, d))]
+        closed = {have.id for have in matching if have.kind != devices_there.kind}
+        devices = tuple(replace(d, schedulable=False) if d.id in closed else d for d in snapshot.devices)
+        return job, replace(snapshot, devices=devices) if closed else snapshot
 
     def _with(self, job: Job) -> Snapshot:
         return replace(self._snapshot, jobs=(*self._snapshot.jobs, job))
 
-    def _waits(self, seen: Snapshot, decided: Plan, able: list[Devices]) -> tuple[When, str]:
-        """What for; the reason, where the plan has not got it."""
-        pool, grows = able[0].pool, self._growth
-        here = {have.id for have in seen.devices}
+    def _waits(self, snapshot: Snapshot, next_plan: Plan, suitable: list[Devices]) -> tuple[When, str]:
+        """Return how the job waits, and a reason that the plan does not contain, or ""."""
+        pool, growth = suitable[0].pool, self._growth
+        existing = {have.id for have in snapshot.devices}
         reason = ""
-        if any(have.id not in here for have in able):
-            found = demand(seen, decided, grows.groups, grows.unavailable_s, grows.useless)
-            if found.jobs.get(self._job.id) == pool:
+        if any(have.id not in existing for have in suitable):
+            demanded = demand(snapshot, next_plan, growth.groups, growth.unavailable_s, growth.useless)
+            if demanded.jobs.get(self._job.id) == pool:
                 return When.NEW_NODE, ""
-            reason = found.why_not.get(self._job.id, "")
-        if any(have.schedulable and have.id in here for have in able):
+            reason = demanded.why_not.get(self._job.id, "")
+        if any(have.schedulable and have.id in existing for have in suitable):
             return When.WAITS, ""
-        closed = next((have.reason for have in able if have.id in here), "")
+        closed = next((have.reason for have in suitable if have.id in existing), "")
         return When.CLOSED, closed or reason
 
-    def _rivals(self, decided: Plan, able: list[Devices]) -> int:
-        """Jobs ahead that could take these devices, but for those that start elsewhere now."""
-        here = {have.id for have in able}
-        away = {start.job for start in decided.start if start.leases[0][0] not in here}
-        known: dict[tuple[object, ...], bool] = {}
+    def _rivals(self, next_plan: Plan, suitable: list[Devices]) -> int:
+        """Count the jobs ahead that could use these devices, without those that start elsewhere now."""
+        ids = {have.id for have in suitable}
+        elsewhere = {start.job for start in next_plan.start if start.leases[0][0] not in ids}
+        cache: dict[tuple[object, ...], bool] = {}
 
         def accepts(want: Candidate) -> bool:
             key = asked(want)
-            if key not in known:
-                known[key] = any(not refusal(want, have, EVER) for have in able)
-            return known[key]
+            if key not in cache:
+                cache[key] = any(not refusal(want, have, EVER) for have in suitable)
+            return cache[key]
 
-        return sum(job.id not in away and any(map(accepts, job.candidates)) for job in self._ahead)
+        return sum(job.id not in elsewhere and any(map(accepts, job.candidates)) for job in self._ahead)
 
 
 def _option(index: int, want: Candidate, devices: Iterable[Devices]) -> Option:
-    """What it would get there at most."""
+    """Return the most that the job could get there."""
     largest = sorted(devices, key=lambda have: -have.total)[: want.nodes]
     return Option(index, largest[0].total if want.exclusive else min(want.count, largest[-1].total), tuple(largest))

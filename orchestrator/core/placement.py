@@ -1,4 +1,4 @@
-"""From the controller's state to the next placements: the snapshot, the plan, and what follows from it. Pure."""
+"""Place jobs: make a snapshot of the controller's state, plan, and apply the plan. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -18,28 +18,28 @@ from orchestrator.core.throughput import Throughput
 from orchestrator.core.timing import LEASE_MARGIN_S
 
 STARTS_AT_ONCE = 100
-"""Of one plan: with a thousand nodes a start takes some milliseconds to choose, and agents wait for answers."""
+"""Maximum starts per plan: with 1,000 nodes each takes some milliseconds, and replies of agents wait meanwhile."""
 
 PLAN_EVERY_S = 2.0
-"""Also without any news: pauses end, nodes become silent, measurements come in."""
+"""Seconds between plans without a change: pauses end, nodes become silent, measurements arrive."""
 
 AGAIN_S = 0.05
-"""Between two plans, whatever happens meanwhile."""
+"""Shortest time between two plans in seconds."""
 
 FEW = 200
 REST_PER_JOB_S = 50e-6
-"""Between two plans, for each open job beyond a few: planning takes microseconds of each, and others wait meanwhile."""
+"""Added to AGAIN_S for each open job beyond FEW, because planning takes microseconds per job and blocks the thread."""
 
 RETURNS_S = 300.0
-"""So long a lost node may come back: this server starts one of its own again within seconds, an autoscaler or whoever
-owns the machine in minutes.
+"""Seconds in which a lost node may return: this server restarts its own nodes within seconds, an autoscaler or the
+machine's owner in minutes.
 """
 
 
 def snapshot(control: Control, now: Now, throughput: Throughput) -> Snapshot:
-    """What a plan is made from, as it is now."""
-    held = nodes.leased(control.records[job] for job in control.lives)
-    devices = [d for node in control.nodes.values() for d in devices_of(node, control, now.s, held)]
+    """Return the input of a plan: the present state."""
+    allocated = nodes.leased(control.records[job] for job in control.lives)
+    devices = [d for node in control.nodes.values() for d in devices_of(node, control, now.s, allocated)]
     return Snapshot(
         now.s,
         tuple(devices),
@@ -61,110 +61,109 @@ def snapshot(control: Control, now: Now, throughput: Throughput) -> Snapshot:
     )
 
 
-def devices_of(node: nodes.Node, control: Control, now_s: float, held: nodes.Leased) -> list[Devices]:
+def devices_of(node: nodes.Node, control: Control, now_s: float, allocated: nodes.Leased) -> list[Devices]:
     if node.facts is None:
         return []
     reason = nodes.closed(node, control.drained, now_s)
-    return nodes.groups(node.facts, node.name, reason, control.prices.get(node.facts.pool, 0.0), held)
+    return nodes.groups(node.facts, node.name, reason, control.prices.get(node.facts.pool, 0.0), allocated)
 
 
 def waiting(control: Control, now_s: float) -> tuple[Job, ...]:
-    """Jobs to be placed. One of which an attempt may still run somewhere is not: two never run at once."""
-    held = maybe_running(control, now_s)
+    """Return the jobs to place, without those that may have a running attempt: two never run at the same time."""
+    blocked = maybe_running(control, now_s)
     storages = {node.name: node.facts.storage_id for node in control.nodes.values() if node.facts}
     return tuple(
         _near(record, storages)
         for record in control.records.values()
-        if record.job.state in WAITING and record.job.id not in control.lives and record.job.id not in held
+        if record.job.state in WAITING and record.job.id not in control.lives and record.job.id not in blocked
     )
 
 
 def _near(record: fold.Record, storages: Mapping[str, str]) -> Job:
-    """The job, with the storages that hold its newest checkpoint, as far as these are known now."""
+    """Return the job with the known storages that hold its newest checkpoint."""
     if record.checkpoint is None:
         return record.job
     copies = [copy["node"] for copy in record.replicas if copy["step"] == record.checkpoint.get("step")]
-    there = {storages.get(node, "") for node in (record.checkpoint.get("node", ""), *copies)}
-    return replace(record.job, checkpoint_in=tuple(sorted(there - {""})))
+    storage_ids = {storages.get(node, "") for node in (record.checkpoint.get("node", ""), *copies)}
+    return replace(record.job, checkpoint_in=tuple(sorted(storage_ids - {""})))
 
 
 def maybe_running(control: Control, now_s: float) -> dict[str, str]:
-    """Jobs of which an attempt that does not count may still run, each with the sentence for it."""
+    """Return a reason for each job with an attempt that does not count, but may still run."""
     return epoch_guard.waits(control, now_s) | running_elsewhere(control, now_s)
 
 
 def running_elsewhere(control: Control, now_s: float) -> dict[str, str]:
-    """Jobs of which nodes tell an attempt that does not count, and that has not ended: with the sentence for it. Of a
-    node that is silent it has ended after a lease, where a fence stands above it, for nothing renews that, or where the
-    log has its end. The latter is a common lease also of a job that waits for its nodes: its end was told, under
-    another name of that node.
+    """Return a reason for each job with an untracked attempt that its node reported as not ended.
+
+    On a silent node it counts as ended after one lease, if a fence is above it (nothing renews the lease then) or if
+    the log contains its end. In the latter case that is the normal lease even for `on_disconnect: wait`, because the
+    node has reported its end under another name.
     """
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for node in control.nodes.values():
-        for key, stranger in node.strangers.items():
+        for key, untracked in node.strangers.items():
             job, epoch, _ = key.rsplit(".", 2)
-            if stranger.phase == "ended" or (record := control.records.get(job)) is None:
+            if untracked.phase == "ended" or (record := control.records.get(job)) is None:
                 continue
-            ended = any(a.epoch == int(epoch) and a.ended_s is not None for a in record.attempts)
-            past = ended or int(epoch) < max(record.job.epoch, control.raised.get(job, 0))
-            renewed_s = record.job.recovery.lease_s if ended else lease_s(record.job)
-            if not past or node.silent_s(now_s) <= renewed_s + LEASE_MARGIN_S:
-                found[job] = f"waits for its attempt {job}.{epoch} on node {node.name} to end, which was replaced"
-    return found
+            has_ended = any(a.epoch == int(epoch) and a.ended_s is not None for a in record.attempts)
+            is_superseded = has_ended or int(epoch) < max(record.job.epoch, control.raised.get(job, 0))
+            renewed_s = record.job.recovery.lease_s if has_ended else lease_s(record.job)
+            if not is_superseded or node.silent_s(now_s) <= renewed_s + LEASE_MARGIN_S:
+                reasons[job] = f"waits until attempt {job}.{epoch}, which was replaced, has ended on node {node.name}"
+    return reasons
 
 
 def place(draft: Draft, tick: Tick) -> None:
-    """Plan where there is news, or time has passed; then place, preempt, refuse what can never run, and ask for nodes
-    that may be started.
-    """
+    """Make a plan if one is due and apply it: place, preempt, refuse jobs that can never run, and request nodes."""
     autoscaler.told(draft, tick)
     now, before = draft.now, draft.ended()
     file_changed = (tick.policy, tick.projects) != (before.policy, before.projects)
     changed = before.changed or tick.trouble != before.trouble or file_changed
-    told = {"prices": tick.prices, "history": tick.history, "policy": tick.policy, "projects": tick.projects}
-    draft.change(trouble=tick.trouble, changed=changed, **told)
+    fields = {"prices": tick.prices, "history": tick.history, "policy": tick.policy, "projects": tick.projects}
+    draft.change(trouble=tick.trouble, changed=changed, **fields)
     if tick.policy != before.policy:
         draft.change(memory=replace(before.memory, fault=""))
     control = draft.ended()
     if not control.joined or now.s < _due_s(control, changed):
         return
-    seen = snapshot(control, now, tick.throughput)
+    current = snapshot(control, now, tick.throughput)
     full = now.s - control.decided_s >= control.policy.every_s
-    decided = _with_reasons(control, plan(seen, full=full, most=STARTS_AT_ONCE), now)
-    draft.change(plan=decided, memory=decided.memory, planned_s=now.s, changed=False)
+    next_plan = _with_reasons(control, plan(current, full=full, most=STARTS_AT_ONCE), now)
+    draft.change(plan=next_plan, memory=next_plan.memory, planned_s=now.s, changed=False)
     if full:
         draft.change(decided_s=now.s)
     if not tick.trouble:
-        _apply(draft, decided, {d.id: d for d in seen.devices})
-        _refuse(draft, seen, tick)
-        decided = autoscaler.look(draft, seen, decided, tick)
-        draft.change(plan=decided, planned_s=now.s)
+        _apply(draft, next_plan, {d.id: d for d in current.devices})
+        _refuse(draft, current, tick)
+        next_plan = autoscaler.look(draft, current, next_plan, tick)
+        draft.change(plan=next_plan, planned_s=now.s)
 
 
-def _with_reasons(control: Control, decided: Plan, now: Now) -> Plan:
-    """Also of jobs that are in no plan."""
-    held = maybe_running(control, now.s).items()
-    told = {job: {(0, ""): why} for job, why in held if control.records[job].job.state in WAITING}
-    return replace(decided, why_not=decided.why_not | told) if told else decided
+def _with_reasons(control: Control, next_plan: Plan, now: Now) -> Plan:
+    """Return the plan with reasons for the waiting jobs that are not part of it."""
+    blocked = maybe_running(control, now.s).items()
+    reasons = {job: {(0, ""): why} for job, why in blocked if control.records[job].job.state in WAITING}
+    return replace(next_plan, why_not=next_plan.why_not | reasons) if reasons else next_plan
 
 
 def _due_s(control: Control, changed: bool) -> float:
-    """When the next plan is to be made, as things stand."""
-    ended = [until_s for until_s in control.paused_until_s.values() if until_s > control.planned_s]
-    many = max(0, len(control.records) - FEW)
-    rested_s = control.planned_s + min(AGAIN_S + many * REST_PER_JOB_S, PLAN_EVERY_S)
+    """Return when the next plan is due."""
+    pause_ends_s = [until_s for until_s in control.paused_until_s.values() if until_s > control.planned_s]
+    extra_jobs = max(0, len(control.records) - FEW)
+    rested_s = control.planned_s + min(AGAIN_S + extra_jobs * REST_PER_JOB_S, PLAN_EVERY_S)
     if changed:
         return rested_s
-    return max(rested_s, min([control.planned_s + PLAN_EVERY_S, *ended]))
+    return max(rested_s, min([control.planned_s + PLAN_EVERY_S, *pause_ends_s]))
 
 
-def _apply(draft: Draft, decided: Plan, devices: dict[str, Devices]) -> None:
-    for start in decided.start:
+def _apply(draft: Draft, next_plan: Plan, devices: dict[str, Devices]) -> None:
+    for start in next_plan.start:
         have = devices[start.leases[0][0]]
         job = draft.records[start.job].job
         if not draft.record(fold.placed(job, start, have.kind, have.pool, draft.now.wall_s)):
             _begin(draft, start.job, devices)
-    for preempt in decided.preempt:
+    for preempt in next_plan.preempt:
         victim = draft.records[preempt.victim].job
         if not draft.event(victim.id, "preempted", victim.epoch, reason=preempt.reason, by=preempt.job):
             attempt_stops.look_after(draft, victim.id)
@@ -172,46 +171,47 @@ def _apply(draft: Draft, decided: Plan, devices: dict[str, Devices]) -> None:
 
 def _begin(draft: Draft, job: str, devices: dict[str, Devices]) -> None:
     record = draft.records[job]
-    live = live_of(record, draft.now.s, launching=True)
-    assert live is not None
+    attempt = live_of(record, draft.now.s, launching=True)
+    assert attempt is not None
     draft.paused_until_s.pop(job)
-    draft.begin(live)
-    draft.releasing.pop(live.place)  # the next attempt takes over what this one had reserved
+    draft.begin(attempt)
+    draft.releasing.pop(attempt.place)  # the new attempt uses the reservation of the previous one
     shares = []
-    for part in live.parts:
+    for part in attempt.parts:
         node = draft.nodes[node_of(part.devices_id)]
         assert node.facts is not None
         shares.append(Share(devices[part.devices_id], part.numbers, node.facts, node.cpus))
     draft.command(launch(record, shares, fenced=draft.raised.get(job) == record.job.epoch))
 
 
-def _refuse(draft: Draft, seen: Snapshot, tick: Tick) -> None:
-    """A waiting job that nothing here could ever run waits on, and says for what, unless its user wants it to end.
-    Nothing is known of that while a node that is there, or that may come back, has not told what it has.
+def _refuse(draft: Draft, current: Snapshot, tick: Tick) -> None:
+    """End jobs with `on_disconnect: stop` that no device can ever run; other such jobs keep waiting.
+
+    Nothing is decided while the devices of a node that exists or may return are unknown.
     """
-    now_s, known = draft.now.s, draft.nodes.values()
-    gone = {node.name for node in known if node.lost and now_s - node.lost_s > RETURNS_S}
-    untold = any(node.facts is None and node.name not in gone for node in known)
-    joins = tick.recorded if now_s - draft.control.joined_s <= RETURNS_S else frozenset()
-    if untold or (tick.expected | joins) - {node.name for node in known if not node.lost} or not known:
+    now_s, existing = draft.now.s, draft.nodes.values()
+    lost_for_good = {node.name for node in existing if node.lost and now_s - node.lost_s > RETURNS_S}
+    is_incomplete = any(node.facts is None and node.name not in lost_for_good for node in existing)
+    rejoining = tick.recorded if now_s - draft.control.joined_s <= RETURNS_S else frozenset()
+    if is_incomplete or (tick.expected | rejoining) - {node.name for node in existing if not node.lost} or not existing:
         return
-    here = [have for have in seen.possible if have.node not in gone]
-    left = [have for have in seen.devices if have.node in gone]
-    for job in seen.jobs:
-        if job.recovery.on_disconnect == "stop" and job.id not in draft.lives and (why := _impossible(job, here)):
-            why = "; ".join(filter(None, (why, _could_use(job, left), "recovery.on_disconnect is stop")))
+    usable = [have for have in current.possible if have.node not in lost_for_good]
+    lost_devices = [have for have in current.devices if have.node in lost_for_good]
+    for job in current.jobs:
+        if job.recovery.on_disconnect == "stop" and job.id not in draft.lives and (why := _impossible(job, usable)):
+            why = "; ".join(filter(None, (why, _could_use(job, lost_devices), "recovery.on_disconnect is stop")))
             draft.event(job.id, "refused", job.epoch, reason=why)
 
 
-def _impossible(job: Job, here: list[Devices]) -> str:
-    if why := never(job, here):
+def _impossible(job: Job, usable: list[Devices]) -> str:
+    if why := never(job, usable):
         return why
-    if never(job, [have for have in here if not other_vendor(job, have)]):
-        return f"no {job.backend} devices are left for it; it last ran on {job.backend}, recovery.cross_vendor is false"
+    if never(job, [have for have in usable if not other_vendor(job, have)]):
+        return f"no {job.backend} devices are left; the job last ran on them, and recovery.cross_vendor is false"
     return ""
 
 
-def _could_use(job: Job, left: Iterable[Devices]) -> str:
-    able = {have.node for have in left if not all(refusal(want, have, EVER) for want in job.candidates)}
-    nodes_lost = ", ".join(sorted(able)[:3])
-    return f"it could use {nodes_lost}, lost for more than {RETURNS_S / 60:.0f} minutes" if able else ""
+def _could_use(job: Job, lost_devices: Iterable[Devices]) -> str:
+    suitable = {have.node for have in lost_devices if not all(refusal(want, have, EVER) for want in job.candidates)}
+    nodes_lost = ", ".join(sorted(suitable)[:3])
+    return f"{nodes_lost} could run it, but was lost more than {RETURNS_S / 60:.0f} minutes ago" if suitable else ""

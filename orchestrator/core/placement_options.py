@@ -1,4 +1,4 @@
-"""Where a job could start now, and why it could not start anywhere else."""
+"""Find the placements where a job could start now, and the reasons against all others."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,90 +11,91 @@ from orchestrator.core.model import Candidate, Devices, Job
 from orchestrator.core.placement_slots import Island, Place
 
 Reasons = dict[tuple[int, str], str]
-"""(candidate number, devices id, or "" for all) -> the refusing sentence."""
+"""(candidate number, devices id, or "" for all) -> the reason for a refusal."""
 
 MAX_NAMED = 2
 NO_DEVICES = "no node has reported its devices yet"
 
 
-def there(job: Job, place: Place, room: Room, nodes: tuple[str, ...] = ()) -> Option | None:
-    """Exactly there, where that is free; on the nodes with these devices ids if any are given."""
+def there(job: Job, place: Place, capacity: Room, nodes: tuple[str, ...] = ()) -> Option | None:
+    """Return an option at exactly `place` if it is free, else None; only on `nodes` (devices ids) if any are given."""
     want = job.candidates[place.candidate]
     exact = want if want.exclusive else replace(want, count=place.count, min_count=place.count)
-    if room.quota.refusal(job, place.devices, place.island.kind):
+    if capacity.quota.refusal(job, place.devices, place.island.kind):
         return None
-    able = backfill.nodes_of(job, place, room)
+    able = backfill.nodes_of(job, place, capacity)
     able = [have for have in able if have.id in nodes] if nodes else able
     need = least(exact, able[0]) if able else 0
-    fits = [have for have in room.memory.limited(exact, able, need) if len(have.free) >= need]
+    fits = [have for have in capacity.memory.limited(exact, able, need) if len(have.free) >= need]
     return option(place.candidate, exact, fits, job)
 
 
-def options_of(job: Job, room: Room) -> list[Option]:
-    """All places where `job` could start now: the best of each candidate and island."""
+def options_of(job: Job, capacity: Room) -> list[Option]:
+    """Return where `job` could start now: the best option of each candidate and island."""
     fewest = job.objective == "cost"
-    found = [
+    options = [
         option(index, own, nodes, job, fewest)
         for index, want in enumerate(job.candidates)
-        for nodes in _fits(index, want, job, room).values()
-        if (own := room.quota.narrowed(job, want, nodes[0]))  # an island has one kind
+        for nodes in _fits(index, want, job, capacity).values()
+        if (own := capacity.quota.narrowed(job, want, nodes[0]))  # an island has one kind
     ]
-    return [one for one in found if one]
+    return [one for one in options if one]
 
 
-def _fits(index: int, want: Candidate, job: Job, room: Room) -> dict[Island, list[Devices]]:
-    """Nodes by island with enough free for a part of it."""
-    found: dict[Island, list[Devices]] = {}
-    for island, ids in room.places(want).islands.items():
-        first = room.devices[ids[0]]  # an island has one vendor; whole nodes of one are equally large
+def _fits(index: int, want: Candidate, job: Job, capacity: Room) -> dict[Island, list[Devices]]:
+    """Return, by island, the nodes with enough free devices and memory for their part of the candidate."""
+    by_island: dict[Island, list[Devices]] = {}
+    for island, ids in capacity.places(want).islands.items():
+        first = capacity.devices[ids[0]]  # an island has one vendor, and equal nodes if `exclusive`
         if not other_vendor(job, first):
             need = least(want, first)
-            able = [have for i in ids if len((have := room.devices[i]).free) >= need]
-            found[island] = [have for have in room.memory.limited(want, able, need) if len(have.free) >= need]
-    return {island: nodes for island, nodes in found.items() if nodes}
+            able = [have for i in ids if len((have := capacity.devices[i]).free) >= need]
+            by_island[island] = [have for have in capacity.memory.limited(want, able, need) if len(have.free) >= need]
+    return {island: nodes for island, nodes in by_island.items() if nodes}
 
 
-def refusals(job: Job, room: Room) -> Reasons:
-    """Why all other places are none; last, why devices that the job does not ask for are none."""
-    if not room.devices:
+def refusals(job: Job, capacity: Room) -> Reasons:
+    """Return the reasons against all devices and islands; last, those against devices of kinds not asked for."""
+    if not capacity.devices:
         return {(index, ""): NO_DEVICES for index in range(len(job.candidates))}
     reasons: Reasons = {}
-    of_others: Reasons = {}
+    not_requested: Reasons = {}
     for index, want in enumerate(job.candidates):
-        places = room.places(want)
+        places = capacity.places(want)
         for why, ids in places.refused:
-            also = of_others if refusal(want, room.devices[ids[0]], REQUESTED) else reasons
+            also = not_requested if refusal(want, capacity.devices[ids[0]], REQUESTED) else reasons
             also |= dict.fromkeys([(index, devices_id) for devices_id in ids], why)
         for devices_id in (devices_id for ids in places.islands.values() for devices_id in ids):
-            have = room.devices[devices_id]
-            why = other_vendor(job, have) or room.quota.needs(job, want, have) or enough_free(want, have)
-            if why := why or room.memory.refusal(want, have, least(want, have)):
-                reasons[index, devices_id] = why + room.note(devices_id)
-        fits = _fits(index, want, job, room)
+            have = capacity.devices[devices_id]
+            why = other_vendor(job, have) or capacity.quota.needs(job, want, have) or enough_free(want, have)
+            if why := why or capacity.memory.refusal(want, have, least(want, have)):
+                reasons[index, devices_id] = why + capacity.note(devices_id)
+        fits = _fits(index, want, job, capacity)
         if all(len(nodes) < want.nodes for nodes in fits.values()) and (short := too_few_nodes(want, fits)):
             reasons[index, ""] = short
-    return reasons | of_others
+    return reasons | not_requested
 
 
 def whole(job: Job, reasons: Reasons) -> str:
-    """What is told of the whole fleet: what it waits for, above all. "" where only single devices are spoken of."""
+    """Return the reasons that concern the whole fleet, e.g. what the job waits for; "" if there are none."""
     each = (reasons.get((index, ""), "") for index in range(len(job.candidates)))
     return "; ".join(list(dict.fromkeys(filter(None, each)))[:MAX_NAMED])
 
 
 def summary(job: Job, reasons: Reasons) -> str:
-    """Why it waits, in one sentence: what is told of the whole fleet, else what devices lack, each by its name, first
-    those that it asks for.
+    """Say in one sentence why a job waits: reasons about the whole fleet, else those about single devices.
+
+    Devices that the job asks for come first.
     """
-    if told := whole(job, reasons):
-        return told
+    if general := whole(job, reasons):
+        return general
     each = list(dict.fromkeys(f"{devices_id} {text}" for (_, devices_id), text in reasons.items()))
-    more = [f"{len(each) - MAX_NAMED} more are told by `polyfleet explain`"] if len(each) > MAX_NAMED else []
+    more = [f"`polyfleet explain` shows {len(each) - MAX_NAMED} more"] if len(each) > MAX_NAMED else []
     return "; ".join([*each[:MAX_NAMED], *more])
 
 
 def noted(why_not: Mapping[str, Reasons], notes: Mapping[str, Mapping[tuple[int, str], str]]) -> dict[str, Reasons]:
-    """`why_not` with what is told of nodes that may be started for these jobs."""
+    """Return `why_not` with notes about nodes that may be started for these jobs put before the reasons."""
     both = {
         job: why | {key: _joined(text, why.get(key, "")) for key, text in notes[job].items()}
         for job, why in why_not.items()

@@ -1,4 +1,4 @@
-"""Where jobs may run, and what one plan leaves for the next."""
+"""Places where jobs may run, and the state that one plan passes to the next."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 class Island:
     """Devices that may share one collective group: same back end, environment and pool, same kind.
 
-    `per_node`: how many devices each node has, where whole nodes are wanted; else 0.
+    `per_node`: number of devices of each node for exclusive candidates, else 0.
     """
 
     pool: str
@@ -20,7 +20,7 @@ class Island:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One way to run a job: as its candidate number `candidate`, `count` devices on each of `nodes` nodes."""
+    """Possible placement of a job: candidate number `candidate` on `count` devices of each of `nodes` nodes."""
 
     candidate: int
     island: Island
@@ -34,7 +34,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Devices of `place` are kept for a job until `until_s`, monotonic: others stop for it, or it stops to go there."""
+    """Reservation of `place` for a job until `until_s` (monotonic), while others stop for it or it moves there."""
 
     place: Place
     until_s: float
@@ -42,12 +42,13 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What the next plan starts from; it may be empty. `work` are prices of the work by island, `devices` those of
-    devices by priority and island (see core/planner); `reserved` is by job. `fault`: what an installed
-    policy did wrong at the last decision, so that the order of submission decided. `gap` is of the last
-    full decision, as Plan.gap. `drains_s`, by priority: how long all devices together would take for
-    all that waits, or waited not long ago, and takes at most 1, 2, 4, 8 ... device-seconds; found at `drained_s`,
-    monotonic.
+    """State passed from one plan to the next; it may be empty.
+
+    `work` are prices of the work by island, `devices` those of devices by priority and island (see core/planner).
+    `reserved` is by job. `fault`: error of an installed policy in the last decision, for which the order of submission
+    was used instead. `gap` is that of the last full decision, as Plan.gap. `drains_s`, by priority: how long all
+    devices together would take for all jobs that wait, or waited recently, and need at most 1, 2, 4, 8 …
+    device-seconds; computed at `drained_s`, monotonic.
     """
 
     work: Mapping[Island, float] = field(default_factory=dict)

@@ -1,8 +1,8 @@
-"""The decision: a snapshot in, a plan out. No clock, no I/O, no chance.
+"""Make a plan from a snapshot: a pure function without clock, I/O or randomness.
 
-Priorities are strict tiers, the highest first. In a tier the policy says whose turn it is, and for jobs of which it is
-known how long they run where, at which place; here they find their nodes. What does not fit waits for a place that is
-kept for it (core/backfill.py), and every refusal has its sentence.
+Priorities are strict tiers, the highest first. Within a tier the policy chooses the order of jobs and, for jobs whose
+duration is known per place, also the place; this module chooses the nodes. A job that does not fit waits for devices
+that are reserved for it (core/backfill.py), and every refusal has a reason.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,16 +22,17 @@ from orchestrator.core.score import reason, score
 from orchestrator.core.throughput import Rates
 
 Shape = tuple[object, ...]
-"""Equal for jobs that a plan treats alike."""
+"""Key that is equal for jobs that a plan treats alike."""
 
 IN_ORDER = frozenset({"fifo", "priority"})
 
 
 def plan(snapshot: Snapshot, *, full: bool = False, most: int | None = None) -> Plan:
-    """What to start and whom to ask to stop, and why not the rest. `full`: equals may be stopped or moved where the
-    policy gains more by that than it costs; else only what is free is filled, and the less urgent make room.
+    """Decide which jobs start, which attempts stop for them, and why the other jobs wait.
 
-    After `most` starts the others wait for the next plan: whoever makes plans has other things to do as well.
+    `full`: attempts of the same priority may also be stopped or moved, where the policy gains more than that costs.
+    Otherwise jobs only use free devices and those of lower priority. `most` limits the starts of one plan, because the
+    controller's thread has other work too; the remaining jobs wait for the next plan.
     """
     return _Planning(snapshot, full, most).plan()
 
@@ -63,8 +64,8 @@ class _Planning:
                 break
             self._tier(at, jobs)
         self._borrow(waiting)
-        found = Plan(tuple(self.start), tuple(self.preempt), self.why_not, self.memory, self.value, self.bound)
-        return replace(found, memory=replace(self.memory, gap=found.gap)) if self.full else found
+        result = Plan(tuple(self.start), tuple(self.preempt), self.why_not, self.memory, self.value, self.bound)
+        return replace(result, memory=replace(self.memory, gap=result.gap)) if self.full else result
 
     @property
     def is_full(self) -> bool:
@@ -77,31 +78,31 @@ class _Planning:
         ahead = self._ahead(at, jobs)
         for job in ahead:
             self._place_reserved(job)
-        early = {job.id for job in ahead}
-        left = [job for job in jobs if job.id not in early] if early else jobs
+        ahead_ids = {job.id for job in ahead}
+        left = [job for job in jobs if job.id not in ahead_ids] if ahead_ids else jobs
         movable = [r for r in moves.movable(self.seen, self.room) if r.priority == at] if self.full else []
         if not left and not movable:
             return
         if not self.decided:
-            self.memory = replace(self.memory, fault="")  # what tiers of this plan find counts
+            self.memory = replace(self.memory, fault="")  # only failures in this plan count
         self.decided = True
-        seen = replace(self.seen, memory=self.memory)
-        said = turn(seen, left, movable, self.room, at, self.expect, self.full)
-        self.memory, self.value, self.bound = said.memory, self.value + said.value, self.bound + said.bound
-        scattered = self._place_as_decided(said)
-        self._move(said.leaves)
-        self._place_all(job for job in scattered if job.id not in said.nodes)
+        snapshot = replace(self.seen, memory=self.memory)
+        decision = turn(snapshot, left, movable, self.room, at, self.expect, self.full)
+        self.memory, self.value, self.bound = decision.memory, self.value + decision.value, self.bound + decision.bound
+        scattered = self._place_as_decided(decision)
+        self._move(decision.leaves)
+        self._place_all(job for job in scattered if job.id not in decision.nodes)
         # Other jobs took the memory that was reserved for these jobs. They keep their place in the queue.
-        late = {job.id for job in scattered if job.id in said.nodes}
-        chosen = {job.id for job in said.first} - late
+        displaced = {job.id for job in scattered if job.id in decision.nodes}
+        chosen = {job.id for job in decision.first} - displaced
         self._place_then_wait(job for job in left if job.id not in chosen)
 
     def _ahead(self, at: int, jobs: list[Job]) -> list[Job]:
-        """Those for which others stopped, then those that have waited too long."""
+        """Return jobs for which attempts were stopped, then jobs that have waited too long."""
         drains_s = self.memory.drains_s.get(at, ())
         reserved = [job for job in jobs if job.id in self.memory.reserved]
-        starve = (job for job in jobs if moves.starves(job, self.seen, self.expect, drains_s))
-        return [*reserved, *(job for job in starve if job.id not in self.memory.reserved)]
+        starving = (job for job in jobs if moves.starves(job, self.seen, self.expect, drains_s))
+        return [*reserved, *(job for job in starving if job.id not in self.memory.reserved)]
 
     def _place_all(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
@@ -110,7 +111,10 @@ class _Planning:
             self._place(job)
 
     def _place_then_wait(self, jobs: Iterable[Job]) -> None:
-        """Nothing is kept from an equal: whose turn it is was decided. Then devices are kept from lower priorities."""
+        """Start all jobs that fit, then reserve devices for the others.
+
+        Nothing is reserved against jobs of the same priority, because their order is decided already.
+        """
         blocked = [(job, shape) for job in jobs if not self._fits_now(job, shape := self.room.shape(job))]
         for job, shape in blocked:
             if self.is_full:
@@ -118,63 +122,64 @@ class _Planning:
             self._wait(job, shape)
 
     def _borrow(self, waiting: list[Job]) -> None:
-        """Beyond the quota of their project jobs get what is idle after all others; nobody stops for them."""
-        may = [job for job in waiting if self.room.quota.may_borrow(job)] if self.room.quota.lends else []
+        """Give idle devices to jobs beyond the quota of their project, after all others; no attempt stops for them."""
+        borrowers = [job for job in waiting if self.room.quota.may_borrow(job)] if self.room.quota.lends else []
         self.room.quota.lent = True
-        for job in self._without_place(may):
+        for job in self._without_place(borrowers):
             if not self.is_full and self._started(job):
                 self.why_not.pop(job.id, None)
         self.room.quota.lent = False
-        for job in self._without_place(may):
+        for job in self._without_place(borrowers):
             if not self.is_full:
-                self.why_not[job.id] = own = dict(self.why_not.get(job.id, {}))  # those of jobs alike are one object
+                self.why_not[job.id] = own = dict(self.why_not.get(job.id, {}))  # jobs with equal shapes share one dict
                 self._claim(job, own, own=True)
 
     def _without_place(self, jobs: list[Job]) -> list[Job]:
-        """Neither started nor waiting for devices that are kept for them."""
+        """Return jobs that were not started and have no devices reserved."""
         placed = {start.job for start in self.start} | self.claimed
         return [job for job in jobs if job.id not in placed]
 
     def _place_reserved(self, job: Job) -> None:
-        kept = self.memory.reserved.get(job.id)
-        if not self.is_full and not (kept and self._placed_there(job, kept.place, moves.NOBODY)):
+        reserved = self.memory.reserved.get(job.id)
+        if not self.is_full and not (reserved and self._placed_there(job, reserved.place, moves.NOBODY)):
             self._place(job)
 
-    def _place_as_decided(self, said: Turn) -> list[Job]:
-        """Those that find no place: enough may be free for them, but not where it would have to be. Nodes that were
-        decided are given away before others choose theirs.
+    def _place_as_decided(self, decision: Turn) -> list[Job]:
+        """Start jobs at the places of the policy's decision; return those for which that failed.
+
+        Enough may be free for them, but not on suitable nodes. Jobs with decided nodes come first.
         """
-        leaves, left = moves.Leaves(said.leaves), []
-        for job in sorted(said.first, key=lambda job: not (job.id in said.nodes and job.id in said.strictly)):
+        leaves, left = moves.Leaves(decision.leaves), []
+        for job in sorted(decision.first, key=lambda j: not (j.id in decision.nodes and j.id in decision.strictly)):
             if self.is_full:
                 break
-            if not self._placed_as(job, said, leaves):
+            if not self._placed_as(job, decision, leaves):
                 left.append(job)
         return left
 
-    def _placed_as(self, job: Job, said: Turn, leaves: moves.Leaves) -> bool:
-        place, strictly = said.places[job.id], job.id in said.strictly
-        if strictly and self._placed_there(job, place, leaves, said.nodes.get(job.id, ())):
+    def _placed_as(self, job: Job, decision: Turn, leaves: moves.Leaves) -> bool:
+        place, strictly = decision.places[job.id], job.id in decision.strictly
+        if strictly and self._placed_there(job, place, leaves, decision.nodes.get(job.id, ())):
             return True
         return self._started(job) or (not strictly and self._waits_there(job, place, leaves))
 
     def _placed_there(self, job: Job, place: Place, leaves: moves.Leaves, nodes: tuple[str, ...] = ()) -> bool:
-        if found := there(job, place, self.room, nodes) or (there(job, place, self.room) if nodes else None):
-            self._begin(job, found)
-        return bool(found) or self._waits_there(job, place, leaves)
+        if option := there(job, place, self.room, nodes) or (there(job, place, self.room) if nodes else None):
+            self._begin(job, option)
+        return bool(option) or self._waits_there(job, place, leaves)
 
     def _waits_there(self, job: Job, place: Place, leaves: moves.Leaves) -> bool:
-        """Whether attempts stop for it there, from now on or since it was decided: then nothing is missing any more."""
+        """Return True if attempts stop for the job at `place`, from now on or already, and then nothing is missing."""
         equals, reserved = leaves.up_to(job.priority), job.id in self.memory.reserved
         if not (reserved or backfill.could_stop(job, self.room, equals)):
             return False
-        claimed = backfill.claim_at(job, place, self.room, equals)
-        if claimed is None or claimed.missing or not (claimed.victims or reserved):
+        reservation = backfill.claim_at(job, place, self.room, equals)
+        if reservation is None or reservation.missing or not (reservation.victims or reserved):
             return False
-        why = leaves.sentences(job, claimed, self.expect)
-        self.preempt += backfill.apply(job, claimed, self.room, why)
+        why = leaves.sentences(job, reservation, self.expect)
+        self.preempt += backfill.apply(job, reservation, self.room, why)
         self.claimed.add(job.id)
-        self.why_not[job.id] = {(claimed.candidate, ""): backfill.sentence(claimed, self.room, why)}
+        self.why_not[job.id] = {(reservation.candidate, ""): backfill.sentence(reservation, self.room, why)}
         self._reserve(job.id, place)
         return True
 
@@ -183,19 +188,22 @@ class _Planning:
         self.explored.began(job, best)
         self.room.take(job.candidates[best.candidate], best)
         self.room.quota.take(job, best)
-        told, aged = reason(job, best, rates, self.seen.wall_s), tier(job, self.seen) - job.priority
+        why, aged = reason(job, best, rates, self.seen.wall_s), tier(job, self.seen) - job.priority
         if self.room.quota.lent and (more := self.room.quota.beyond(job, best)):
-            told += f"; {more}: others may take them back"
-        self.start.append(Start(job.id, best.candidate, best.leases, told, aged))
+            why += f"; {more}: other projects may reclaim them"
+        self.start.append(Start(job.id, best.candidate, best.leases, why, aged))
         self._forget(job.id)
 
     def _place(self, job: Job) -> None:
-        """Anywhere it fits; else it waits at the place that can serve it first."""
+        """Start the job anywhere it fits, else reserve the place that can serve it first."""
         if not self._fits_now(job, shape := self.room.shape(job)):
             self._wait(job, shape)
 
     def _fits_now(self, job: Job, shape: Shape) -> bool:
-        """It is started, if so. Where one like it did not fit, nothing has changed until something is taken or kept."""
+        """Start the job if it fits and return True.
+
+        If a job of the same shape did not fit, the result is the same until capacity changes.
+        """
         if self.is_full or self.tight.get(shape) == self.room.version:
             return False
         if self._started(job):
@@ -205,25 +213,25 @@ class _Planning:
 
     def _wait(self, job: Job, shape: Shape) -> None:
         before, reasons = self.blocked.get(shape, (-1, {}))
-        if before != self.room.version:  # else one like it was blocked, and nothing has changed since
+        if before != self.room.version:  # else a job of this shape was blocked, and nothing has changed since
             before, reasons = self.room.version, refusals(job, self.room)
             self._claim(job, reasons)
             self.blocked[shape] = (before, reasons)
         self.why_not[job.id] = reasons
 
     def _claim(self, job: Job, reasons: Reasons, own: bool = False) -> None:
-        """`own`: attempts of its project may stop for it although it may borrow."""
-        if claimed := backfill.claim(job, self.room, own):
-            self.preempt += backfill.apply(job, claimed, self.room)
+        """Reserve devices for the job. `own`: attempts of its project may stop for it although it may borrow."""
+        if reservation := backfill.claim(job, self.room, own):
+            self.preempt += backfill.apply(job, reservation, self.room)
             self.claimed.add(job.id)
-            reasons[claimed.candidate, ""] = backfill.sentence(claimed, self.room, self.room.quota.borrowed)
+            reasons[reservation.candidate, ""] = backfill.sentence(reservation, self.room, self.room.quota.borrowed)
         elif not own:
             backfill.keep_quota(job, self.room)
 
     def _started(self, job: Job) -> bool:
         if options := options_of(job, self.room):
-            over = self.explored.over(job, options)
-            rates = Rates.of(job, options, self.seen.throughput, self.seen.history, over)
+            explored_kinds = self.explored.over(job, options)
+            rates = Rates.of(job, options, self.seen.throughput, self.seen.history, explored_kinds)
             self._begin(job, min(options, key=lambda o: score(job, o, rates)), rates)
         return bool(options)
 
@@ -245,11 +253,11 @@ class _Planning:
             self._reserve(job.id, place)
 
     def _reserve(self, job: str, place: Place) -> None:
-        if job not in self.memory.reserved:  # or the end of its time would never come
-            kept = Reserved(place, self.seen.now_s + moves.KEPT_S)
-            self.memory = replace(self.memory, reserved={**self.memory.reserved, job: kept})
+        if job not in self.memory.reserved:  # setting it again would extend the reservation for ever
+            reservation = Reserved(place, self.seen.now_s + moves.KEPT_S)
+            self.memory = replace(self.memory, reserved={**self.memory.reserved, job: reservation})
 
     def _forget(self, job: str) -> None:
         if job in self.memory.reserved:
-            others = {other: kept for other, kept in self.memory.reserved.items() if other != job}
+            others = {other: reservation for other, reservation in self.memory.reserved.items() if other != job}
             self.memory = replace(self.memory, reserved=others)

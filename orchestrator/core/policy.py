@@ -1,4 +1,4 @@
-"""What the fleet file says about who is served first."""
+"""Scheduling settings of the fleet file: policy and projects."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,15 +6,17 @@ from dataclasses import dataclass, field
 EXPLORE_DEVICE_S = 3600.0
 
 HIGHEST = 1000
-"""Priority; no job ages beyond it."""
+"""Highest priority that a job can reach by waiting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`name` is one of planner.policies.POLICIES, or of what is installed. `every_s`: how often equals may be stopped
-    or moved. `ageing_s`: a job that waits counts one priority more after each such time; 0: it does not.
-    `explore_device_s`: so many device-seconds jobs of a workload run on a kind it was never measured on, before kinds
-    on which it was.
+    """Scheduling policy.
+
+    `name`: one of planner.policies.POLICIES, or an installed policy. `every_s`: interval of full decisions, in which
+    jobs of equal priority may be stopped or moved. `ageing_s`: waiting time that raises a job's priority by one; 0:
+    never. `explore_device_s`: device-seconds for which jobs of a workload may use an unmeasured kind before measured
+    kinds come first.
     """
 
     name: str = "finish_time"
@@ -25,7 +27,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """`quota`: so many devices by pattern of kinds. `borrow`: it may have more of what nobody else wants."""
+    """`quota`: number of devices by pattern of kinds. `borrow`: it may also use devices that no other job needs."""
 
     quota: Mapping[str, int] = field(default_factory=dict)
     borrow: bool = False

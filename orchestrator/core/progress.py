@@ -1,4 +1,4 @@
-"""How far open jobs are, from what their rank 0 reports: newest step, steps per second, device-seconds so far. Pure."""
+"""Progress of open jobs from the reports of their rank 0: newest step, steps per second, device-seconds. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -12,19 +12,21 @@ if TYPE_CHECKING:
     from orchestrator.core.draft import Draft
 
 HALF_LIFE_S = 60.0
-"""Of a report's weight in the mean rate: after so long it counts for half."""
+"""Seconds after which the weight of a report in the mean rate is halved."""
 
 AHEAD_S = 60.0
-"""A rank's clock that has run so far ahead of ours since its first report was set meanwhile."""
+"""Seconds that a rank's clock may gain on ours since its first report; beyond that the clock was changed."""
 
 Data = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How the rate of a live attempt is measured. `step` was reported at `t`, the rank's wall clock; `first_t` and
-    `first_s` (monotonic) are of the report that measuring began with. `warm`: the first interval, which holds
-    compilation, is over. `steps` over `seconds` is the rate: sums in which older intervals weigh less.
+    """Measured rate of a live attempt.
+
+    `step` was reported at `t`, the rank's wall clock. `first_t` (same clock) and `first_s` (monotonic) are the times of
+    the first report measured. `warm`: the first interval, which contains compilation, has ended. The rate is `steps`
+    divided by `seconds`, two sums in which older intervals weigh less.
     """
 
     step: int
@@ -36,16 +38,16 @@ class Pace:
     seconds: float = 0.0
 
     def reported(self, step: int, t: float, now_s: float) -> "Pace":
-        """After one more report. Measuring begins anew where steps or clocks go back, or a clock was set."""
+        """Return the pace after one more report. Measuring restarts if step or clock go back, or a clock was set."""
         took_s, made = t - self.t, step - self.step
         if made < 0 or took_s < 0 or (t - self.first_t) - (now_s - self.first_s) > AHEAD_S:
             return Pace(step, t, t, now_s)
         if not (made and took_s):
-            return self  # counted with the next
+            return self  # counted with the next report
         if not self.warm:
             return replace(self, step=step, t=t, warm=True)
-        kept = 0.5 ** (took_s / HALF_LIFE_S)
-        sums = self.steps * kept + made, self.seconds * kept + took_s
+        weight = 0.5 ** (took_s / HALF_LIFE_S)
+        sums = self.steps * weight + made, self.seconds * weight + took_s
         return replace(self, step=step, t=t, steps=sums[0], seconds=sums[1])
 
     @property
@@ -53,72 +55,77 @@ class Pace:
         return self.steps / self.seconds if self.seconds > 0 else None
 
 
-def reported(draft: "Draft", live: "Live", t: float, data: Data) -> Pace | None:
-    """Of a report of rank 0 at its wall clock `t`: the job's progress is updated. The attempt's pace from now on."""
-    record, now_s = draft.records[live.job], draft.now.s
+def reported(draft: "Draft", live_attempt: "Live", t: float, data: Data) -> Pace | None:
+    """Update the job's progress from a report of rank 0 at its wall clock `t`. Return the attempt's new pace."""
+    record, now_s = draft.records[live_attempt.job], draft.now.s
     attempt, step = record.live, data.get("step")
     if attempt is None or type(step) is not int:
-        return live.pace
-    known = draft.progress.get(live.job) or Progress()
-    pace = live.pace.reported(step, t, now_s) if live.pace else Pace(step, t, t, now_s)
-    rates = known.rates
+        return live_attempt.pace
+    progress = draft.progress.get(live_attempt.job) or Progress()
+    pace = live_attempt.pace.reported(step, t, now_s) if live_attempt.pace else Pace(step, t, t, now_s)
+    rates = progress.rates
     if (rate := pace.rate) is not None:
         rates = {**rates, (attempt.kind, devices_of(attempt)): rate}
-    starts_s = known.starts_s
-    if live.pace is None and not live.told_at:
+    starts_s = progress.starts_s
+    if live_attempt.pace is None and not live_attempt.told_at:
         starts_s = _starts_s(attempt, t, draft.now.wall_s)
-    of = _total(data, step) or (known.of if known.of >= step else 0)
-    draft.progress[live.job] = replace(known, step=step, of=of, at_s=now_s, rates=rates, starts_s=starts_s)
+    of = _total(data, step) or (progress.of if progress.of >= step else 0)
+    draft.progress[live_attempt.job] = replace(progress, step=step, of=of, at_s=now_s, rates=rates, starts_s=starts_s)
     return pace
 
 
 def ended(draft: "Draft", job: str) -> None:
-    """An attempt of a job is over, and its job may go on: from its checkpoint."""
+    """Set the job's progress to its checkpoint after an attempt has ended, since a next attempt resumes there."""
     record = draft.records.get(job)
     if record is not None:
-        known = draft.progress.get(job) or Progress()
-        ran = ran_on(record.attempts)
-        draft.progress[job] = replace(known, step=resumes_at(record), ran_on=ran, ran_s=sum(ran.values()))
+        progress = draft.progress.get(job) or Progress()
+        device_seconds = ran_on(record.attempts)
+        draft.progress[job] = replace(
+            progress, step=resumes_at(record), ran_on=device_seconds, ran_s=sum(device_seconds.values())
+        )
 
 
 def of_record(record: Record, newest: Data, now_s: float) -> Progress:
-    """After a start of the server; `newest` is what the job reported last, {} for nothing. Rates are not stored."""
-    step, ran = newest.get("step"), ran_on(record.attempts)
+    """Return a job's progress after a start of the server. `newest` is its last report, or {}. Rates are not stored."""
+    step, device_seconds = newest.get("step"), ran_on(record.attempts)
     if record.live is None or type(step) is not int or step < 0:
         step = resumes_at(record)
     of = _total(newest, step)
-    return Progress(step, of, now_s, ran_on=ran, ran_s=sum(ran.values()))
+    return Progress(step, of, now_s, ran_on=device_seconds, ran_s=sum(device_seconds.values()))
 
 
 def resumes_at(record: Record) -> int:
-    """The step from which a next attempt would go on."""
+    """Return the step at which a next attempt would resume."""
     step = record.checkpoint.get("step") if record.checkpoint else record.resumed_step
     return step if type(step) is int and step > 0 else 0
 
 
 def ran_on(attempts: Iterable[Attempt], wall_s: float | None = None) -> dict[str, float]:
-    """Device-seconds by kind of attempts that ended; of a live one up to `wall_s` where that is given."""
-    found: dict[str, float] = {}
+    """Return device-seconds by kind of ended attempts, and of a live one until `wall_s` if that is given."""
+    by_kind: dict[str, float] = {}
     for attempt in attempts:
         until_s = wall_s if attempt.ended_s is None else attempt.ended_s
         if attempt.started_s is not None and until_s is not None and until_s > attempt.started_s:
             seconds = (until_s - attempt.started_s) * devices_of(attempt)
-            found[attempt.kind] = found.get(attempt.kind, 0.0) + seconds
-    return found
+            by_kind[attempt.kind] = by_kind.get(attempt.kind, 0.0) + seconds
+    return by_kind
 
 
 def devices_of(attempt: Attempt) -> int:
-    """On all its nodes."""
+    """Return the number of devices on all nodes of an attempt."""
     return sum(len(numbers) for _, numbers in attempt.leases)
 
 
 def _total(data: Data, step: int) -> int:
-    """0 where it was not told. A metric of that name, from code that knew no `of`, may be anything."""
+    """Return the total number of steps, 0 if not reported. A user metric may be named `of` too, so check its value."""
     of = data.get("of")
     return of if type(of) is int and of >= max(step, 1) else 0
 
 
 def _starts_s(attempt: Attempt, t: float, wall_s: float) -> float:
-    """By the rank's clock where it agrees with ours: a report may be heard late."""
-    heard_s = t if attempt.placed_s <= t <= wall_s else wall_s
-    return max(0.0, heard_s - attempt.placed_s)
+    """Return the seconds from placement to the first report.
+
+    The rank's clock is used where it agrees with ours, because a report may arrive late.
+    """
+    reported_s = t if attempt.placed_s <= t <= wall_s else wall_s
+    return max(0.0, reported_s - attempt.placed_s)

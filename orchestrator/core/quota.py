@@ -1,4 +1,4 @@
-"""How many devices a project holds of its quota, and which of its attempts hold more than that: borrowed ones."""
+"""Devices that a project holds of its quota, and its attempts beyond the quota, which borrow devices."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ Held = Counter[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
-    """Of `most` devices of `pattern` the project holds `held`, and `kept` are for a job of it that goes first."""
+    """Quota of `most` devices of `pattern`: the project holds `held`, and `kept` are reserved for a job ahead."""
 
     pattern: str
     most: int
@@ -29,8 +29,10 @@ class _Limit:
 
 
 class Quota:
-    """Kept up to date while a plan is made. Attempts that stop hold their devices until they have ended. While `lent`,
-    projects that may borrow have no limits: then only what nobody else wants is left.
+    """Quotas of all projects, updated while a plan is made.
+
+    Attempts that are stopping hold their devices until they have ended. While `lent` is set, projects that may borrow
+    have no limits; the planner then gives out only devices that no other job needs.
     """
 
     def __init__(self, projects: Mapping[str, Project], running: Iterable[Running]):
@@ -41,8 +43,9 @@ class Quota:
         self.borrowed = frozenset(r.job for r in attempts if self._counts(r))
 
     def narrowed(self, job: Job, want: Candidate, have: Devices, gives: Running | None = None) -> Candidate | None:
-        """What `job` may still have of devices like these, once its attempt `gives` has ended; None where that is
-        nothing.
+        """Return the candidate reduced to the quota left for devices like these, or None if that is too little.
+
+        `gives`: an attempt of the job whose devices count as free.
         """
         limit = self._tightest(job, have.kind, gives)
         if limit is None:
@@ -53,25 +56,25 @@ class Quota:
         return want if want.exclusive or want.count <= each else replace(want, count=each)
 
     def refusal(self, job: Job, devices: int, kind: str, gives: Running | None = None) -> str:
-        """Why it may not have so many of a kind, beside all that runs but its attempt `gives`; or ""."""
+        """Say why the job may not get `devices` of a kind, with its attempt `gives` counted as ended; else ""."""
         limit = self._tightest(job, kind, gives)
         if limit is None or devices <= limit.left:
             return ""
-        told = f"project {job.project} holds {limit.held} of its {limit.most} {limit.pattern}"
+        message = f"project {job.project} holds {limit.held} of its {limit.most} {limit.pattern}"
         if limit.kept:
             key = job.project, limit.pattern
             first = next(name for name, kept in self._kept_for.items() if kept[key])
-            told += f", {limit.kept} more kept for {first}, which goes first"
+            message += f" ({limit.kept} more reserved for {first}, which is ahead in the queue)"
         elif limit.held < limit.most:
-            told += f", job needs {devices}"
-        return told + ("" if self.projects[job.project].borrow else " and may not borrow")
+            message += f", but the job needs {devices}"
+        return message + ("" if self.projects[job.project].borrow else ", and the project may not borrow")
 
     def needs(self, job: Job, want: Candidate, have: Devices) -> str:
-        """`refusal` of the fewest devices with which it runs there."""
+        """Return `refusal` for the smallest number of devices with which the candidate runs there."""
         return self.refusal(job, least(want, have) * want.nodes, have.kind) if self.projects else ""
 
     def beyond(self, job: Job, option: Option) -> str:
-        """What a job borrows that gets this; "" where it borrows nothing."""
+        """Say what the job would borrow with this option, or ""."""
         devices, kind = option.count * len(option.nodes), option.nodes[0].kind
         for pattern, most in self._of(job.project, kind):
             if (over := self._held[job.project, pattern] + devices - most) > 0:
@@ -79,8 +82,9 @@ class Quota:
         return ""
 
     def within(self, job: Job, devices: int, kind: str, victims: Iterable[Running] = ()) -> bool:
-        """Whether it may have so many once `victims`, and those that stop already, have ended: its project then holds
-        no more than its quota, or than it holds now.
+        """Return True if the job may get `devices` after `victims` and stopping attempts have ended.
+
+        Its project must then hold at most its quota, or what it holds now if that is more.
         """
         freed, own = self._of_attempts(victims), self._kept_for.get(job.id, Held())
         for key, most in self._limits(job, kind):
@@ -90,22 +94,22 @@ class Quota:
         return True
 
     def could_ever(self, job: Job, devices: int, kind: str) -> bool:
-        """Whether its project may hold so many at all, without borrowing."""
+        """Return True if the project's quota is large enough for `devices` without borrowing."""
         return all(devices <= most for _, most in self._limits(job, kind))
 
     def take(self, job: Job, option: Option) -> None:
         self._add(self._held, job.project, option.nodes[0].kind, option.count * len(option.nodes))
 
     def keep(self, job: Job, kind: str, devices: int) -> None:
-        """For a job that waits: those of its project that come after it do not get them."""
+        """Reserve quota for a waiting job against later jobs of its project."""
         for key, _ in self._limits(job, kind):
             self._keep(job, key, devices)
 
     def keep_more(self, job: Job, kind: str, devices: int, gives: Running) -> None:
-        """Of `devices` what its attempt does not hold already."""
-        given = self._of_attempts([gives])
+        """Reserve the part of `devices` that the job's attempt `gives` does not hold already."""
+        held = self._of_attempts([gives])
         for key, _ in self._limits(job, kind):
-            self._keep(job, key, max(0, devices - given[key]))
+            self._keep(job, key, max(0, devices - held[key]))
 
     def stops(self, attempt: Running) -> None:
         self._soon += self._of_attempts([attempt])
@@ -121,23 +125,24 @@ class Quota:
         return job.project in self.projects and self.projects[job.project].borrow
 
     def is_of(self, job: Job, attempt: Running, kind: str) -> bool:
-        """Whether the attempt holds devices of a quota that the job's project has of a kind."""
+        """Return True if the attempt holds devices that count against a quota of the job's project for this kind."""
         held = self._of_attempts([attempt])
         return any(held[key] for key, _ in self._limits(job, kind))
 
     def gives_back(self, attempt: Running, job: Job, kind: str) -> bool:
-        """Whether the attempt has borrowed, and the job has more right to such devices: its project has a quota of
-        them, or nobody limits it and it is of no lower priority.
+        """Return True if the attempt borrows and the job has a better right to such devices.
+
+        That is the case if its project has a quota of them, or has no limit and the job's priority is not lower.
         """
         if attempt.job not in self.borrowed or not attempt.preemptible or self.lent:
             return False
-        other = attempt.asked is None or attempt.asked.project != job.project
-        return other and (bool(self._of(job.project, kind)) or job.priority >= attempt.priority)
+        is_other_project = attempt.asked is None or attempt.asked.project != job.project
+        return is_other_project and (bool(self._of(job.project, kind)) or job.priority >= attempt.priority)
 
     def _tightest(self, job: Job, kind: str, gives: Running | None = None) -> _Limit | None:
-        given = self._of_attempts([gives]) if gives else Held()
+        freed = self._of_attempts([gives]) if gives else Held()
         limits = [
-            _Limit(key[1], most, self._held[key] - given[key], self._kept[key]) for key, most in self._limits(job, kind)
+            _Limit(key[1], most, self._held[key] - freed[key], self._kept[key]) for key, most in self._limits(job, kind)
         ]
         return min(limits, key=lambda limit: limit.left, default=None)
 
@@ -147,7 +152,7 @@ class Quota:
         return [((job.project, pattern), most) for pattern, most in self._of(job.project, kind)]
 
     def _of(self, project: str, kind: str) -> list[tuple[str, int]]:
-        """Its quotas of such a kind."""
+        """Return the quotas of a project that apply to a kind."""
         if project not in self.projects:
             return []
         return [
@@ -155,17 +160,17 @@ class Quota:
         ]
 
     def _counts(self, attempt: Running) -> bool:
-        """Whether with this attempt its project is beyond its quota: the most urgent count first, then the oldest."""
+        """Count an attempt, in order of priority and age; return True if its project is then beyond its quota."""
         held = self._of_attempts([attempt])
         self._held += held
         return any(self._held[key] > self.projects[key[0]].quota[key[1]] for key in held)
 
     def _of_attempts(self, attempts: Iterable[Running]) -> Held:
-        found = Held()
+        totals = Held()
         for attempt in attempts if self.projects else ():
             project, kind = attempt.asked.project if attempt.asked else "", attempt.leases[0][0].partition("/")[2]
-            self._add(found, project, kind, sum(len(numbers) for _, numbers in attempt.leases))
-        return found
+            self._add(totals, project, kind, sum(len(numbers) for _, numbers in attempt.leases))
+        return totals
 
     def _keep(self, job: Job, key: tuple[str, str], devices: int) -> None:
         self._kept[key] += devices
@@ -178,7 +183,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a project holds of its quota of a kind. `kind` "" and None: it has no quota. `borrow`: it may have more."""
+    """Use of one quota. `kind` is "" and `quota` None for a project without quota. `borrow`: it may exceed it."""
 
     project: str
     kind: str
@@ -189,12 +194,12 @@ class Holding:
 
 
 def holdings(projects: Mapping[str, Project], running: Iterable[Running]) -> list[Holding]:
-    """By project and kind of its quota."""
-    quota, found = Quota(projects, running), []
+    """Return the use of all quotas by project and kind."""
+    quota, rows = Quota(projects, running), []
     for name, project in sorted(projects.items()):
         if not project.quota:
-            found.append(Holding(name, "", None, None, 0, project.borrow))
+            rows.append(Holding(name, "", None, None, 0, project.borrow))
         for kind, most in project.quota.items():
             held = quota.holds(name, kind)
-            found.append(Holding(name, kind, most, held, max(0, held - most), project.borrow))
-    return found
+            rows.append(Holding(name, kind, most, held, max(0, held - most), project.borrow))
+    return rows

@@ -1,5 +1,6 @@
-"""How long a job will take yet on so many devices of a kind: as it reported, as its user declared, as jobs of its
-workload took before, or else as long as it has run. Pure.
+"""Estimate the remaining time of a job on a number of devices of a kind. Pure.
+
+Sources, best first: its own reports, its user's declaration, earlier jobs of its workload, or as long as it has run.
 """
 
 from collections.abc import Mapping
@@ -17,17 +18,15 @@ LEAST_S = 1.0
 MOST_S = 100 * 365 * 86400.0
 MOST_STEPS_PER_S = 1e12
 LEAST_ATTAINED_S = 300.0
-"""What is assumed of a job of which nothing is known, on one device."""
+"""Assumed duration on one device of a job about which nothing is known."""
 
 TELLING = 0.05
-"""Of all steps: from then on the mean over all its attempts says something. Before, starting weighs most."""
+"""Fraction of all steps from which on the mean rate over all attempts is used; before, starts dominate it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """All that is known of how long a job takes. `attained`: device-seconds by kind that it has run, the live attempt
-    included.
-    """
+    """Evidence for the duration of a job. `attained`: device-seconds by kind so far, the live attempt included."""
 
     throughput: Throughput = field(default_factory=Throughput)
     progress: Progress = field(default_factory=Progress)
@@ -37,7 +36,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """At least LEAST_S. `steps_per_s` is the speed it is told with, 0 where that is not known."""
+    """Remaining time, at least LEAST_S. `steps_per_s` is the speed on which it is based, 0 if unknown."""
 
     seconds: float
     source: Source
@@ -45,141 +44,145 @@ class Remaining:
 
     @property
     def sentence(self) -> str:
-        """`about 2 h 10 min left at 3.1 steps/s (reported)`"""
+        """Text such as `about 2 h 10 min left at 3.1 steps/s (reported)`."""
         if self.source == "attained":
             return f"not known; {_words(self.seconds)} assumed (attained)"
         speed = f" at {self.steps_per_s:.3g} steps/s" if self.steps_per_s else ""
         return f"about {_words(self.seconds)} left{speed} ({self.source})"
 
 
-def remaining(job: Job, kind: str, devices: int, known: Known) -> Remaining:
-    """On `devices` devices of `kind`, counted over all nodes; what several devices do is taken as so many times as
-    much. Work that was declared or usual and is used up says nothing more: then the next source counts.
+def remaining(job: Job, kind: str, devices: int, evidence: Known) -> Remaining:
+    """Return the remaining time on `devices` devices of `kind` on all nodes, assuming linear scaling.
+
+    If a job has run for longer than declared, or than earlier jobs, the next source is used.
     """
     devices = max(1, devices)
     return (
-        _of_steps(job, kind, devices, known)
-        or _of_work(job, kind, devices, known)
-        or Remaining(_bounded(max(_attained(job, kind, known), LEAST_ATTAINED_S) / devices), "attained")
+        _of_steps(job, kind, devices, evidence)
+        or _of_work(job, kind, devices, evidence)
+        or Remaining(_bounded(max(_attained(job, kind, evidence), LEAST_ATTAINED_S) / devices), "attained")
     )
 
 
 def attained(progress: Progress, running: Running | None, ran_s: float) -> dict[str, float]:
-    """Device-seconds by kind of a job, as a snapshot has it: `running` is its live attempt, for `ran_s` so far."""
-    found = dict(progress.ran_on)
+    """Return the device-seconds of a job by kind. `running` is its live attempt, which has run for `ran_s`."""
+    by_kind = dict(progress.ran_on)
     if running is not None and ran_s > 0:
         kind = running.leases[0][0].partition("/")[2]
         devices = sum(len(numbers) for _, numbers in running.leases)
-        found[kind] = found.get(kind, 0.0) + ran_s * devices
-    return found
+        by_kind[kind] = by_kind.get(kind, 0.0) + ran_s * devices
+    return by_kind
 
 
-def is_known(job: Job, kind: str, known: Known) -> bool:
-    """Whether `remaining` there was measured, reported or declared, and does not take another kind for as fast."""
-    own = {at for at, _ in known.progress.rates}
-    if (known.progress.of or job.work.steps) and own:
-        return kind in own or any(_measured_ratio(job, kind, other, known) is not None for other in own)
+def is_known(job: Job, kind: str, evidence: Known) -> bool:
+    """Return True if `remaining` on this kind has real evidence, and does not assume that kinds are equally fast."""
+    own = {at for at, _ in evidence.progress.rates}
+    if (evidence.progress.of or job.work.steps) and own:
+        return kind in own or any(_measured_ratio(job, kind, other, evidence) is not None for other in own)
     if job.work.hours:
-        at = _kind_of(job.work.on, job, kind, known)
-        return at == kind or _measured_ratio(job, at, kind, known) is not None
-    usual = known.history.of(job)
-    return kind in usual or any(_measured_ratio(job, other, kind, known) is not None for other in usual)
+        at = _kind_of(job.work.on, job, kind, evidence)
+        return at == kind or _measured_ratio(job, at, kind, evidence) is not None
+    usual = evidence.history.of(job)
+    return kind in usual or any(_measured_ratio(job, other, kind, evidence) is not None for other in usual)
 
 
-def _of_steps(job: Job, kind: str, devices: int, known: Known) -> Remaining | None:
-    told = known.progress
-    total = told.of or job.work.steps
-    if not total or told.step > total:
+def _of_steps(job: Job, kind: str, devices: int, evidence: Known) -> Remaining | None:
+    progress = evidence.progress
+    total = progress.of or job.work.steps
+    if not total or progress.step > total:
         return None
-    rate = _rate(job, kind, devices, known) or _mean_rate(job, kind, devices, known, total)
+    rate = _rate(job, kind, devices, evidence) or _mean_rate(job, kind, devices, evidence, total)
     if not rate:
         return None
     rate = min(rate, MOST_STEPS_PER_S)
-    return Remaining(_bounded((total - told.step) / rate), "reported" if told.of else "declared", rate)
+    return Remaining(_bounded((total - progress.step) / rate), "reported" if progress.of else "declared", rate)
 
 
-def _rate(job: Job, kind: str, devices: int, known: Known) -> float:
-    """Steps per second from what it reported there, else from the likest place that it ran on; 0 for none."""
-    rates = {place: rate for place, rate in known.progress.rates.items() if 0 < rate < INFINITE}
+def _rate(job: Job, kind: str, devices: int, evidence: Known) -> float:
+    """Return the reported steps per second there, else scaled from the most similar place it ran on; 0 for none."""
+    rates = {place: rate for place, rate in evidence.progress.rates.items() if 0 < rate < INFINITE}
     if (kind, devices) in rates:
         return rates[kind, devices]
     if not rates:
         return 0.0
 
-    def unlike(place: tuple[str, int]) -> tuple[bool, bool, float, str, int]:
+    def dissimilarity(place: tuple[str, int]) -> tuple[bool, bool, float, str, int]:
         other, count = place
-        unmeasured = _measured_ratio(job, kind, other, known) is None
+        unmeasured = _measured_ratio(job, kind, other, evidence) is None
         return other != kind, unmeasured, max(devices / count, count / devices), *place
 
-    other, count = min(rates, key=unlike)
-    return rates[other, count] / count * devices * _ratio(job, kind, other, known)
+    other, count = min(rates, key=dissimilarity)
+    return rates[other, count] / count * devices * _ratio(job, kind, other, evidence)
 
 
-def _mean_rate(job: Job, kind: str, devices: int, known: Known, total: int) -> float:
-    """Over all that it has run; 0 while that says little. A server that has just started knows no other."""
-    ran_s = _attained(job, kind, known)
-    return known.progress.step / ran_s * devices if ran_s and known.progress.step >= TELLING * total else 0.0
+def _mean_rate(job: Job, kind: str, devices: int, evidence: Known, total: int) -> float:
+    """Return the mean rate over all attempts, the only one known after a server start; 0 after too few steps."""
+    ran_s = _attained(job, kind, evidence)
+    return evidence.progress.step / ran_s * devices if ran_s and evidence.progress.step >= TELLING * total else 0.0
 
 
-def _of_work(job: Job, kind: str, devices: int, known: Known) -> Remaining | None:
-    """From device-seconds: declared, else usual."""
+def _of_work(job: Job, kind: str, devices: int, evidence: Known) -> Remaining | None:
+    """Return the remaining time from declared device-seconds, else from those of earlier jobs."""
     if job.work.hours:
-        device_s = job.work.hours * 3600 * _ratio(job, _kind_of(job.work.on, job, kind, known), kind, known)
-        if left := _left(device_s, job, kind, devices, known):
+        device_s = job.work.hours * 3600 * _ratio(job, _kind_of(job.work.on, job, kind, evidence), kind, evidence)
+        if left := _left(device_s, job, kind, devices, evidence):
             return Remaining(left, "declared")
-    usual = known.history.of(job)
+    usual = evidence.history.of(job)
     if not usual:
         return None
-    other = min(usual, key=lambda at: (at != kind, _measured_ratio(job, at, kind, known) is None, at))
-    left = _left(usual[other] * _ratio(job, other, kind, known), job, kind, devices, known)
+    other = min(usual, key=lambda at: (at != kind, _measured_ratio(job, at, kind, evidence) is None, at))
+    left = _left(usual[other] * _ratio(job, other, kind, evidence), job, kind, devices, evidence)
     return Remaining(left, "history") if left else None
 
 
-def _left(device_s: float, job: Job, kind: str, devices: int, known: Known) -> float:
-    """0 where nothing is."""
-    left = device_s - _attained(job, kind, known)
+def _left(device_s: float, job: Job, kind: str, devices: int, evidence: Known) -> float:
+    """Return the remaining seconds, 0 if the job has run for longer than `device_s`."""
+    left = device_s - _attained(job, kind, evidence)
     return _bounded(left / devices) if left > 0 else 0.0
 
 
-def _attained(job: Job, kind: str, known: Known) -> float:
-    """Device-seconds, as if all of it had run on `kind`."""
-    return sum(ran_s * _ratio(job, other, kind, known) for other, ran_s in known.attained.items())
+def _attained(job: Job, kind: str, evidence: Known) -> float:
+    """Return the device-seconds of the job so far, converted to `kind`."""
+    return sum(ran_s * _ratio(job, other, kind, evidence) for other, ran_s in evidence.attained.items())
 
 
-def _ratio(job: Job, kind: str, other: str, known: Known) -> float:
-    """How many times as fast a device of `kind` is as one of `other`; 1 where nobody knows."""
-    return 1.0 if kind == other else _measured_ratio(job, kind, other, known) or 1.0
+def _ratio(job: Job, kind: str, other: str, evidence: Known) -> float:
+    """Return the speed of a device of `kind` relative to one of `other`; 1 if unknown."""
+    return 1.0 if kind == other else _measured_ratio(job, kind, other, evidence) or 1.0
 
 
-def _measured_ratio(job: Job, kind: str, other: str, known: Known) -> float | None:
-    """By benchmarks of the workload, else by what the job itself reported on both."""
-    fast, slow = (_measured(job, one, known) for one in (kind, other))
+def _measured_ratio(job: Job, kind: str, other: str, evidence: Known) -> float | None:
+    """Return the relative speed from benchmarks of the workload, else from the job's own reports on both kinds."""
+    fast, slow = (_measured(job, one, evidence) for one in (kind, other))
     if not (fast and slow):
-        fast, slow = (_own(one, known.progress) for one in (kind, other))
+        fast, slow = (_own(one, evidence.progress) for one in (kind, other))
     ratio = fast / slow if fast and slow else 0.0
     return ratio if 0 < ratio < INFINITE else None
 
 
-def _measured(job: Job, kind: str, known: Known) -> float:
-    """Of one device. A candidate that is meant for the kind says at what precision; 0 where it was not measured."""
+def _measured(job: Job, kind: str, evidence: Known) -> float:
+    """Return the measured rate of one device, 0 if unmeasured.
+
+    The precision is preferably that of a candidate for this kind.
+    """
     numbers = range(len(job.candidates))
-    meant = [n for n in numbers if any(matches_pattern(pattern, kind) for pattern in job.candidates[n].kinds)]
-    found = (known.throughput.of(job, n, kind) for n in (*meant, *numbers))
-    return next((told.items_per_s for told in found if told), 0.0) if known.throughput.rows else 0.0
+    matching = [n for n in numbers if any(matches_pattern(pattern, kind) for pattern in job.candidates[n].kinds)]
+    rows = (evidence.throughput.of(job, n, kind) for n in (*matching, *numbers))
+    return next((row.items_per_s for row in rows if row), 0.0) if evidence.throughput.rows else 0.0
 
 
 def _own(kind: str, progress: Progress) -> float:
-    """Steps per second of one device, where it ran on fewest; 0 for none."""
+    """Return the job's own steps per second per device, from the run with the fewest devices; 0 for none."""
     rates = [(count, rate / count) for (at, count), rate in progress.rates.items() if at == kind]
     return min(rates)[1] if rates else 0.0
 
 
-def _kind_of(pattern: str, job: Job, kind: str, known: Known) -> str:
-    """`kind` where it is one of the pattern's, else one of its kinds on which the workload was measured."""
+def _kind_of(pattern: str, job: Job, kind: str, evidence: Known) -> str:
+    """Return `kind` if it matches the pattern, else a matching kind on which the workload was measured."""
     if matches_pattern(pattern, kind):
         return kind
-    of_job = {row[2] for row in known.throughput.rows if row[0] == job.workload}
-    ran = {at for at, _ in known.progress.rates}
+    of_job = {row[2] for row in evidence.throughput.rows if row[0] == job.workload}
+    ran = {at for at, _ in evidence.progress.rates}
     return min((one for one in of_job | ran if matches_pattern(pattern, one)), default=pattern)
 
 

@@ -1,24 +1,24 @@
-"""What follows when an attempt has ended: a pure table of causes, budgets and pauses.
+"""Decide what follows when an attempt has ended: a pure table of causes, budgets and pauses.
 
 | how it ended                                            | counts as    | next candidate | pause   |
 |---------------------------------------------------------|--------------|----------------|---------|
 | succeeded                                               |              |                |         |
-| preempted, or killed while it was asked to stop         | interruption | unchanged      | none    |
+| preempted, or killed after a stop was requested         | interruption | unchanged      | none    |
 | `lost`: its node or agent; a rank killed from outside   | interruption | the next one   | growing |
 | exit code in `retry_exit_codes`                         | interruption | unchanged      | growing |
 | `launch`: no rank was started                           | nothing      | unchanged      | growing |
 | `oom`, `storage`, `start`: this place was too small     | restart      | the next one   | growing |
 | `user`, `hang`, `unreadable`, a crash by its own signal | restart      | unchanged      | growing |
-| `nan`: a loss or a metric was no finite number          | the end      |                |         |
-| `user` before it was started: a secret is not set, …    | the end      |                |         |
+| `nan`: a loss or a metric was not a finite number       | the end      |                |         |
+| `user` before it was started, e.g. a secret is not set  | the end      |                |         |
 
 `recovery.on_events` replaces the row of a failure's kind: `restart` and `next` (a restart on the next candidate) count
 against `max_restarts`, `retry` against `max_interruptions`, `fail` ends the job.
 
-"Killed from outside" is SIGKILL, SIGTERM, SIGINT or SIGHUP that we did not send; the kernel's OOM killer is known by
-the supervisor and comes as `oom`. A pause doubles with each restart or interruption, from `backoff_s` to MAX_BACKOFF_S.
-That of a lost node counts from its fence: the lease that had to pass since then was a pause too. The nodes of an
-attempt that ended badly are tried last.
+"Killed from outside" means a SIGKILL, SIGTERM, SIGINT or SIGHUP that we did not send; the supervisor recognises the
+kernel's OOM killer and reports `oom`. A pause doubles with each restart or interruption, from `backoff_s` to
+MAX_BACKOFF_S. After a lost node it counts from the fence, since waiting for the lease to expire was a pause, too. The
+nodes where an attempt failed are tried last.
 """
 
 from dataclasses import dataclass
@@ -29,16 +29,17 @@ from orchestrator.core.states import State
 MAX_BACKOFF_S = 60.0
 FROM_OUTSIDE = {1: "SIGHUP", 2: "SIGINT", 9: "SIGKILL", 15: "SIGTERM"}
 ACTIONS = {"lost": "retry", "oom": "next", "storage": "next", "start": "next", "nan": "fail"}
-"""By kind of failure; `restart` for all others."""
+"""Action by kind of failure; `restart` for all others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How an attempt ended, all its nodes together: a state of workers.messages.OUTCOMES, `lost` past its lease.
+    """End of an attempt on all its nodes.
 
-    `failure` is the kind of the first failure (one of workers.messages.FAILURES) or "", `message` its text.
-    `exit_codes` are by rank, negative for a signal. `nodes` are those where it failed; `asked` is why it was asked to
-    stop, "" if it was not. `refused`: what its user got wrong kept it from being started.
+    `state` is one of workers.messages.OUTCOMES, `lost` if its lease expired. `failure` is the kind of the first
+    failure (one of workers.messages.FAILURES) or "", `message` its text. `exit_codes` are by rank, < 0 for a signal.
+    `nodes` are those where it failed. `asked` is why a stop was requested, "" if none was. `refused`: an error of the
+    user prevented the start.
     """
 
     state: str
@@ -53,7 +54,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The event to write, and what its data says: see orchestrator/core/fold.py."""
+    """Event to write, and its data: see orchestrator/core/fold.py."""
 
     event: str
     reason: str
@@ -66,7 +67,10 @@ class Decision:
 
 
 def after(job: Job, ended: Ended) -> Decision:
-    """`job` as before the attempt ended, and not cancelled: then `released` is all there is to write."""
+    """Decide what follows the end of an attempt. `job` is its state before that end.
+
+    Not for a cancelled job, whose only event is `released`.
+    """
     if ended.state == "succeeded":
         return Decision("finished", "every rank ended with exit code 0", *_counts(job), job.first_candidate)
     if ended.refused:
@@ -74,9 +78,9 @@ def after(job: Job, ended: Ended) -> Decision:
     if ended.failure == "launch":
         return _refused(job, ended)
     if ended.state == "preempted" or (job.state is State.SAVING and _killed(ended)):
-        cause = ended.asked or "its node stopped it"
-        told = f"{cause}; {ended.message}" if ended.state == "preempted" and ended.message else cause
-        return _interrupted(job, ended, told, moves_on=False, pause=False)
+        cause = ended.asked or "its node stopped the attempt"
+        reason = f"{cause}; {ended.message}" if ended.state == "preempted" and ended.message else cause
+        return _interrupted(job, ended, reason, moves_on=False, pause=False)
     return _failed(job, ended)
 
 
@@ -86,10 +90,11 @@ def _failed(job: Job, ended: Ended) -> Decision:
     action = job.recovery.on_events.get(_kind(ended), "")
     if action == "fail":
         return _gave_up(job, f"{ended.message}; recovery.on_events says fail for {_kind(ended)}", "")
-    retried = not action and ended.failure != "unreadable"  # ranks are killed for that, with any exit code
+    # After `unreadable` the server kills the ranks, so their exit codes mean nothing.
+    retried = not action and ended.failure != "unreadable"
     if retried and (codes := sorted({c for c in ended.exit_codes if c in job.recovery.retry_exit_codes})):
-        told = ", ".join(str(code) for code in codes)
-        return _interrupted(job, ended, f"exit code {told} is to be retried", moves_on=False)
+        listed = ", ".join(str(code) for code in codes)
+        return _interrupted(job, ended, f"exit code {listed} is in recovery.retry_exit_codes", moves_on=False)
     action = action or ACTIONS.get(_kind(ended), "restart")
     if action == "fail":
         return _gave_up(job, ended.message, "recovery.on_events (nan: restart)" if ended.failure == "nan" else "")
@@ -101,15 +106,15 @@ def _failed(job: Job, ended: Ended) -> Decision:
 
 
 def _kind(ended: Ended) -> str:
-    """The failure's kind; what stopped a rank from outside, or an attempt without a word, is `lost`."""
-    untold = ended.state != "failed" and ended.failure not in ("oom", "storage", "unreadable")
-    return "lost" if untold or _killed(ended) else ended.failure
+    """Return the kind of failure: `lost` if a rank was killed from outside or the attempt ended without a report."""
+    unreported = ended.state != "failed" and ended.failure not in ("oom", "storage", "unreadable")
+    return "lost" if unreported or _killed(ended) else ended.failure
 
 
 def _refused(job: Job, ended: Ended) -> Decision:
-    """Neither the job's fault nor work that was lost: it waits again, longer each time, and spends nothing."""
+    """Let the job wait again, longer each time. A failed launch is not its fault and does not count."""
     times = job.refusals + 1
-    reason = f"could not be started{f' {times} times in a row' if times > 1 else ''}: {ended.message}"
+    reason = f"the attempt could not be started{f' {times} times in a row' if times > 1 else ''}: {ended.message}"
     pause_s = backoff_s(job, times)
     return Decision("interrupted", reason, *_counts(job), job.first_candidate, pause_s, times, ended.nodes)
 
@@ -137,7 +142,7 @@ def _restarted(job: Job, ended: Ended, *, moves_on: bool) -> Decision:
 
 
 def backoff_s(job: Job, times: int) -> float:
-    """1, 2, 4, … times the job's own first pause, at most MAX_BACKOFF_S."""
+    """Return 1, 2, 4, … times the job's first pause, at most MAX_BACKOFF_S, for `times` = 1, 2, 3, …"""
     return min(MAX_BACKOFF_S, job.recovery.backoff_s * 2.0 ** min(times - 1, 32))
 
 
@@ -149,8 +154,8 @@ def _cause(ended: Ended) -> str:
 
 
 def _gave_up(job: Job, reason: str, setting: str) -> Decision:
-    told = f"{reason}; change {setting} to go on" if setting else reason
-    return Decision("failed", told, *_counts(job), job.first_candidate)
+    message = f"{reason}; to retry in this case, change {setting}" if setting else reason
+    return Decision("failed", message, *_counts(job), job.first_candidate)
 
 
 def _counts(job: Job) -> tuple[int, int]:
@@ -158,9 +163,9 @@ def _counts(job: Job) -> tuple[int, int]:
 
 
 def _killed(ended: Ended) -> bool:
-    """By a signal that programs do not send themselves: the first rank to fail, or every rank that did not end well.
+    """Return True if a signal that programs do not send themselves ended the first failed rank or all failed ranks.
 
-    When one rank is killed the others often fail too, of a broken connection.
+    After one rank is killed the others often fail too, of a broken connection.
     """
     if ended.failure in ("oom", "storage", "nan", "hang", "unreadable"):
         return False
@@ -175,5 +180,5 @@ def _killer(ended: Ended) -> str:
 
 
 def _signal(code: int) -> int:
-    """The signal's number, 0 for an exit. A shell reports its child's signal as 128 + number."""
+    """Return the signal's number, 0 for a normal exit. A shell reports its child's signal as 128 + number."""
     return -code if code < 0 else code - 128 if code > 128 else 0

@@ -1,4 +1,4 @@
-"""How much faster one kind of a vendor is than another by their published figures: a guess where nobody measured."""
+"""Estimate the relative speed of two kinds of one vendor from published figures, where nothing was measured."""
 
 from cluster import catalogue
 from cluster.catalogue import DeviceModel
@@ -6,12 +6,13 @@ from cluster.catalogue import DeviceModel
 FLOPS = {"fp32": "fp32_tflops", "bf16": "bf16_tflops", "fp16": "fp16_tflops"}
 
 WITHIN = 3.1
-"""Nine of ten true ratios lie within this factor of the guess (benchmarks/estimates.py, NVIDIA's V100, P100, K80)."""
+"""90 % of true ratios are within this factor of the estimate (benchmarks/estimates.py, NVIDIA's V100, P100, K80)."""
 
 
 def ratio(kind: str, other: str, precision: str) -> float | None:
-    """Of a device of `kind` to one of `other`: by memory bandwidth and, where both are known, arithmetic of that
-    precision, of which the geometric mean is taken. None for other vendors' kinds: nobody has tried it on these.
+    """Return the speed of a device of `kind` relative to `other`, None for kinds of different vendors (untested).
+
+    It is the geometric mean of the ratios of memory bandwidth and, if known for both, arithmetic of that precision.
     """
     fast, slow = catalogue.model(kind), catalogue.model(other)
     if fast is None or slow is None or fast.backend != slow.backend:
@@ -20,11 +21,11 @@ def ratio(kind: str, other: str, precision: str) -> float | None:
 
 
 def of_figures(fast: tuple[float, float], slow: tuple[float, float]) -> float | None:
-    """(bandwidth, arithmetic) of one device each, 0 where it is not known."""
+    """Return the ratio of two devices, each as (bandwidth, arithmetic) with 0 for unknown; None without bandwidths."""
     if not (fast[0] and slow[0]):
         return None
-    told = [fast[0] / slow[0]] + ([fast[1] / slow[1]] if fast[1] and slow[1] else [])
-    return float((told[0] * told[-1]) ** 0.5)
+    ratios = [fast[0] / slow[0]] + ([fast[1] / slow[1]] if fast[1] and slow[1] else [])
+    return float((ratios[0] * ratios[-1]) ** 0.5)
 
 
 def _figures(row: DeviceModel, precision: str) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Which of the places that fit is best, and the sentence saying why. Lower is better; of equals the first is taken."""
+"""Score the options of a job and give the reason for the best. The lowest score wins; of equal ones the first."""
 
 from typing import Any
 
@@ -13,8 +13,9 @@ TRIED = "; tried, for a limited time, before kinds that were measured"
 
 
 def rank(job: Job, candidate: int) -> int:
-    """How late a candidate comes. Ordered ones turn so that the search starts at `first_candidate`; of the others only
-    the one that ended badly last goes behind."""
+    """Return the position of a candidate. Ordered candidates rotate so that the search starts at `first_candidate`; of
+    unordered ones only the one that failed last comes last.
+    """
     if job.ordered:
         return (candidate - job.first_candidate) % len(job.candidates)
     return int(candidate == job.first_candidate - 1)
@@ -25,8 +26,10 @@ def price_per_hour(option: Option) -> float:
 
 
 def score(job: Job, option: Option, rates: Rates) -> tuple[Any, ...]:
-    """Rank of the candidate; nodes that failed it last come later; then what the objective asks for; then where its
-    checkpoint is; then the tightest fit, then the price, then how much of its data is not there yet.
+    """Return the sort key of an option.
+
+    In order: rank of the candidate, nodes to avoid, the objective, distance from its checkpoint, tightness of the fit,
+    price, and missing data.
     """
     left_over = sum(len(have.free) - option.count for have in option.nodes)
     avoided = sum(have.node in job.avoid for have in option.nodes)
@@ -36,8 +39,9 @@ def score(job: Job, option: Option, rates: Rates) -> tuple[Any, ...]:
 
 
 def _objective(job: Job, option: Option, rates: Rates) -> tuple[Any, ...]:
-    """For speed what was measured fastest; for cost what an item costs, else an hour; for energy what an item takes.
-    Where nothing was measured, an accelerator before a CPU, and a kind asked for by name before one that matches.
+    """Return the part of the key for the objective: speed, cost per item (else per hour), or energy per item.
+
+    Without measurements, accelerators come before CPUs, and kinds requested by name before others.
     """
     have = option.nodes[0]
     on_cpu = have.backend == "cpu"
@@ -59,37 +63,37 @@ def price_per_item(option: Option, rates: Rates) -> float | None:
 
 
 def reason(job: Job, option: Option, rates: Rates, now_s: float) -> str:
-    """Why this place, with what is not known said as such."""
+    """Return the reason for this placement; unknown figures are named as unknown."""
     have = option.nodes[0]
     which = f"candidate {option.candidate + 1} of {len(job.candidates)}: " if len(job.candidates) > 1 else ""
     where = f"{have.kind} in pool {have.pool}{_near(job, option)}"
-    told = rates.sentence(option, now_s)
+    rate_text = rates.sentence(option, now_s)
     if job.objective == "cost":
-        return f"{which}{where}, {_cost(option, rates, told)}"
+        return f"{which}{where}, {_cost(option, rates, rate_text)}"
     if job.objective == "energy":
-        return f"{which}{where}, {_energy(option, rates, told)}"
+        return f"{which}{where}, {_energy(option, rates, rate_text)}"
     if job.objective in WANTS_SPEED:
-        known = told if told != "unmeasured" else "the tightest fit: throughput of this job is unmeasured"
-        return f"{which}{where}, {known}{TRIED if rates.is_tried(option) else ''}"
+        why = rate_text if rate_text != "unmeasured" else "the tightest fit: throughput of this job is unmeasured"
+        return f"{which}{where}, {why}{TRIED if rates.is_tried(option) else ''}"
     return f"{which}{where}, the tightest fit"
 
 
 def _near(job: Job, option: Option) -> str:
-    """What of the job is there already."""
+    """Say whether the job's checkpoint or data is there already."""
     saved = bool(job.checkpoint_in) and not any(far(job, have) for have in option.nodes)
     cached = bool(job.data) and not any(absent(job.data, have) for have in option.nodes)
-    told = ["its checkpoint is"] * saved + ["its data is cached"] * cached
-    return f", where {' and '.join(told)}" if told else ""
+    present = ["its checkpoint is"] * saved + ["its data is cached"] * cached
+    return f", where {' and '.join(present)}" if present else ""
 
 
-def _cost(option: Option, rates: Rates, told: str) -> str:
+def _cost(option: Option, rates: Rates, rate_text: str) -> str:
     price, each = price_per_hour(option), price_per_item(option, rates)
     if not price:
         return "which declares no price"
-    return f"{price:.2f} per hour" + (f", {each * 1e6:.3g} per million items: {told}" if each else "")
+    return f"{price:.2f} per hour" + (f", {each * 1e6:.3g} per million items: {rate_text}" if each else "")
 
 
-def _energy(option: Option, rates: Rates, told: str) -> str:
+def _energy(option: Option, rates: Rates, rate_text: str) -> str:
     if joules := rates.joules_per_item(option):
-        return f"{joules:.3g} J per item: {told}"
+        return f"{joules:.3g} J per item: {rate_text}"
     return "the tightest fit: the energy of this job is unmeasured"

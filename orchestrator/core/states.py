@@ -1,4 +1,4 @@
-"""The life of a job as a table: (state, event) -> state. What is not in it cannot happen. Code, docs, tests read it."""
+"""State machine of a job as a table: (state, event) -> state. Code, documentation and tests use this table."""
 
 from enum import StrEnum
 
@@ -61,7 +61,7 @@ class InvalidMove(PolyfleetError):
 
 
 def move(state: State, event: str) -> State:
-    """The next state. Raises InvalidMove when the table has no such line."""
+    """Return the next state. Raises InvalidMove if the table has no such transition."""
     try:
         return MOVES[state, event]
     except KeyError:

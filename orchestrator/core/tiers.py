@@ -1,4 +1,4 @@
-"""Who waits, by priority, and who is not tried now."""
+"""Group waiting jobs by priority, and find those in a pause."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -9,30 +9,30 @@ from orchestrator.core.placement_options import Reasons
 from orchestrator.core.policies import fifo
 
 
-def tiers(waiting: Iterable[Job], seen: Snapshot, movable: Iterable[Running]) -> list[tuple[int, list[Job]]]:
-    """(priority, jobs), the highest first; also those in which nobody waits, where equals of `movable` may be moved."""
-    found: dict[int, list[Job]] = defaultdict(list)
+def tiers(waiting: Iterable[Job], snapshot: Snapshot, movable: Iterable[Running]) -> list[tuple[int, list[Job]]]:
+    """Return (priority, jobs), highest first; also tiers without waiting jobs, if attempts in `movable` have them."""
+    by_priority: dict[int, list[Job]] = defaultdict(list)
     for job in waiting:
-        found[tier(job, seen)].append(job)
-    if seen.ageing_s:  # those that have aged into a tier are equals there
-        found |= {at: fifo.by_number(jobs) for at, jobs in found.items()}
-    found |= {attempt.priority: found[attempt.priority] for attempt in movable}
-    return sorted(found.items(), reverse=True)
+        by_priority[tier(job, snapshot)].append(job)
+    if snapshot.ageing_s:  # jobs that have aged into a tier are equal to the others there
+        by_priority |= {at: fifo.by_number(jobs) for at, jobs in by_priority.items()}
+    by_priority |= {attempt.priority: by_priority[attempt.priority] for attempt in movable}
+    return sorted(by_priority.items(), reverse=True)
 
 
-def pauses(waiting: Iterable[Job], seen: Snapshot) -> dict[str, Reasons]:
-    """Why some of those that wait are not tried now, in their order."""
-    until = {job: at_s for job, at_s in seen.paused_until_s.items() if at_s > seen.now_s}
+def pauses(waiting: Iterable[Job], snapshot: Snapshot) -> dict[str, Reasons]:
+    """Return the reasons of waiting jobs that are in a pause after a failure, in their order."""
+    until = {job: at_s for job, at_s in snapshot.paused_until_s.items() if at_s > snapshot.now_s}
     if not until:
         return {}
-    return {job.id: _reasons(job, until[job.id] - seen.now_s) for job in waiting if job.id in until}
+    return {job.id: _reasons(job, until[job.id] - snapshot.now_s) for job in waiting if job.id in until}
 
 
 def _reasons(job: Job, pause_s: float) -> Reasons:
-    sentence = f"is tried again in {pause_s:.1f} s, after {_troubles(job)}"
+    sentence = f"the server retries the job in {pause_s:.1f} s, after {_troubles(job)}"
     return {(index, ""): sentence for index in range(len(job.candidates))}
 
 
 def _troubles(job: Job) -> str:
-    told = [(job.restarts, "failure"), (job.interruptions, "interruption"), (job.refusals, "failed start")]
-    return " and ".join(f"{count} {word}{'s' if count > 1 else ''}" for count, word in told if count) or "a pause"
+    counts = [(job.restarts, "failure"), (job.interruptions, "interruption"), (job.refusals, "failed start")]
+    return " and ".join(f"{count} {noun}{'s' if count > 1 else ''}" for count, noun in counts if count) or "a pause"

@@ -1,19 +1,24 @@
-"""Limits of time that belong together, in seconds. tests/orchestrator/core/test_timing.py holds what must be true
-between them, those of agents (workers/) and of the controller's threads (runtime/) included.
+"""Time limits in seconds that depend on each other.
+
+tests/orchestrator/core/test_timing.py checks the conditions between them and those of workers/ and runtime/.
 """
 
 NODE_SILENT_S = 6.5
-"""An agent answers within its watch of two seconds. So long after its last answer a node gets no new work, and its
-attempts are fenced off. A node that ended is often back by then, and its attempts go on. With the lease that follows,
-an attempt is placed anew within 20 s.
+"""Seconds after an agent's last reply from which its node gets no new jobs and its attempts are fenced off.
+
+An agent answers a poll within two seconds. A node that restarts has often returned by then, and its attempts continue.
+Together with the lease that follows, an attempt is replaced within 20 s.
 """
 
 MIN_LEASE_S = 5.0
-"""The shortest lease that an agent can renew in time while the server is silent: it reads the fence once a second from
-a third of the lease on, and Ray's store may take another third to answer; for a start, three seconds.
+"""Shortest lease that an agent can renew in time while the server does not answer.
+
+It reads the fence once a second from a third of the lease on, and Ray's store may take another third to answer, three
+seconds for an agent that starts.
 """
 
 LEASE_MARGIN_S = 2.0
-"""Past a lease, until the controller takes a part for ended: by then its supervisor has killed its ranks, or its agent
-has killed a supervisor that did not.
+"""Seconds after a lease has expired until the controller considers a part as ended.
+
+By then its supervisor has killed its ranks, or its agent has killed a supervisor that did not.
 """

@@ -1,22 +1,23 @@
-"""How much more a job counts because its deadline comes near. Pure."""
+"""Weight of a job that grows as its deadline approaches. Pure."""
 
 from orchestrator.core.model import Job
 
 MOST = 16.0
-"""What a job counts that has to start now to be done in time, where one without a deadline counts 1."""
+"""Weight of a job that must start now to meet its deadline; a job without a deadline has weight 1."""
 
 NEAR_S = 600.0
-"""With as much slack as the job takes, or this if that is less, it counts half as much more."""
+"""The extra weight is halved if the slack equals the remaining time, or these seconds if the job is shorter."""
 
 
 def slack_s(job: Job, wall_s: float, remaining_s: float) -> float:
-    """How long it could wait yet, and be done in time; below 0 it cannot any more."""
+    """Return how long the job can still wait and meet its deadline; below 0: it will miss it."""
     return job.deadline_s - wall_s - remaining_s
 
 
 def urgency(job: Job, wall_s: float, remaining_s: float) -> float:
-    """1 to MOST. `remaining_s` is how long it takes at its best place. A job that cannot be in time any more takes no
-    turn from others that can.
+    """Return a weight from 1 to MOST. `remaining_s` is the job's remaining time at its best place.
+
+    A job that will miss its deadline has weight 1, so that it does not delay jobs that can meet theirs.
     """
     if not job.deadline_s or (slack := slack_s(job, wall_s, remaining_s)) < 0:
         return 1.0

@@ -1,4 +1,4 @@
-"""What users ask of jobs that wait or run. Pure."""
+"""Handle users' requests about open jobs: cancel and migrate. Pure."""
 
 from dataclasses import replace
 
@@ -17,75 +17,75 @@ from orchestrator.core.states import TERMINAL, WAITING
 from orchestrator.core.throughput import Throughput
 
 
-def cancel(draft: Draft, asked: CancelAsked) -> None:
-    """Wins over whatever the job does next; a job that has ended stays as it is."""
-    record = draft.records.get(asked.job)
+def cancel(draft: Draft, message: CancelAsked) -> None:
+    """Cancel a job, whatever its state; no effect on a job that has ended."""
+    record = draft.records.get(message.job)
     if record is None or record.job.state in TERMINAL:
         return
-    draft.event(asked.job, "cancelled", record.job.epoch, reason=asked.reason)
-    if asked.job in draft.lives:
-        attempt_stops.look_after(draft, asked.job)
+    draft.event(message.job, "cancelled", record.job.epoch, reason=message.reason)
+    if message.job in draft.lives:
+        attempt_stops.look_after(draft, message.job)
 
 
-def migrate(draft: Draft, asked: MigrateAsked) -> None:
-    """The job saves, stops and goes on there. Nothing happens while no device is free there: it would only wait."""
-    record = draft.records.get(asked.job)
-    where = ", ".join([*asked.kinds, *([f"pool {asked.pool}"] if asked.pool else [])])
+def migrate(draft: Draft, message: MigrateAsked) -> None:
+    """Let a job save, stop and continue on other devices. Rejected while none is free there, as it would only wait."""
+    record = draft.records.get(message.job)
+    where = ", ".join([*message.kinds, *([f"pool {message.pool}"] if message.pool else [])])
     if record is None or record.job.state in TERMINAL:
-        draft.command(Refuse(f"job {asked.job} has ended", "submit it again with resume_from"))
+        draft.command(Refuse(f"job {message.job} has ended", "submit it again with resume_from"))
         return
-    if there := _runs_there(record, asked):
-        draft.command(Refuse(f"job {asked.job} runs there already, on {there}", "name another kind or pool"))
+    if present := _runs_there(record, message):
+        draft.command(Refuse(f"job {message.job} already runs on {present}", "name another kind or pool"))
         return
-    job = replace(record.job, candidates=(_moved(record.job, asked),))
+    job = replace(record.job, candidates=(_moved(record.job, message),))
     if _may_not(job):
-        told = f"it last ran on {job.backend}, and recovery.cross_vendor is false"
+        explanation = f"the job last ran on {job.backend}, and recovery.cross_vendor is false"
         remedy = "submit it again with resume_from and cross_vendor: true"
-        draft.command(Refuse(f"job {asked.job} cannot move to {where}: {told}", remedy))
+        draft.command(Refuse(f"job {message.job} cannot move to {where}: {explanation}", remedy))
         return
     if record.job.state not in WAITING and (reasons := _why_not(draft, job)):
-        told = f"job {asked.job} cannot move to {where} now: {reasons}"
-        draft.command(Refuse(told, "`polyfleet inventory` shows what is free"))
+        explanation = f"job {message.job} cannot move to {where} now: {reasons}"
+        draft.command(Refuse(explanation, "`polyfleet inventory` shows what is free"))
         return
     reason = f"moves to {where}"
     draft.event(
-        asked.job, "migrated", record.job.epoch, candidates=[to_plain(c) for c in job.candidates], reason=reason
+        message.job, "migrated", record.job.epoch, candidates=[to_plain(c) for c in job.candidates], reason=reason
     )
-    draft.paused_until_s.pop(asked.job)
-    if not draft.event(asked.job, "preempted", record.job.epoch, reason=reason):
-        attempt_stops.look_after(draft, asked.job)
+    draft.paused_until_s.pop(message.job)
+    if not draft.event(message.job, "preempted", record.job.epoch, reason=reason):
+        attempt_stops.look_after(draft, message.job)
 
 
-def _runs_there(record: Record, asked: MigrateAsked) -> str:
-    """The kind and pool it runs on, where these are what was asked for; else ""."""
-    live = record.live
-    if live is None or record.job.state not in WORKING or asked.pool not in ("", live.pool):
+def _runs_there(record: Record, message: MigrateAsked) -> str:
+    """Return the kind and pool on which the job runs if they match the request, else ""."""
+    attempt = record.live
+    if attempt is None or record.job.state not in WORKING or message.pool not in ("", attempt.pool):
         return ""
-    wanted = not asked.kinds or any(matches_pattern(pattern, live.kind) for pattern in asked.kinds)
-    return f"{live.kind} in pool {live.pool}" if wanted else ""
+    is_match = not message.kinds or any(matches_pattern(pattern, attempt.kind) for pattern in message.kinds)
+    return f"{attempt.kind} in pool {attempt.pool}" if is_match else ""
 
 
-def _moved(job: Job, asked: MigrateAsked) -> Candidate:
-    """The candidate that asks for such devices already, else the first with these devices instead of its own."""
+def _moved(job: Job, message: MigrateAsked) -> Candidate:
+    """Return the candidate that requests such devices already, else the first one with its devices replaced."""
     first = job.candidates[0]
-    named = [c for c in job.candidates if asked.kinds and set(c.kinds) & set(asked.kinds)]
-    found = named[0] if named else replace(first, kinds=asked.kinds or ("any",), node="", memory_bytes=0)
-    if asked.pool:
-        return replace(found, pool=asked.pool, pools=(), not_pools=())
-    return found if named else replace(found, pool="", pools=(), not_pools=())
+    matching = [c for c in job.candidates if message.kinds and set(c.kinds) & set(message.kinds)]
+    candidate = matching[0] if matching else replace(first, kinds=message.kinds or ("any",), node="", memory_bytes=0)
+    if message.pool:
+        return replace(candidate, pool=message.pool, pools=(), not_pools=())
+    return candidate if matching else replace(candidate, pool="", pools=(), not_pools=())
 
 
 def _may_not(job: Job) -> bool:
-    """Whether all that it would accept is of another vendor, and it may not cross."""
+    """Return True if all requested kinds are of another vendor and the job must not change vendors."""
     vendors = {kind.partition(":")[0].lower() for kind in job.candidates[0].kinds}
     return not job.recovery.cross_vendor and bool(job.backend) and vendors.isdisjoint({ANY, job.backend})
 
 
 def _why_not(draft: Draft, job: Job) -> str:
-    seen = placement.snapshot(draft.ended(), draft.now, Throughput())
-    room = Room(seen)
-    if options_of(job, room):
+    snapshot = placement.snapshot(draft.ended(), draft.now, Throughput())
+    capacity = Room(snapshot)
+    if options_of(job, capacity):
         return ""
-    reasons = refusals(job, room)
-    told = [f"{devices_id} {why}".strip() for (_, devices_id), why in sorted(reasons.items())]
-    return "; ".join(told[:3]) or "the fleet has no nodes"
+    reasons = refusals(job, capacity)
+    lines = [f"{devices_id} {why}".strip() for (_, devices_id), why in sorted(reasons.items())]
+    return "; ".join(lines[:3]) or "the fleet has no nodes"

@@ -1,4 +1,4 @@
-"""What the jobs that a plan left waiting wait for, and how many of them are ahead of each. Pure."""
+"""Reasons of jobs that wait after a plan, and the number of jobs ahead of each. Pure."""
 
 from collections.abc import Mapping
 
@@ -10,8 +10,9 @@ WAITS = "waits for "
 
 
 class Line:
-    """Of one plan. Jobs that wait for the same stand in one line, in the order in which the planner looks at them:
-    higher priority first, then by submission.
+    """Waiting jobs of one plan.
+
+    Jobs with the same reason form a queue in the planner's order: higher priority first, then by submission.
     """
 
     def __init__(self, plan: Plan, records: Mapping[str, Record]):
@@ -20,12 +21,12 @@ class Line:
         counts: dict[str, int] = {}
         self._ahead: dict[str, int] = {}
         for job in sorted(waiting, key=lambda job: (-job.priority, job.number, job.id)):
-            what = whole(job, plan.why_not[job.id])
-            self._ahead[job.id] = counts.get(what, 0) if what.startswith(WAITS) else 0
-            counts[what] = counts.get(what, 0) + 1
+            awaited = whole(job, plan.why_not[job.id])
+            self._ahead[job.id] = counts.get(awaited, 0) if awaited.startswith(WAITS) else 0
+            counts[awaited] = counts.get(awaited, 0) + 1
 
     def why(self, job: Job) -> str:
-        """Why it waits, and behind how many; "" for one that the plan says nothing of."""
+        """Say why a job waits and how many jobs are ahead of it; "" if it is not in the plan."""
         if job.id not in self.plan.why_not:
             return ""
         why, ahead = summary(job, self.plan.why_not[job.id]), self._ahead.get(job.id, 0)

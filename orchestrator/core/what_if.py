@@ -1,6 +1,6 @@
-"""What the next plan would say of a fleet that is not quite this one: `explain JOB --if '+4 amd:MI300X'`. Pure.
+"""Explain the next plan for a hypothetical fleet: `explain JOB --if '+4 amd:MI300X'`. Pure.
 
-The planner itself is asked twice, of the fleet as it is and of the fleet as it would be.
+The planner runs twice: with the present fleet and with the changed one.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,8 +21,10 @@ NEW = "new-"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`count` new devices of kind `name`, in `pool` or, for "", where that kind is; or a `subject` (pool, node) called
-    `name` that is `up` or not.
+    """Change of the fleet: new devices, or a pool or node that goes up or down.
+
+    `count` new devices of kind `name` in `pool` ("": in a pool that has this kind), or a `subject` ("pool" or "node")
+    called `name` that is `up` or not.
     """
 
     subject: str
@@ -40,7 +42,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A job beside the one asked about, and what would be different for it."""
+    """Another job, and what would change for it."""
 
     job: str
     then: str
@@ -48,40 +50,43 @@ class Other:
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """`explanation` is of the job in the fleet as it would be; `others` are those for which anything would change."""
+    """`explanation` of the job in the changed fleet; `others` are the jobs for which anything would change."""
 
     changes: tuple[str, ...]
     explanation: Explanation
     others: tuple[Other, ...]
 
 
-def what_if(job: Job, seen: Snapshot, texts: Iterable[str], running: Mapping[str, Job]) -> WhatIf:
-    """`running` are the jobs of live attempts. Raises SpecError for a text that says no change of this fleet."""
-    changes = [parse(text, seen) for text in texts]
-    then, stopped = seen, frozenset[str]()
+def what_if(job: Job, snapshot: Snapshot, texts: Iterable[str], running: Mapping[str, Job]) -> WhatIf:
+    """Explain `job` in the changed fleet. `running` are the jobs of live attempts.
+
+    Raises SpecError for a text that does not describe a change of this fleet.
+    """
+    changes = [parse(text, snapshot) for text in texts]
+    changed, stopped = snapshot, frozenset[str]()
     for change in changes:
-        then, lost = _changed(then, change, running)
-        stopped |= lost
-    before, after = plan(_without(seen, job.id)), plan(_without(then, job.id))
+        changed, newly_stopped = _changed(changed, change, running)
+        stopped |= newly_stopped
+    before, after = plan(_without(snapshot, job.id)), plan(_without(changed, job.id))
     others = _others(before, after, stopped, job.id)
-    return WhatIf(tuple(change.sentence for change in changes), explain(job, then), tuple(others))
+    return WhatIf(tuple(change.sentence for change in changes), explain(job, changed), tuple(others))
 
 
-def parse(text: str, seen: Snapshot) -> Change:
-    """Raises SpecError that names the nearest valid kind, pool or node."""
+def parse(text: str, snapshot: Snapshot) -> Change:
+    """Parse one change. Raises SpecError that names the nearest valid kind, pool or node."""
     words = text.split()
     if words and words[0].startswith("+") and (len(words) == 2 or (len(words) == 4 and words[2] == "pool")):
-        pool = _known("pool", words[3], seen) if words[2:] else ""
-        return Change("kind", _kind(words[1], seen), _count(words[0][1:], text), pool=pool)
+        pool = _known("pool", words[3], snapshot) if words[2:] else ""
+        return Change("kind", _kind(words[1], snapshot), _count(words[0][1:], text), pool=pool)
     if len(words) == 3 and words[0] in ("pool", "node") and words[2] in ("down", "up"):
-        return Change(words[0], _known(words[0], words[1], seen), up=words[2] == "up")
+        return Change(words[0], _known(words[0], words[1], snapshot), up=words[2] == "up")
     raise SpecError(FIELD, f"{text!r} is not a change of a fleet", FORMS)
 
 
-def _known(subject: str, name: str, seen: Snapshot) -> str:
-    known = sorted({have.pool if subject == "pool" else have.node for have in seen.devices})
-    if name not in known:
-        raise SpecError(FIELD, f"no {subject} is called {name!r}", nearest(name, known))
+def _known(subject: str, name: str, snapshot: Snapshot) -> str:
+    names = sorted({have.pool if subject == "pool" else have.node for have in snapshot.devices})
+    if name not in names:
+        raise SpecError(FIELD, f"no {subject} is called {name!r}", nearest(name, names))
     return name
 
 
@@ -91,43 +96,47 @@ def _count(digits: str, text: str) -> int:
     raise SpecError(FIELD, f"{text!r} has no number from 1 to {MOST_DEVICES} after the +", FORMS)
 
 
-def _kind(word: str, seen: Snapshot) -> str:
-    """One that is here, where the word means it; else one of the catalogue's."""
+def _kind(text: str, snapshot: Snapshot) -> str:
+    """Return the kind that `text` means: one in this fleet if possible, else one of the catalogue."""
     try:
-        known = catalogue.require_known_kind(word)
+        kind = catalogue.require_known_kind(text)
     except UserError as e:
         raise SpecError(FIELD, e.message, e.remedy) from None
-    if here := sorted({have.kind for have in seen.possible if catalogue.matches_pattern(known, have.kind)}):
-        return here[0]
-    if catalogue.model(known) is not None:
-        return known
-    several = ", ".join(row.kind for row in catalogue.same_family(known)[:4])
-    raise SpecError(FIELD, f"{word} is not one kind of device", f"write one, e.g. {several or 'nvidia:H100-80GB'}")
+    if matching := sorted({have.kind for have in snapshot.possible if catalogue.matches_pattern(kind, have.kind)}):
+        return matching[0]
+    if catalogue.model(kind) is not None:
+        return kind
+    examples = ", ".join(row.kind for row in catalogue.same_family(kind)[:4])
+    raise SpecError(FIELD, f"{text} is not one kind of device", f"write one, e.g. {examples or 'nvidia:H100-80GB'}")
 
 
-def _changed(seen: Snapshot, change: Change, running: Mapping[str, Job]) -> tuple[Snapshot, frozenset[str]]:
-    """The fleet as it would be, and the jobs whose attempts that stops: they wait then like others."""
+def _changed(snapshot: Snapshot, change: Change, running: Mapping[str, Job]) -> tuple[Snapshot, frozenset[str]]:
+    """Return the fleet after a change, and the jobs whose attempts it stops; these then wait like other jobs."""
     if change.count:
-        return replace(seen, devices=(*seen.devices, _new(change, seen))), frozenset()
-    meant = {have.id for have in seen.devices if change.name == (have.pool if change.subject == "pool" else have.node)}
-    devices = tuple(_up(have, change.up) if have.id in meant else have for have in seen.devices)
+        return replace(snapshot, devices=(*snapshot.devices, _new(change, snapshot))), frozenset()
+    affected = {
+        have.id for have in snapshot.devices if change.name == (have.pool if change.subject == "pool" else have.node)
+    }
+    devices = tuple(_up(have, change.up) if have.id in affected else have for have in snapshot.devices)
     if change.up:
-        return replace(seen, devices=devices), frozenset()
-    lost = [r for r in seen.running if any(devices_id in meant for devices_id, _ in r.leases)]
-    freed = tuple(_given_back(have, lost) for have in devices)
-    stopped = frozenset(attempt.job for attempt in lost)
-    again = tuple(replace(running[job], state=State.PENDING) for job in sorted(stopped) if job in running)
-    left = tuple(attempt for attempt in seen.running if attempt.job not in stopped)
-    return replace(seen, devices=freed, jobs=(*seen.jobs, *again), running=left), stopped
+        return replace(snapshot, devices=devices), frozenset()
+    lost_attempts = [r for r in snapshot.running if any(devices_id in affected for devices_id, _ in r.leases)]
+    freed = tuple(_given_back(have, lost_attempts) for have in devices)
+    stopped = frozenset(attempt.job for attempt in lost_attempts)
+    requeued = tuple(replace(running[job], state=State.PENDING) for job in sorted(stopped) if job in running)
+    remaining = tuple(attempt for attempt in snapshot.running if attempt.job not in stopped)
+    return replace(snapshot, devices=freed, jobs=(*snapshot.jobs, *requeued), running=remaining), stopped
 
 
-def _new(change: Change, seen: Snapshot) -> Devices:
-    number = sum(have.node.startswith(NEW) for have in seen.devices) + 1
+def _new(change: Change, snapshot: Snapshot) -> Devices:
+    number = sum(have.node.startswith(NEW) for have in snapshot.devices) + 1
     node, free = f"{NEW}{number}", tuple(range(change.count))
-    alike = next((have for have in seen.possible if have.kind == change.name and change.pool in ("", have.pool)), None)
+    alike = next(
+        (have for have in snapshot.possible if have.kind == change.name and change.pool in ("", have.pool)), None
+    )
     if alike is not None:
-        place = replace(alike, id=f"{node}/{change.name}", node=node, free=free, total=change.count)
-        return replace(place, schedulable=True, reason="", data=())
+        devices = replace(alike, id=f"{node}/{change.name}", node=node, free=free, total=change.count)
+        return replace(devices, schedulable=True, reason="", data=())
     backend, memory_bytes = change.name.partition(":")[0], _memory_bytes(change.name)
     return Devices(
         f"{node}/{change.name}",
@@ -143,7 +152,7 @@ def _new(change: Change, seen: Snapshot) -> Devices:
 
 
 def _memory_bytes(kind: str) -> int:
-    """Of one device, as published; 0 where that is not known."""
+    """Return the published memory of one device in bytes, 0 if unknown."""
     model = catalogue.model(kind)
     if model is None:
         return 0
@@ -156,23 +165,29 @@ def _up(have: Devices, up: bool) -> Devices:
 
 
 def _given_back(have: Devices, lost: Iterable[Running]) -> Devices:
-    """What attempts that stop held elsewhere is free."""
-    numbers = {n for attempt in lost for devices_id, held in attempt.leases if devices_id == have.id for n in held}
+    """Return the devices with those that stopped attempts held added to `free`."""
+    numbers = {
+        n for attempt in lost for devices_id, allocated in attempt.leases if devices_id == have.id for n in allocated
+    }
     return replace(have, free=tuple(sorted({*have.free, *numbers}))) if numbers else have
 
 
-def _without(seen: Snapshot, job: str) -> Snapshot:
-    return replace(seen, jobs=tuple(other for other in seen.jobs if other.id != job))
+def _without(snapshot: Snapshot, job: str) -> Snapshot:
+    return replace(snapshot, jobs=tuple(other for other in snapshot.jobs if other.id != job))
 
 
-def _others(before: Plan, after: Plan, stopped: frozenset[str], asked: str) -> Iterable[Other]:
-    now_on, then_on = _where(before), _where(after)
-    for job in sorted({*now_on, *then_on, *stopped} - {asked}):
+def _others(before: Plan, after: Plan, stopped: frozenset[str], explained: str) -> Iterable[Other]:
+    starts_on, would_start_on = _where(before), _where(after)
+    for job in sorted({*starts_on, *would_start_on, *stopped} - {explained}):
         if job in stopped:
-            yield Other(job, f"would stop, and {f'start again on {then_on[job]}' if job in then_on else 'wait'}")
-        elif now_on.get(job) != then_on.get(job):
-            yield Other(job, f"would start on {then_on[job]}" if job in then_on else "would no longer start now")
+            yield Other(
+                job, f"would stop, and {f'start again on {would_start_on[job]}' if job in would_start_on else 'wait'}"
+            )
+        elif starts_on.get(job) != would_start_on.get(job):
+            yield Other(
+                job, f"would start on {would_start_on[job]}" if job in would_start_on else "would no longer start now"
+            )
 
 
-def _where(decided: Plan) -> dict[str, str]:
-    return {start.job: ", ".join(devices_id for devices_id, _ in start.leases) for start in decided.start}
+def _where(planned: Plan) -> dict[str, str]:
+    return {start.job: ", ".join(devices_id for devices_id, _ in start.leases) for start in planned.start}

@@ -1,1 +1,1 @@
-"""Observe, plan, apply: the only part of the orchestrator that talks to Ray, and the only Ray driver."""
+"""The server's Ray driver: observe nodes, plan, apply. No other part of the orchestrator imports Ray."""

@@ -1,6 +1,6 @@
-"""Ray's side of an agent: nodes as Ray lists them, the detached actor on each, and calls whose errors are ours.
+"""Calls into Ray about nodes and agents: list nodes, start and end agents, translate errors.
 
-All but `answer` wait for Ray's head, without a limit of their own: have them made by RAY.ask or RAY.run.
+Functions here, except `answer`, wait for Ray's head without a time limit: call them through RAY.ask or RAY.run.
 """
 
 import time
@@ -16,7 +16,7 @@ from cluster.types import NodeFacts
 from orchestrator.runtime import code_delivery
 
 MOST_EXECS = 8
-"""As workers/execs.py has it."""
+"""Same limit as in workers/execs.py."""
 NODE_LABEL = "polyfleet.io/node"
 GROUP_OF = {"stop": "ends", "forget": "ends", "hello": "watches", "watch": "watches"}
 GROUP_OF |= dict.fromkeys(("exec_read", "exec_write", "exec_resize", "exec_close"), "execs")
@@ -28,9 +28,11 @@ WITHOUT_WORK = ("head", "server")
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """One of Ray's nodes. `name`: the label we gave it, else its host and the start of its id; two nodes may have one
-    label. `takes_work`: it is no head of ours, nor the node of a server, and has CPUs. `drain_left_s`: None, or after
-    how many seconds whoever drains it will end it, counted when it was listed; infinite where nobody said.
+    """One row of Ray's node list.
+
+    `name`: the label we set, else host name and start of the Ray id; labels need not be unique. `takes_work`: has CPUs,
+    and is neither our head nor a server's node. `drain_left_s`: None, or seconds from the listing until the drained
+    node is ended; infinite if the drain has no deadline.
     """
 
     ray_id: str
@@ -56,23 +58,23 @@ class NodeRow:
         return self.drain_left_s is not None
 
 
-def answer(ref: Any, what: str, timeout_s: float) -> Any:
-    """`ray.get` whose errors are ours."""
+def answer(ref: Any, call_name: str, timeout_s: float) -> Any:
+    """`ray.get` that raises our errors: PolyfleetError as the remote code raised it, else FleetError."""
     import ray
 
     try:
         return ray.get(ref, timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:
         raise FleetError(
-            f"{what} gave no answer within {timeout_s:.0f} s", "`polyfleet status` shows whether the node lives"
+            f"{call_name} gave no answer within {timeout_s:.0f} s", "`polyfleet status` shows whether the node is up"
         ) from None
     except ray.exceptions.RayTaskError as e:
         if isinstance(e.cause, PolyfleetError):
             raise e.cause from None
-        raise FleetError(f"{what} failed: {e.cause!r}", "its traceback is in the server's log") from e
+        raise FleetError(f"{call_name} failed: {e.cause!r}", "its traceback is in the server's log") from e
     except ray.exceptions.RayError as e:
         raise FleetError(
-            f"{what} could not be reached: {first_line(e)}", "`polyfleet status` shows whether the node lives"
+            f"{call_name} could not be reached: {first_line(e)}", "`polyfleet status` shows whether the node is up"
         ) from e
 
 
@@ -81,21 +83,21 @@ def first_line(error: BaseException) -> str:
 
 
 def last_line(text: str) -> str:
-    """Of a traceback, what was raised."""
+    """Return the last line of a traceback: the exception."""
     return (text.strip().splitlines() or [""])[-1].strip()
 
 
 def nodes() -> list[NodeRow]:
-    """Every node that Ray knows, those that are gone too."""
+    """List every node in Ray's table, dead ones included."""
     import ray
 
-    found: Any = ray.nodes()  # type: ignore[no-untyped-call]
-    leaving = draining()
-    return [row(node, leaving) for node in found]
+    rows: Any = ray.nodes()  # type: ignore[no-untyped-call]
+    deadlines = draining()
+    return [row(node, deadlines) for node in rows]
 
 
-def row(node: Mapping[str, Any], leaving: Mapping[str, float]) -> NodeRow:
-    """Of one of `ray.nodes()` and what `draining` returned."""
+def row(node: Mapping[str, Any], deadlines: Mapping[str, float]) -> NodeRow:
+    """Convert an entry of `ray.nodes()`. `deadlines`: the result of `draining`."""
     labels, ray_id = node.get("Labels") or {}, node["NodeID"]
     resources = node.get("Resources") or {}
     return NodeRow(
@@ -107,30 +109,32 @@ def row(node: Mapping[str, Any], leaving: Mapping[str, float]) -> NodeRow:
         address=node["NodeManagerAddress"],
         resources=resources,
         labels=labels,
-        drain_left_s=leaving.get(ray_id),
+        drain_left_s=deadlines.get(ray_id),
     )
 
 
 def draining() -> dict[str, float]:
-    """Seconds left, by Ray's id, of each node that is being drained: by Ray's autoscaler, `ray drain-node`, or a node
-    of ours that was told to end.
+    """Seconds left of each node that is being drained, by Ray id.
+
+    Nodes are drained by Ray's autoscaler, by `ray drain-node`, or by our node after a termination notice.
     """
     from ray._private.state import state
 
-    found: Mapping[str, int] = state.get_draining_nodes()
-    return {ray_id: seconds_left(deadline_ms, time.time()) for ray_id, deadline_ms in found.items()}
+    deadlines: Mapping[str, int] = state.get_draining_nodes()
+    return {ray_id: seconds_left(deadline_ms, time.time()) for ray_id, deadline_ms in deadlines.items()}
 
 
 def seconds_left(deadline_ms: int, now_s: float) -> float:
-    """Ray's deadline is by the clock of whoever drains; 0 says that there is none."""
+    """Seconds until Ray's deadline (0: no deadline), a wall time of the machine that started the drain."""
     return max(0.0, deadline_ms / 1000 - now_s) if deadline_ms else float("inf")
 
 
 def make(ray_id: str, cpus: float = 0.0, carried: bool = False) -> Any:
-    """The agent of that node, found by its name when it already lives. Small plain arguments only: they outlive us.
-    `cpus`: how many Ray gives out there, 0 where that is not known. `carried`: our code is brought there first.
+    """Start the agent of a node, or get it by name if it is already running.
 
-    Agents of other fleets in the same Ray cluster are in other namespaces.
+    The arguments are stored with the detached actor and outlive this process, so they are small plain values. `cpus`:
+    number of CPUs that Ray offers on the node, 0 if unknown. `carried`: send our code to the node first. Agents of
+    other fleets in the same Ray cluster are in other namespaces.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -151,20 +155,22 @@ def make(ray_id: str, cpus: float = 0.0, carried: bool = False) -> Any:
     return grouped(agent).options(**options).remote(fleet=identity, cpus=cpus)
 
 
-def grouped(agent: type) -> Any:
-    """The actor class. Stops and watches have threads of their own: they never wait behind starts that hang. So do
-    commands beside jobs, each of which keeps one waiting.
+def grouped(agent_class: type) -> Any:
+    """Make `agent_class` a Ray actor class with concurrency groups.
+
+    Stops and watches have their own threads, so they never wait behind starts that hang. So do exec commands, each of
+    which blocks a thread.
     """
     import ray
 
     for name, group in GROUP_OF.items():
-        ray.method(concurrency_group=group)(getattr(agent, name))
+        ray.method(concurrency_group=group)(getattr(agent_class, name))
     options: dict[str, Any] = {"concurrency_groups": GROUP_THREADS}
-    return ray.remote(**options)(agent)
+    return ray.remote(**options)(agent_class)
 
 
 def end(actor: Any) -> None:
-    """For Ray to start it again: within 8 s when it hangs."""
+    """Kill an actor so that Ray restarts it; takes up to 8 s if the actor hangs."""
     import ray
 
     ray.kill(actor, no_restart=False)
@@ -177,7 +183,7 @@ def end_for_good(actor: Any) -> None:
 
 
 def end_named(ray_id: str) -> None:
-    """The agent of that node for good, whether we know it or not; nothing where it has none."""
+    """End the agent of a node permanently, also one without a handle here; do nothing if there is none."""
     import ray
 
     try:
@@ -188,13 +194,14 @@ def end_named(ray_id: str) -> None:
 
 
 def end_hung(actor: Any, facts: NodeFacts | None) -> None:
-    """For Ray to start it again: at once where its process is one of this machine, else as `end`."""
+    """Kill a hung agent so that Ray restarts it: at once if it is on this machine, else with `end`."""
     if facts is None or not kill_here(facts.agent_pid, facts.agent_created):
         end(actor)
 
 
 def kill_here(pid: int, created: str | float) -> bool:
-    """Kill an agent's process, also one that is stopped. False where it is none of this machine: `created`, which names
-    the machine's boot, says so.
+    """Kill an agent's process, also if it is suspended (SIGSTOP).
+
+    Return False if it is not on this machine, which `created` shows: it contains the boot id of the process's machine.
     """
     return isinstance(created, str) and created != "" and kill([ProcessId(pid, created)])

@@ -1,6 +1,6 @@
-"""The agents as this process reaches them: one detached Ray actor per living node, and the long poll of each.
+"""Client of the agents: the detached Ray actor of each running node, and a long poll of each.
 
-What is known of a node is the controller's (core/nodes.py); `nodes` is its newest state, for whoever reads.
+The controller owns the state of a node (core/nodes.py); `Agents.nodes` is its newest copy, for reading by any thread.
 """
 
 import logging
@@ -38,22 +38,24 @@ CALL_TIMEOUT_S = 20.0
 REFRESH_S = 1.0
 LIMIT_S = 20.0
 HEAD_LATE_S = 5.0
-"""Ray answers within milliseconds; without an answer for so long nothing new is placed."""
+"""Seconds without an answer from Ray's head after which no job is placed. Ray normally answers in milliseconds."""
 
 ANSWERS_PER_S = 500.0
-"""Of all agents together, as far as ranks only tell numbers: with many nodes those wait for each other."""
+"""Maximum rate of replies of all agents together: in large fleets, replies that contain only metrics are delayed."""
 
 REST_S = 0.5
-"""After a watch that failed: an actor that restarts fails them at once."""
+"""Pause after a failed watch. An actor that is restarting fails every call immediately."""
 
 Data = dict[str, Any]
 
 
 @dataclass(eq=False)
 class Handle:
-    """The actor of one node. `asked_s` (monotonic) is of the watch under way, None while there is none; `clock_s` is of
-    the node's own clock, at its last answer: its leases are given from then on. `poison` is of attempts whose ranks
-    wrote what cannot be used: {key: {"count", "reason"}}. `hung`: it is being ended since it did not answer.
+    """The actor of one node, and the state of its polling.
+
+    `asked_s` (monotonic): start of the current watch, None if there is none. `clock_s`: the node's own clock at its
+    last reply; leases are granted from that time. `poison`: attempts whose ranks wrote unreadable output:
+    {key: {"count", "reason"}}. `hung`: it is being ended because it did not answer.
     """
 
     node: str
@@ -69,21 +71,20 @@ class Handle:
 
 
 class Agents:
-    """By node name. Safe to use from many threads; nothing waits, but `call`. Answers go to `post` as messages.
+    """Agents by node name. Thread-safe. Only `call` and `dismiss` block; replies go to `post` as messages.
 
-    `generation` is the controller's: agents refuse one that is older than one they have seen, and `floor` is the newest
-    that was told of by nodes that we have just found: we have to count above it. A newer one that is told by a node
-    which has obeyed us already is of a server that was started after this one: `overtaken` says so, and we do not count
-    above that. `trouble` is why no fleet is served, as the controller last saw, "" while one is. `repaired` gets a node
-    and what was done for it. `called`: when an agent was last asked for something by `call` or `actor`, by node
-    (monotonic).
+    `generation`: the controller's generation. Agents refuse one older than the newest they have seen. `floor`: the
+    newest generation reported by nodes that have just been found; ours must be above it. A newer one from a node that
+    has already obeyed us belongs to a server started after this one: `overtaken` then says so, and we do not count
+    above it. `trouble`: why no fleet is served, "" while one is, as last seen by the controller. `repaired` gets a node
+    and a sentence on its repair. `called`: last time (monotonic) of `call` or `actor`, by node.
     """
 
     def __init__(self, post: Callable[[Message], None], repaired: Callable[[str, str], None] = lambda *_: None):
         self._post, self._repaired = post, repaired
         self._handles: dict[str, Handle] = {}
         self._wanted: dict[str, str] = {}
-        self._made_by_s: dict[tuple[str, str], float] = {}  # of those being made, by name and Ray's id of the node
+        self._made_by_s: dict[tuple[str, str], float] = {}  # deadlines of agents being started, by node and Ray id
         self._cpus: dict[str, float] = {}
         self._lacking: set[str] = set()
         self._lock = threading.Lock()
@@ -115,24 +116,27 @@ class Agents:
         return [(n, node) for n, node in self.ready() if node.facts is not None and node.facts.pool == pool]
 
     def away_reason(self, node: str) -> str:
-        """Why nothing that lies on `node` can be read now, as words behind its name; "" where it can."""
+        """Why data on `node` cannot be read now, as a clause to follow its name; "" if it can."""
         if self.trouble:
             return f"which cannot be reached: {self.trouble}"
         return away_reason(self.get(node), time.monotonic())
 
     def poison(self) -> list[tuple[str, dict[str, dict[str, Any]]]]:
-        """(node, what of its attempts cannot be used)."""
+        """(node, its attempts with unreadable output), see Handle.poison."""
         return [(handle.node, handle.poison) for handle in list(self._handles.values())]
 
     @property
     def head_silent_s(self) -> float:
-        """For how long Ray has owed us its list of nodes; 0 while it owes nothing."""
+        """Seconds for which the request for Ray's node list has been unanswered; 0 if there is none."""
         return time.monotonic() - self._nodes_asked_s if self._nodes_asked_s is not None else 0.0
 
-    # -- what the controller commands
+    # -- commands of the controller
 
     def make(self, node: str, ray_id: str) -> None:
-        """One at a time is made for a node: a second would slow down the first where the machine is loaded."""
+        """Start the agent of a node.
+
+        One start at a time: a second one would slow down the first on a busy machine.
+        """
         carried = ray_id in self._lacking
         limit_s = code_delivery.LIMIT_S if carried else LIMIT_S
         with self._lock:
@@ -141,29 +145,33 @@ class Agents:
                 return
             self._made_by_s[node, ray_id] = time.monotonic() + limit_s
         make = partial(actors.make, ray_id, self._cpus.get(ray_id, 0.0), carried)
-        RAY.ask(f"make the agent of {node}", make, limit_s, partial(self._made, node, ray_id))
+        RAY.ask(f"start the agent of {node}", make, limit_s, partial(self._made, node, ray_id))
 
     def _made(self, node: str, ray_id: str, actor: Any) -> None:
-        """One that was dropped while it was made is not watched: it may have another name by now. The same holds for
-        all of a cluster that was left.
+        """Store the handle of a started agent.
+
+        Not if its node was dropped, or the cluster left, during the start: the node may have another name by now.
         """
-        failed = isinstance(actor, BaseException)
+        has_failed = isinstance(actor, BaseException)
         with self._lock:
             self._made_by_s.pop((node, ray_id), None)
             if self._wanted.get(node) != ray_id:
                 return
-            if not failed:
+            if not has_failed:
                 self._handles[node] = Handle(node, ray_id, actor)
-        self._post(AgentMade(node, ray_id, first_line(actor) if failed else ""))
+        self._post(AgentMade(node, ray_id, first_line(actor) if has_failed else ""))
 
     def restart(self, node: str, ray_id: str, reason: str) -> None:
-        """Its attempts do not notice: supervisors run apart, and the next agent reads their records."""
-        handle, known = self._handles.get(node), self.nodes.get(node)
+        """Restart a hung agent.
+
+        Attempts keep running: supervisors are separate processes, and the next agent reads their records.
+        """
+        handle, state = self._handles.get(node), self.nodes.get(node)
         if handle is None or handle.ray_id != ray_id:
             return
         handle.asked_s, handle.hung = None, True
         self._repaired(node, reason)
-        facts = known.facts if known else None
+        facts = state.facts if state else None
         RAY.ask(f"end the hung agent of {node}", lambda: actors.end_hung(handle.actor, facts), LIMIT_S, _logged)
 
     def drop(self, node: str, ray_id: str) -> None:
@@ -176,20 +184,20 @@ class Agents:
                 del self._handles[node]
 
     def rest(self, node: str, ray_id: str) -> None:
-        """End the agent of a node that nothing uses."""
+        """End the agent of an idle node."""
         self.drop(node, ray_id)
-        RAY.ask(f"end the agent of {node}, which is idle", partial(actors.end_named, ray_id), LIMIT_S, _logged)
+        RAY.ask(f"end the idle agent of {node}", partial(actors.end_named, ray_id), LIMIT_S, _logged)
 
     def tell(self, node: str, method: str, *args: Any, done: Callable[[BaseException | None], None]) -> None:
-        """One call, not waited for: `done` gets None or the error, in another thread."""
+        """Call an agent's method without waiting; `done` gets None or the error, in another thread."""
         handle = self._handles.get(node)
         if handle is None:
-            done(FleetError(f"node {node} has no agent now", "it is asked again"))
+            done(FleetError(f"node {node} has no agent now", "nothing to do: the server tries again"))
             return
         future = getattr(handle.actor, method).remote(self.generation, *args).future()
         future.add_done_callback(lambda f: done(f.exception()))
 
-    # -- what is looked at again and again
+    # -- polling
 
     def refresh(self) -> None:
         """Ask Ray for its nodes, at most once a second."""
@@ -198,83 +206,86 @@ class Agents:
             self._nodes_asked_s = now
             RAY.ask("list its nodes", actors.nodes, HEAD_LATE_S, self._nodes_seen)
 
-    def _nodes_seen(self, found: Any) -> None:
+    def _nodes_seen(self, rows: Any) -> None:
         if self._nodes_asked_s is None:
-            return  # they are of a cluster that was left
+            return  # this list belongs to a cluster that was left
         self._nodes_asked_s, self._nodes_seen_s = None, time.monotonic()
-        if isinstance(found, BaseException):
-            log.warning("Ray's head does not tell its nodes: %s", first_line(found))
+        if isinstance(rows, BaseException):
+            log.warning("Ray's head did not list its nodes: %s", first_line(rows))
             return
-        rows = [row for row in found if row.alive and row.takes_work]
-        self._cpus = {row.ray_id: row.cpus for row in rows}
-        self._post(NodesSeen(tuple(NodeSeen(r.ray_id, r.name, r.drain_left_s, r.cpus, r.pool) for r in rows)))
+        worker_rows = [row for row in rows if row.alive and row.takes_work]
+        self._cpus = {row.ray_id: row.cpus for row in worker_rows}
+        self._post(NodesSeen(tuple(NodeSeen(r.ray_id, r.name, r.drain_left_s, r.cpus, r.pool) for r in worker_rows)))
 
     def unwatched(self) -> list[str]:
-        """Nodes whose agent is asked for nothing now."""
+        """Nodes whose agents have no poll in progress and need one."""
         now = time.monotonic()
         return [h.node for h in list(self._handles.values()) if h.asked_s is None and now >= h.rest_until_s]
 
-    def watch(self, node: str, cursors: dict[str, int], known: dict[str, str], timeout_s: float) -> None:
-        """Start a long poll of `node`; it ends in a message. A new agent says hello, then what it runs, at once."""
+    def watch(self, node: str, cursors: dict[str, int], last_phases: dict[str, str], timeout_s: float) -> None:
+        """Start a long poll of `node`; its reply becomes a message.
+
+        A new agent is first asked for `hello`, then at once for its attempts.
+        """
         handle = self._handles.get(node)
         if handle is None or handle.asked_s is not None:
             return
-        handle.asked_s = asked_s = time.monotonic()
+        handle.asked_s = started_s = time.monotonic()
         hello = not handle.greeted
         method = handle.actor.hello if hello else handle.actor.watch
         limit_s = timeout_s if handle.listed else 0.0
         gather_s = min(timeout_s, len(self._handles) / ANSWERS_PER_S)
-        arguments = () if hello else (cursors, known, limit_s, handle.clock_s, gather_s)
+        arguments = () if hello else (cursors, last_phases, limit_s, handle.clock_s, gather_s)
         future = method.remote(self.generation, *arguments).future()
-        future.add_done_callback(lambda f: self._answered(handle, asked_s, f, hello))
+        future.add_done_callback(lambda f: self._answered(handle, started_s, f, hello))
 
-    def _answered(self, handle: Handle, asked_s: float, future: Any, hello: bool) -> None:
-        if self._handles.get(handle.node) is not handle or handle.asked_s != asked_s:
-            return  # the node left, or the agent was taken for hung, meanwhile
+    def _answered(self, handle: Handle, started_s: float, future: Any, hello: bool) -> None:
+        if self._handles.get(handle.node) is not handle or handle.asked_s != started_s:
+            return  # the node left, or the agent was declared hung, before this reply came
         error, handle.asked_s = future.exception(), None
         if error is not None:
             self._failed(handle, error)
             return
         handle.hung = False
-        handle.greeted, handle.listed, answer = True, not hello, future.result()
-        handle.clock_s = answer["clock_s"]
+        handle.greeted, handle.listed, reply = True, not hello, future.result()
+        handle.clock_s = reply["clock_s"]
         if hello:
-            self._told_of(handle.node, int(answer.get("generation", 0)))
+            self._told_of(handle.node, int(reply.get("generation", 0)))
         else:
             self._obeyed.add(handle.node)
-        for message in self._messages(handle, asked_s, answer, hello):
+        for message in self._messages(handle, started_s, reply, hello):
             self._post(message)
 
     def _told_of(self, node: str, generation: int) -> None:
-        """The newest controller that a node knows."""
+        """Handle the newest controller generation that a node has reported."""
         if generation <= self.generation:
             return
         if node not in self._obeyed:
             self.floor = max(self.floor, generation)
         elif not self.overtaken:
-            why = f"another server, started after this one, has taken over the fleet (node {node} obeys it)"
-            self.overtaken = f"{why}; `polyfleet server stop` ends this one"
-            log.error("%s: its generation is %d, ours %d", why, generation, self.generation)
+            reason = f"another server, started after this one, has taken over the fleet (node {node} obeys it)"
+            self.overtaken = f"{reason}; run `polyfleet server stop` to stop this one"
+            log.error("%s: its generation is %d, ours is %d", reason, generation, self.generation)
 
     def _failed(self, handle: Handle, error: BaseException) -> None:
         import ray
 
-        greeted, handle.rest_until_s, handle.greeted = handle.greeted, time.monotonic() + REST_S, False
+        was_registered, handle.rest_until_s, handle.greeted = handle.greeted, time.monotonic() + REST_S, False
         if isinstance(error, ray.exceptions.RayTaskError):
             log.error("node %s: %s", handle.node, error.cause)
             if isinstance(error.cause, ControllerSuperseded):
                 self._told_of(handle.node, error.cause.seen)
             elif not isinstance(error.cause, Conflict):
-                why = f"its agent fails: {error.cause!r}; check that it is of the server's Polyfleet version"
-                self._post(AgentFailed(handle.node, handle.ray_id, why))
+                reason = f"its agent fails: {error.cause!r}; check that it has the server's Polyfleet version"
+                self._post(AgentFailed(handle.node, handle.ray_id, reason))
         if isinstance(error, ray.exceptions.RayActorError):
-            gone = isinstance(error, ray.exceptions.ActorDiedError)
-            if gone:  # for good: asked again while the next one is made, it would tell the same once more
+            is_dead = isinstance(error, ray.exceptions.ActorDiedError)
+            if is_dead:  # permanently: polling it again while the next one starts would fail with the same error
                 self._left(handle)
-            why = self._why_none(handle, str(error)) if gone and not greeted else ""
-            if greeted and not (handle.hung or self._restarts(handle.node)):
+            reason = self._why_none(handle, str(error)) if is_dead and not was_registered else ""
+            if was_registered and not (handle.hung or self._restarts(handle.node)):
                 self._repaired(handle.node, f"the agent of {handle.node} had ended and was started again")
-            self._post(AgentDied(handle.node, handle.ray_id, gone, why))
+            self._post(AgentDied(handle.node, handle.ray_id, is_dead, reason))
 
     def _left(self, handle: Handle) -> None:
         with self._lock:
@@ -282,62 +293,62 @@ class Agents:
                 del self._handles[handle.node]
 
     def _why_none(self, handle: Handle, error: str) -> str:
-        """Why an agent never began. "" where only our code is missing there: the next try brings it."""
+        """Why an agent never started; "" if only our code is missing on its node: the next try sends it."""
         if code_delivery.lacks_us(error) and handle.ray_id not in self._lacking:
             self._lacking.add(handle.ray_id)
             return ""
         return f"its agent cannot start: {last_line(error)}"
 
     def _restarts(self, name: str) -> bool:
-        """Whether all of the node was to be started again a moment ago, which is told in its own words."""
+        """Whether the whole node was restarted a moment ago, which is reported separately."""
         node = self.nodes.get(name)
         return node is not None and node.restarts(time.monotonic())
 
-    def _messages(self, handle: Handle, asked_s: float, answer: Data, hello: bool) -> list[Message]:
-        """The answer as what the controller is told. A report that cannot be used concerns its attempt only."""
+    def _messages(self, handle: Handle, requested_s: float, reply: Data, hello: bool) -> list[Message]:
+        """Convert a reply to messages for the controller. An invalid status affects its own attempt only."""
         if hello:
-            epochs = {str(job): int(epoch) for job, epoch in answer.get("epochs", {}).items()}
-            return [Heartbeat(handle.node, handle.ray_id, asked_s, _facts(answer["facts"]), epochs=epochs)]
-        self._poisoned(handle, answer["poison"])
-        reports: list[AttemptStatus] = []
-        spoiled: list[Message] = []
-        for told in answer["reports"]:
+            epochs = {str(job): int(epoch) for job, epoch in reply.get("epochs", {}).items()}
+            return [Heartbeat(handle.node, handle.ray_id, requested_s, _facts(reply["facts"]), epochs=epochs)]
+        self._poisoned(handle, reply["poison"])
+        statuses: list[AttemptStatus] = []
+        unreadable: list[Message] = []
+        for data in reply["reports"]:
             try:
-                reports.append(AttemptStatus.parse(told))
+                statuses.append(AttemptStatus.parse(data))
             except InvalidMessage as e:
-                spoiled += _spoiled(handle.node, told, f"it {e}")
-        facts = _facts(answer["facts"]) if answer["facts"] else None
-        there = frozenset(answer["attempts"])
-        return [*spoiled, Heartbeat(handle.node, handle.ray_id, asked_s, facts, tuple(reports), there)]
+                unreadable += _spoiled(handle.node, data, f"it {e}")
+        facts = _facts(reply["facts"]) if reply["facts"] else None
+        running = frozenset(reply["attempts"])
+        return [*unreadable, Heartbeat(handle.node, handle.ray_id, requested_s, facts, tuple(statuses), running)]
 
-    def _poisoned(self, handle: Handle, poison: dict[str, dict[str, Any]]) -> None:
-        for key in poison.keys() - handle.poison.keys():
-            log.warning("attempt %s on %s wrote what cannot be used: %s", key, handle.node, poison[key]["reason"])
-        handle.poison = poison
+    def _poisoned(self, handle: Handle, unreadable: dict[str, dict[str, Any]]) -> None:
+        for key in unreadable.keys() - handle.poison.keys():
+            log.warning("attempt %s on %s wrote invalid output: %s", key, handle.node, unreadable[key]["reason"])
+        handle.poison = unreadable
 
-    # -- for whoever asks an agent for something
+    # -- calls by other parts of the server
 
     def call(self, node: str, method: str, *args: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
-        """One call and its answer. Raises our own errors as they were raised there, else FleetError."""
+        """Call an agent and wait for its reply. Raises PolyfleetError as the agent raised it, else FleetError."""
         return actors.answer(getattr(self.actor(node), method).remote(*args), f"node {node}: {method}", timeout_s)
 
     def actor(self, node: str) -> Any:
-        """Raises FleetError while it is being made."""
+        """The node's actor. Raises FleetError if the node is resting or its agent is still being started."""
         handle = self._handles.get(self[node].name)
         self.called[node] = time.monotonic()
         if handle is None and self[node].resting:
             raise FleetError(f"node {node} is resting and has no agent", f"`polyfleet node resume {node}` wakes it")
         if handle is None:
-            raise FleetError(f"node {node} has no agent yet", "it is being started: ask again")
+            raise FleetError(f"node {node} has no agent yet", "its agent is being started: try again")
         return handle.actor
 
     def dismiss(self) -> None:
-        """End every agent for good. It waits for Ray."""
+        """End every agent permanently. Waits for Ray."""
         for handle in list(self._handles.values()):
             actors.end_for_good(handle.actor)
 
     def clear(self) -> None:
-        """Forget all actors: they belong to a cluster that was left."""
+        """Drop all handles: they belong to a cluster that was left."""
         with self._lock:
             self._handles.clear()
             self._wanted.clear()
@@ -349,17 +360,17 @@ def _facts(plain: Data) -> NodeFacts:
     return from_plain(NodeFacts, plain)
 
 
-def _spoiled(node: str, told: Any, why: str) -> list[Message]:
+def _spoiled(node: str, data: Any, reason: str) -> list[Message]:
     try:
-        job, epoch, rank = str(told["job"]), int(told["epoch"]), int(told["node_rank"])
+        job, epoch, rank = str(data["job"]), int(data["epoch"]), int(data["node_rank"])
     except (TypeError, KeyError, ValueError):
-        log.error("node %s: a report that cannot be used is dropped: %s", node, why)
+        log.error("node %s: an invalid report is dropped: %s", node, reason)
         return []
-    cursor = told["cursor"] if isinstance(told.get("cursor"), int) else None
-    why = f"what node {node} told of it cannot be used: {why}"
-    return [Spoiled(job, epoch, rank, why, cursor, told.get("phase") == "ended")]
+    cursor = data["cursor"] if isinstance(data.get("cursor"), int) else None
+    reason = f"the status that node {node} sent is invalid: {reason}"
+    return [Spoiled(job, epoch, rank, reason, cursor, data.get("phase") == "ended")]
 
 
-def _logged(found: Any) -> None:
-    if isinstance(found, BaseException):
-        log.warning("ending an agent: %s", first_line(found))
+def _logged(result: Any) -> None:
+    if isinstance(result, BaseException):
+        log.warning("ending an agent failed: %s", first_line(result))

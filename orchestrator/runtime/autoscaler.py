@@ -1,5 +1,6 @@
-"""Ray's autoscaler (version 2), asked through the cluster's head: which nodes there should be, and what became of those
-asked for before. It waits for Ray's head: have it called by RAY.ask or RAY.run.
+"""Requests to Ray's autoscaler (version 2): the nodes we need, and why earlier launches failed.
+
+Functions here wait for Ray's head: call them through RAY.ask or RAY.run.
 """
 
 import re
@@ -9,14 +10,16 @@ from typing import Any
 
 LIMIT_S = 10
 FAILED_S = 600.0
-"""A launch that failed longer ago tells nothing of the next."""
+"""Age in seconds from which a failed launch is ignored: it says nothing about the next one."""
 MOST_CHARACTERS = 200
 REQUEST_ID = re.compile(r" with request id [0-9a-f-]+")
 
 
 def ask(requests: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Takes the place of what was asked for before, by anybody. Returns why launches failed lately, by node type: the
-    pool's name in the files that we render.
+    """Replace the cluster's resource request, and return recent launch failures.
+
+    The request may have been made by any program. The result maps a node type (the pool's name in files that we render)
+    to the reason.
     """
     from ray.autoscaler.v2 import sdk
 
@@ -26,7 +29,10 @@ def ask(requests: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def failed(launches: Iterable[Any], now_s: float) -> dict[str, str]:
-    """The newest reason of each type. Of clouds' own words Ray 2.60 passes some on; all are in its autoscaler's log."""
+    """The newest failure reason of each node type.
+
+    Ray 2.60 passes on only some of a cloud's messages; the log of its autoscaler has all.
+    """
     recent = [launch for launch in launches if now_s - (launch.failed_ts_s or 0) < FAILED_S]
     return {
         launch.ray_node_type_name: _words(launch.details)

@@ -1,4 +1,4 @@
-"""How fast checkpoints and files of jobs may go from one machine to another, where the server's owner limits it."""
+"""Optional rate limit for copies of checkpoints and job files between machines."""
 
 import os
 import threading
@@ -11,27 +11,31 @@ from orchestrator.resource_syntax import size_bytes
 
 SETTING = "POLYFLEET_COPY_RATE"
 LEAST_BYTES_PER_S = 10**6
-"""A piece of 8 MiB then waits for seconds, not for minutes."""
+"""At this rate a piece of 8 MiB waits for seconds, not for minutes."""
 
 
 def copy_bytes_per_s(environment: Mapping[str, str] = os.environ) -> int | None:
-    """Into or out of one machine; None: no limit. Raises UserError for what is not a rate."""
-    wanted = environment.get(SETTING, "").strip()
-    if not wanted:
+    """Read the limit in bytes per second into or out of one machine (None: no limit).
+
+    Raises UserError if invalid.
+    """
+    text = environment.get(SETTING, "").strip()
+    if not text:
         return None
     remedy = f"write bytes per second, at least 1MB, e.g. {SETTING}=50MB; leave it out for no limit"
     try:
-        found = size_bytes(wanted)
+        rate = size_bytes(text)
     except UserError as e:
         raise UserError(f"{SETTING}: {e.message}", remedy) from None
-    if found < LEAST_BYTES_PER_S:
-        raise UserError(f"{SETTING}: {wanted} per second is too little", remedy)
-    return found
+    if rate < LEAST_BYTES_PER_S:
+        raise UserError(f"{SETTING}: {text} per second is below the minimum of 1MB", remedy)
+    return rate
 
 
 class Pacer:
-    """Spaces the pieces of each machine, so that on average no more than `bytes_per_s` go into and out of it, and never
-    two at once: what was not used while nothing went is not made up for.
+    """Schedule pieces so that each machine sends and receives at most `bytes_per_s`, one piece at a time.
+
+    Unused time is not credited: there are no bursts after a pause.
     """
 
     def __init__(self, bytes_per_s: float):
@@ -39,15 +43,15 @@ class Pacer:
         self._free_s: dict[str, float] = {}
 
     def booked(self, machines: tuple[str, str], now_s: float, piece_bytes: int) -> float:
-        """Seconds that a piece between these machines has to wait. It counts from then on."""
-        begins_s = max(now_s, *(self._free_s.get(machine, now_s) for machine in machines))
+        """Book a piece between two machines and return the seconds that it must wait."""
+        start_s = max(now_s, *(self._free_s.get(machine, now_s) for machine in machines))
         for machine in machines:
-            self._free_s[machine] = begins_s + piece_bytes / self._bytes_per_s
-        return begins_s - now_s
+            self._free_s[machine] = start_s + piece_bytes / self._bytes_per_s
+        return start_s - now_s
 
 
 class Pace:
-    """At which copies go on. Safe to use from many threads."""
+    """Make copies wait for the rate limit. Thread-safe."""
 
     def __init__(
         self,
@@ -59,7 +63,7 @@ class Pace:
         self._now, self._sleep, self._lock = now, sleep, threading.Lock()
 
     def wait(self, source: NodeFacts | None, target: NodeFacts | None, piece_bytes: int) -> None:
-        """Until a piece may go. Within one machine nothing waits."""
+        """Wait until a piece may be sent. Copies within one machine never wait."""
         if self._pacer is None or source is None or target is None or _machine(source) == _machine(target):
             return
         with self._lock:

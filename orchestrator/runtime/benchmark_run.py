@@ -1,4 +1,4 @@
-"""One benchmark run over the fleet: its jobs are submitted, their nodes waited for, measured and given back."""
+"""One benchmark run over the fleet: submit jobs, wait for their nodes, measure, give the nodes back."""
 
 import logging
 import threading
@@ -23,9 +23,9 @@ from orchestrator.store.benchmark_lines import BenchmarkLines
 
 log = logging.getLogger(__name__)
 GRACE_S = 20.0
-"""For sessions to end by themselves."""
+"""Seconds that sessions have to end by themselves at the end of a run."""
 AGAIN_S = 1.0
-"""Between tries of what the fleet, the controller or the store does not take now."""
+"""Seconds between retries when the fleet, the controller or the store is unavailable."""
 LOOK_S = 0.1
 Data = dict[str, Any]
 Submit = Callable[[Data, str, str], Data]
@@ -36,7 +36,10 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the runs of a server have in common. `submit` and `cancel` are those of jobs; `closing`: the server ends."""
+    """Services that all runs of a server share.
+
+    `submit`, `cancel`: of jobs; `closing`: the server is stopping.
+    """
 
     lines: BenchmarkLines
     jobs: Jobs
@@ -47,17 +50,20 @@ class Shared:
 
 
 class Run(threading.Thread):
-    """From submitting its jobs to giving their nodes back. `begun` is the line that it was stored with."""
+    """Thread of one run, from submitting its jobs to giving their nodes back.
 
-    def __init__(self, begun: Data, shared: Shared):
-        super().__init__(name=begun["run"], daemon=True)
-        self.run_id, self.cancelled, self.waiting = str(begun["run"]), "", "waiting for its nodes"
+    `start_line`: its stored first line.
+    """
+
+    def __init__(self, start_line: Data, shared: Shared):
+        super().__init__(name=start_line["run"], daemon=True)
+        self.run_id, self.cancelled, self.waiting = str(start_line["run"]), "", "waiting for its nodes"
         self.measuring = False
         self.progress: Data = {}
-        self._asked = suite.request(begun["request"])
-        self._wanted = [from_plain(JobRequest, job["wanted"]) for job in begun["jobs"]]
-        self._specs: list[Data] = [job["spec"] for job in begun["jobs"]]
-        self._package = str(begun["package"])
+        self._asked = suite.request(start_line["request"])
+        self._wanted = [from_plain(JobRequest, job["wanted"]) for job in start_line["jobs"]]
+        self._specs: list[Data] = [job["spec"] for job in start_line["jobs"]]
+        self._package = str(start_line["package"])
         self._jobs: list[str] = []
         self._columns: list[FleetColumn] = []
         self._told: dict[str, str] = {}
@@ -65,16 +71,16 @@ class Run(threading.Thread):
         self._shared, self._lines = shared, shared.lines
 
     def submit(self) -> None:
-        """The jobs that are not submitted yet. Each has a key of its own: submitted again, it is the same job.
+        """Submit the jobs that are not submitted yet, each with its own idempotency key.
 
-        Raises PolyfleetError; what was submitted before stays.
+        Raises PolyfleetError; jobs submitted before the error stay.
         """
         while (number := len(self._jobs)) < len(self._specs):
-            told = self._shared.submit(self._specs[number], self._package, f"{self.run_id}-{number}")
-            self._jobs.append(str(told["id"]))
+            reply = self._shared.submit(self._specs[number], self._package, f"{self.run_id}-{number}")
+            self._jobs.append(str(reply["id"]))
 
     def refuse(self, reason: str) -> None:
-        """Once it is started, it ends with that reason."""
+        """Make the run fail with this reason as soon as it is started."""
         self._refused = reason
 
     def run(self) -> None:
@@ -95,7 +101,7 @@ class Run(threading.Thread):
             self._end("FAILED", f"internal error: {e!r}; its traceback is in the server's log")
 
     def _submit_all(self) -> None:
-        """However long the fleet or the store does not take jobs: the run was stored before."""
+        """Submit all jobs of the stored run; retry while the fleet or the store is unavailable."""
         while len(self._jobs) < len(self._specs):
             self._check()
             try:
@@ -109,64 +115,69 @@ class Run(threading.Thread):
 
     def _conduct(self) -> None:
         before = self._again(lambda: self._lines.read(self.run_id))
-        done = frozenset(line["case"] for line in before if line["line"] == "case")
+        done_cases = frozenset(line["case"] for line in before if line["line"] == "case")
         self._told = {line["column"]: line["facts"].get("node", "") for line in before if line["line"] == "column"}
         if not any(line["line"] == "columns" for line in before):
             self._tell({"line": "columns", "columns": [self._expected(n) for n in range(len(self._jobs))]})
         self._columns = self._opened({line["column"] for line in before if line["line"] == "lost"})
         if not self._columns:
-            self._end("FAILED", "no column came up")
+            self._end("FAILED", "no device could be opened for measuring")
             return
-        for column in self._columns:
-            self._tell_place(column)
+        for target in self._columns:
+            self._tell_place(target)
         self.measuring, self.waiting = True, ""
-        conductor = RoundRunner(self._asked, self._columns, self._tell, self._reason_to_end, done)
-        conductor.run(suite.groups(self._asked))
+        runner = RoundRunner(self._asked, self._columns, self._tell, self._reason_to_end, done_cases)
+        runner.run(suite.groups(self._asked))
         lines = self._again(lambda: self._lines.read(self.run_id))
         state, reason = outcome({line["id"]: line for line in lines if line["line"] == "cell"}.values())
         self._end(state, reason, self._columns)
 
     def _expected(self, number: int) -> Data:
-        """A column as it is known before its job holds a node."""
-        wanted = self._wanted[number]
-        where = {"pool": ", ".join(wanted.pools), "node": wanted.node}
-        return {"column": wanted.name, "job": self._jobs[number], "kind": wanted.kind, **where}
+        """Describe a target whose job does not hold a node yet."""
+        request = self._wanted[number]
+        location = {"pool": ", ".join(request.pools), "node": request.node}
+        return {"column": request.name, "job": self._jobs[number], "kind": request.kind, **location}
 
     def _opened(self, lost: set[str]) -> list[FleetColumn]:
-        """Columns whose sessions answer, in the order of the jobs. What does not come up is told once."""
-        numbers = [number for number, wanted in enumerate(self._wanted) if wanted.name not in lost]
-        found: list[FleetColumn] = []
-        for number, made in zip(numbers, self._side_by_side(self._columns_of, numbers), strict=True):
-            if isinstance(made, str):
-                self._tell({"line": "lost", "column": self._wanted[number].name, "reason": made})
+        """Open targets in the order of jobs; return those whose sessions answer, log the others as lost."""
+        numbers = [number for number, request in enumerate(self._wanted) if request.name not in lost]
+        candidates: list[FleetColumn] = []
+        for number, results in zip(numbers, self._side_by_side(self._columns_of, numbers), strict=True):
+            if isinstance(results, str):
+                self._tell({"line": "lost", "column": self._wanted[number].name, "reason": results})
             else:
-                found += [column for column in made if column.id not in lost]
-        opened = []
-        for column, failed in zip(found, self._side_by_side(FleetColumn.open, found), strict=True):
-            if failed is None:
-                opened.append(column)
+                candidates += [target for target in results if target.id not in lost]
+        targets = []
+        for target, error in zip(candidates, self._side_by_side(FleetColumn.open, candidates), strict=True):
+            if error is None:
+                targets.append(target)
             else:
-                self._tell({"line": "lost", "column": column.id, "reason": failed})
-        return opened
+                self._tell({"line": "lost", "column": target.id, "reason": error})
+        return targets
 
     def _columns_of(self, number: int) -> list[FleetColumn]:
-        """Once the planner has given the job its node. Raises TargetLost."""
+        """Wait until the job runs on a node, then make its targets. Raises TargetLost."""
         job, shared = self._jobs[number], self._shared
         names = self._wanted[number].columns(placed(shared.jobs, job))
-        return [FleetColumn(name, place, job, shared.jobs, shared.agents, self._tell_place) for place, name in names]
+        return [
+            FleetColumn(name, position, job, shared.jobs, shared.agents, self._tell_place) for position, name in names
+        ]
 
     def _side_by_side(self, work: Callable[[T], R], items: Sequence[T]) -> "list[R | str]":
-        """What `work` answers for each item, or why it could not. Raises Cancelled meanwhile."""
-        came: dict[int, R | str] = {}
+        """Run `work` for all items in parallel; return each result, or a sentence on why it failed.
+
+        Raises RunCancelled if the run is cancelled first.
+        """
+        results: dict[int, R | str] = {}
 
         def one(number: int, item: T) -> None:
             try:
-                came[number] = work(item)
+                results[number] = work(item)
             except (TargetLost, PolyfleetError) as e:
-                came[number] = e.message if isinstance(e, PolyfleetError) else str(e)
+                results[number] = e.message if isinstance(e, PolyfleetError) else str(e)
             except Exception as e:
-                log.exception("a column of benchmark run %s did not come up", self.run_id)
-                came[number] = f"internal error: {e!r}; its traceback is in the server's log"
+                log.exception("a target of benchmark run %s could not be opened", self.run_id)
+                results[number] = f"internal error: {e!r}; its traceback is in the server's log"
 
         threads = [threading.Thread(target=one, args=pair, daemon=True) for pair in enumerate(items)]
         for thread in threads:
@@ -174,16 +185,16 @@ class Run(threading.Thread):
         while any(thread.is_alive() for thread in threads):
             self._check()
             time.sleep(LOOK_S)
-        return [came[number] for number in range(len(items))]
+        return [results[number] for number in range(len(items))]
 
-    def _tell_place(self, column: FleetColumn) -> None:
-        """What is measured in a column, once its session answers: again where a job started anew has another node."""
-        node = str(column.facts["node"])
-        if column not in self._columns or self._told.get(column.id) == node:
+    def _tell_place(self, target: FleetColumn) -> None:
+        """Log what a target measures when its session answers, and again if its job has another node."""
+        node = str(target.facts["node"])
+        if target not in self._columns or self._told.get(target.id) == node:
             return
-        self._told[column.id] = node
-        self._tell({"line": "column", "column": column.id, "facts": column.facts, "host": column.host})
-        self._tell({"line": "columns", "columns": [one.view() for one in self._columns]})
+        self._told[target.id] = node
+        self._tell({"line": "column", "column": target.id, "facts": target.facts, "host": target.host})
+        self._tell({"line": "columns", "columns": [each.view() for each in self._columns]})
 
     def _check(self) -> None:
         if reason := self._reason_to_end():
@@ -196,35 +207,37 @@ class Run(threading.Thread):
 
     def _tell(self, line: Data) -> None:
         if self._shared.closing.is_set():
-            raise _LeftError  # agents go away now: what that looks like is no result
+            raise _LeftError  # agents are ending now: the failures that this causes are not results
         if line["line"] == "progress":
             self.progress = {k: v for k, v in line.items() if k != "line"}
         else:
             self._again(lambda: self._lines.append(self.run_id, line))
 
     def _again(self, do: Callable[[], R], check: Callable[[], object] | None = None) -> R:
-        """Until the store, or the controller, has taken it. `check` raises where nobody waits for that any more; by
-        default that is when the run is cancelled, and always when the server closes.
+        """Call `do` until it raises no FleetError: the store or the controller may be unavailable.
+
+        Between tries `check` may raise to give up; by default it does when the run is cancelled. All raise when the
+        server closes.
         """
         before = self.waiting
         while True:
             try:
-                told = do()
+                result = do()
             except FleetError as e:
                 self.waiting = e.message
                 self._shared.closing.wait(AGAIN_S)
                 (check or self._check)()
             else:
                 self.waiting = before
-                return told
+                return result
 
-    def _end(self, state: str, reason: str, ending: Sequence[FleetColumn] = ()) -> None:
-        """Give the nodes back, then say so: who reads that it ended finds its jobs ended as well."""
+    def _end(self, state: str, reason: str, targets: Sequence[FleetColumn] = ()) -> None:
+        """Give the nodes back, then log the end: clients that read the end find all jobs ended as well."""
         self.measuring, self.waiting = False, reason
-        for column in ending:
-            column.end()
+        for target in targets:
+            target.end()
         deadline = time.monotonic() + GRACE_S
-        for job in {column.job for column in ending}:
+        for job in {target.job for target in targets}:
             while time.monotonic() < deadline and self._shared.jobs[job].job.state not in TERMINAL:
                 time.sleep(0.05)
         ended = {"line": "ended", "state": state, "reason": reason}
@@ -233,30 +246,35 @@ class Run(threading.Thread):
                 self._again(partial(cancelled, job, self._shared), self._reason_to_end)
             self._again(lambda: self._lines.append(self.run_id, ended), self._reason_to_end)
         except _LeftError:
-            log.warning("the end of %s (%s) was not stored; the next server goes on with it", self.run_id, state)
+            log.warning("the end of %s (%s) was not stored; the next server continues the run", self.run_id, state)
         except PolyfleetError as e:
             log.error("the end of %s could not be stored: %s", self.run_id, e)
 
 
-def outcome(cells: Iterable[Data]) -> tuple[str, str]:
-    """State of a run whose cases are over, and how many of its results are none. It has failed where none was measured
-    and some could not be; what cannot run there, or had no time left, is no failure.
+def outcome(results: Iterable[Data]) -> tuple[str, str]:
+    """Final state of a run, and a sentence that counts its unmeasured results ("" if there are none).
+
+    A run has failed if nothing was measured and at least one result failed, was wrong or was lost. Cases that a target
+    cannot run, or that had no time left, are not failures.
     """
-    counts = Counter(cell["status"] if cell["status"] != MEASURED or cell["blocks"] else "skipped" for cell in cells)
+    counts = Counter(
+        result["status"] if result["status"] != MEASURED or result["blocks"] else "skipped" for result in results
+    )
     measured = counts.pop(MEASURED, 0)
     if not counts:
         return "SUCCEEDED", ""
-    told = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-    failed = not measured and any(counts[status] for status in ("failed", "wrong", "lost"))
+    summary = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    has_failed = not measured and any(counts[status] for status in ("failed", "wrong", "lost"))
     return (
-        "FAILED" if failed else "SUCCEEDED",
-        f"{measured} of {measured + counts.total()} results were measured: {told}",
+        "FAILED" if has_failed else "SUCCEEDED",
+        f"{measured} of {measured + counts.total()} results were measured: {summary}",
     )
 
 
 def cancelled(job: str, shared: Shared) -> None:
-    """Cancel a job of a run, where it has not ended; what is wrong with one of them keeps no other. Raises FleetError
-    where that cannot be done now.
+    """Cancel a job of a run unless it has ended. Log other errors, so that the next job can be cancelled.
+
+    Raises FleetError if the job cannot be cancelled now.
     """
     try:
         if shared.jobs[job].job.state not in TERMINAL:
@@ -268,4 +286,4 @@ def cancelled(job: str, shared: Shared) -> None:
 
 
 class _LeftError(Exception):
-    """The server closes; the run goes on with the next."""
+    """The server is closing; the next server continues the run."""

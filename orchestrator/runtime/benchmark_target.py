@@ -1,4 +1,4 @@
-"""A column of a benchmark run: one device of the fleet, measured through the session of a job that holds its node."""
+"""Target of a benchmark run: one device, measured through a session of the job that holds its node."""
 
 import time
 from collections.abc import Callable
@@ -16,16 +16,16 @@ from orchestrator.runtime.jobs import Jobs
 
 LOOK_S = 0.2
 UP_S = 180.0
-"""From its start to its first answer a session imports torch and opens its device."""
+"""Seconds a session may take for its first answer: it imports torch and opens its device."""
 VERDICT_S = 60.0
-"""So long the fleet may take to find out what became of a session that does not answer."""
+"""Seconds the fleet may take to find out why a session does not answer."""
 ANSWER_S = 5.0
-"""A session that has nothing else to do describes itself within that."""
+"""Seconds within which an idle session describes itself."""
 Data = dict[str, Any]
 
 
 def placed(jobs: Jobs, job: str) -> tuple[int, ...]:
-    """Numbers of the devices that a session's job holds, once the planner has given it a node and it runs there.
+    """Wait until a session's job runs, and return the numbers of the devices that it holds.
 
     Raises TargetLost.
     """
@@ -33,26 +33,27 @@ def placed(jobs: Jobs, job: str) -> tuple[int, ...]:
 
 
 class FleetColumn:
-    """`call` asks the session of the job's present attempt for the device that comes at `place` among those it sees.
+    """One device under test, measured through the session of the job's current attempt.
 
-    `opened` is called whenever a session of its answers for the first time.
+    `position`: index of the device among those that the session sees. `opened` is called each time a new session has
+    answered for the first time.
     """
 
     def __init__(
-        self, name: str, place: int, job: str, jobs: Jobs, agents: Agents, opened: "Callable[[FleetColumn], None]"
+        self, name: str, position: int, job: str, jobs: Jobs, agents: Agents, opened: "Callable[[FleetColumn], None]"
     ):
         self.id, self.job = name, job
         self.host = ""
         self.facts: Data = {}
-        self._place, self._opened = place, opened
+        self._place, self._opened = position, opened
         self._jobs, self._agents, self._epoch = jobs, agents, 0
 
     def view(self) -> Data:
-        """What is measured in it."""
+        """The target as the run's log lists it."""
         return {"column": self.id, "job": self.job} | {k: self.facts[k] for k in ("kind", "pool", "node", "number")}
 
     def open(self) -> None:
-        """Wait until the session answers. Raises TargetLost."""
+        """Wait until the job's session answers, and read the facts of its device. Raises TargetLost."""
         attempt = _running(self._jobs, self.job)
         self._epoch = attempt.epoch
         described = self._described(time.monotonic() + UP_S)
@@ -72,7 +73,10 @@ class FleetColumn:
         self._opened(self)
 
     def call(self, message: Data, timeout_s: float) -> Data:
-        """Asked once more where the session outlives what was between us, such as an agent that was killed."""
+        """Call the session; retry once if only the connection failed, as when an agent was killed.
+
+        Raises SessionEnded, TargetLost.
+        """
         try:
             return self._called(message, timeout_s)
         except (FleetError, NotFound) as e:
@@ -86,13 +90,13 @@ class FleetColumn:
 
     def _called(self, message: Data, timeout_s: float) -> Data:
         try:
-            told: Data = self._ask(message, timeout_s)
+            reply: Data = self._ask(message, timeout_s)
         except UserError as e:
             return {"failed": e.message}
-        return told
+        return reply
 
     def end(self) -> None:
-        """Let the session, and with it the job, end well."""
+        """Ask the session to end, so that its job succeeds. Errors are ignored."""
         try:
             self._ask({"do": "end"}, 10.0)
         except (FleetError, NotFound, UserError, TargetLost):
@@ -104,35 +108,36 @@ class FleetColumn:
             raise TargetLost(_reason(record))
         attempt = record.attempts[-1]
         if attempt.epoch != self._epoch:
-            raise FleetError("the session was started anew", "")
+            raise FleetError("the session was restarted", "")
         node = node_of(attempt.leases[0][0])
-        wanted = message | {"device": self._place}
-        return self._agents.call(node, "measure", self.job, attempt.epoch, wanted, timeout_s, timeout_s=timeout_s + 10)
+        request = message | {"device": self._place}
+        return self._agents.call(node, "measure", self.job, attempt.epoch, request, timeout_s, timeout_s=timeout_s + 10)
 
-    def _goes_on(self, said: str, busy_s: float) -> bool:
-        """Wait until the fleet knows what became of the session, which may work on for `busy_s` before it answers.
-        False where a new one has taken its place. Raises TargetLost.
+    def _goes_on(self, error: str, busy_s: float) -> bool:
+        """Wait until the session answers (True) or a new session has replaced it and is opened (False).
+
+        The session may be busy for `busy_s` before it answers. Raises TargetLost if neither happens.
         """
-        asked_s, waited_s, wait_s = time.monotonic(), 0.0, VERDICT_S
+        start_s, waited_s, wait_s = time.monotonic(), 0.0, VERDICT_S
         while waited_s < wait_s:
             record = self._record()
             if record.job.state in TERMINAL:
                 raise TargetLost(_reason(record))
             if record.attempts and self._is_lost(record.attempts[-1]):
                 raise TargetLost(f"its node is lost: {self._node_trouble(record.attempts[-1])}")
-            runs = record.job.state is State.RUNNING
-            same = runs and record.attempts[-1].epoch == self._epoch
-            if runs and not same:
+            is_running = record.job.state is State.RUNNING
+            is_same = is_running and record.attempts[-1].epoch == self._epoch
+            if is_running and not is_same:
                 self.open()
                 return False
-            if same and self._answers():
+            if is_same and self._answers():
                 return True
             time.sleep(LOOK_S)
-            waited_s, wait_s = time.monotonic() - asked_s, VERDICT_S + (busy_s if same else 0.0)
-        raise TargetLost(f"its session has not answered for {waited_s:.0f} s: {said}")
+            waited_s, wait_s = time.monotonic() - start_s, VERDICT_S + (busy_s if is_same else 0.0)
+        raise TargetLost(f"its session has not answered for {waited_s:.0f} s: {error}")
 
     def _answers(self) -> bool:
-        """The session that we know, within a moment."""
+        """Check that the session of the known attempt answers within ANSWER_S."""
         with suppress(FleetError, NotFound, UserError):
             self._ask({"do": "describe"}, ANSWER_S)
             return True
@@ -145,24 +150,24 @@ class FleetColumn:
         agent = self._agents.get(node_of(attempt.leases[0][0]))
         return "it left the fleet" if agent is None else agent.lost
 
-    def _why(self, said: str) -> str:
-        """What ended the attempt before this one."""
-        ended = [a for a in self._record().attempts if a.epoch < self._epoch]
-        return (ended[-1].reason if ended else "") or said
+    def _why(self, error: str) -> str:
+        """Reason why the previous attempt ended; `error` if none is recorded."""
+        earlier = [a for a in self._record().attempts if a.epoch < self._epoch]
+        return (earlier[-1].reason if earlier else "") or error
 
     def _described(self, deadline: float) -> Data:
         while True:
             try:
-                told: Data = self._ask({"do": "describe", "limit_s": UP_S}, UP_S)
-                return told
+                reply: Data = self._ask({"do": "describe", "limit_s": UP_S}, UP_S)
+                return reply
             except (FleetError, NotFound) as e:
                 if time.monotonic() > deadline or self._record().job.state is not State.RUNNING:
                     self._raise_lost(str(e))
                 time.sleep(LOOK_S)
 
-    def _raise_lost(self, said: str) -> None:
+    def _raise_lost(self, error: str) -> None:
         record = self._record()
-        raise TargetLost(_reason(record) if record.job.state in TERMINAL else f"its session does not answer: {said}")
+        raise TargetLost(_reason(record) if record.job.state in TERMINAL else f"its session does not answer: {error}")
 
     def _record(self) -> Record:
         return self._jobs[self.job]
@@ -182,12 +187,12 @@ def _running(jobs: Jobs, job: str) -> Attempt:
 
 
 def _price(pool: str) -> float | None:
-    """Of one device of the pool for an hour; None where nobody declared one."""
+    """Price of one device of the pool per hour; None if the fleet file declares none."""
     fleet = fleet_record.read()
     return float(fleet.pools.get(pool, {}).get("price_per_hour") or 0) or None if fleet else None
 
 
 def _reason(record: Record) -> str:
     failure: Any = record.failure or {}
-    told = failure.get("message") if isinstance(failure, dict) else ""
-    return str(told or record.reason or f"its job ended as {record.job.state}")
+    message = failure.get("message") if isinstance(failure, dict) else ""
+    return str(message or record.reason or f"its job ended as {record.job.state}")

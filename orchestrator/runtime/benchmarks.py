@@ -1,7 +1,7 @@
-"""Benchmark runs over the fleet: jobs with a node each, a thread per run that conducts, a log that is kept.
+"""Benchmark runs over the fleet: one job per node, one thread per run, and a stored log of results.
 
-A run outlives this process: what it measured is in the store, its sessions go on waiting on their nodes, and the server
-that comes next takes it up at the case that was under way.
+A run survives a server restart: its results are in the store, its sessions keep waiting on their nodes, and the next
+server continues with the case that was in progress.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ Data = dict[str, Any]
 
 
 class Benchmarks:
-    """All runs of a server. `submit` and `cancel` are those of jobs; `contents` are those of a code archive."""
+    """All runs of a server. `submit` and `cancel` act on jobs; `contents` lists a code archive."""
 
     def __init__(
         self,
@@ -48,18 +48,18 @@ class Benchmarks:
         self._beginning = threading.Lock()
 
     def take_up(self) -> None:
-        """Go on with runs that a server before this one left, also amid the submission of their jobs."""
-        for known in self._lines.runs():
-            if known["ended"] is not None:
+        """Continue runs of an earlier server, also those whose jobs are only partly submitted."""
+        for summary in self._lines.runs():
+            if summary["ended"] is not None:
                 continue
             try:
-                self._start(Run(known["begun"], self._shared))
+                self._start(Run(summary["begun"], self._shared))
             except (PolyfleetError, LookupError) as e:
-                said = e.message if isinstance(e, PolyfleetError) else "another version began it"
-                for job in dict.fromkeys(column["job"] for column in _columns(known)):
+                message = e.message if isinstance(e, PolyfleetError) else "another version of Polyfleet started it"
+                for job in dict.fromkeys(target["job"] for target in _columns(summary)):
                     self._cancelled(job)
-                reason = f"this version cannot go on with it: {said}"
-                self._lines.append(known["run"], {"line": "ended", "state": "FAILED", "reason": reason})
+                reason = f"this version cannot continue the run: {message}"
+                self._lines.append(summary["run"], {"line": "ended", "state": "FAILED", "reason": reason})
 
     def _cancelled(self, job: str) -> None:
         try:
@@ -67,44 +67,45 @@ class Benchmarks:
         except FleetError as e:
             log.warning("%s was not cancelled: %s", job, e)
 
-    def begin(self, data: Data, package: str, key: str = "") -> Data:
-        """Start a run; durable when it returns. The same key gives the same run; with another request it is a Conflict.
+    def begin(self, data: Data, code_archive: str, key: str = "") -> Data:
+        """Start a run; it is durable when this returns. The same key returns the same run.
 
-        The run is stored before its first job is submitted, so that whatever ends this server between the two leaves a
-        run that the next one goes on with. Raises SpecError, NotFound for what cannot be measured here.
+        The run is stored before its first job is submitted: if this server ends in between, the next one continues the
+        run. Raises SpecError or NotFound for a request that this fleet cannot measure, Conflict for a key that was used
+        with another request.
         """
-        digest = hashlib.sha256(json.dumps([data, package], sort_keys=True, default=str).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps([data, code_archive], sort_keys=True, default=str).encode()).hexdigest()
         run = f"bench-{hashlib.sha256(key.encode()).hexdigest()[:12] if key else secrets.token_hex(3)}"
         with self._beginning:
-            if key and (known := next((k for k in self._lines.runs() if k["run"] == run), None)):
-                if known["begun"].get("digest") != digest:
+            if key and (existing := next((k for k in self._lines.runs() if k["run"] == run), None)):
+                if existing["begun"].get("digest") != digest:
                     raise Conflict(f"the idempotency key {key[:40]!r} was used with another request", "use a new key")
                 return self.view(run)
-            asked = suite.request(data)
+            request = suite.request(data)
             jobs = [
-                {"wanted": to_plain(w), "spec": w.spec(run, asked)}
-                for w in job_requests.plan_jobs(asked, self._devices())
+                {"wanted": to_plain(w), "spec": w.spec(run, request)}
+                for w in job_requests.plan_jobs(request, self._devices())
             ]
-            folder = {"package": package, "content_sha": self._contents(package).content_sha}
-            about = {"request": asked.to_plain(), **folder, "digest": digest}
-            begun: Data = {"line": "begun", "run": run, **about, "jobs": jobs}
-            made = Run(begun, self._shared)
-            self._lines.append(run, begun)
-            self._submitted(made)
+            folder = {"package": code_archive, "content_sha": self._contents(code_archive).content_sha}
+            fields = {"request": request.to_plain(), **folder, "digest": digest}
+            start_line: Data = {"line": "begun", "run": run, **fields, "jobs": jobs}
+            run_thread = Run(start_line, self._shared)
+            self._lines.append(run, start_line)
+            self._submitted(run_thread)
         return self.view(run)
 
-    def _submitted(self, made: Run) -> None:
-        """What a user did wrong is told at once, and ends the run; what the fleet cannot do now is tried again."""
+    def _submitted(self, run_thread: Run) -> None:
+        """Submit the jobs and start the run. A UserError ends the run and is raised; other errors are retried."""
         try:
-            made.submit()
+            run_thread.submit()
         except UserError as e:
-            made.refuse(str(e))
-            self._start(made)
-            made.join(timeout=JOIN_S)
+            run_thread.refuse(str(e))
+            self._start(run_thread)
+            run_thread.join(timeout=JOIN_S)
             raise
         except PolyfleetError as e:
-            made.waiting = e.message
-        self._start(made)
+            run_thread.waiting = e.message
+        self._start(run_thread)
 
     def _devices(self) -> list[Devices]:
         ready = [(name, node.facts) for name, node in self._agents.ready() if node.facts is not None]
@@ -113,35 +114,35 @@ class Benchmarks:
         return [group for name, facts in ready for group in groups(facts, name, "", 0.0, {})]
 
     def view(self, ref: str) -> Data:
-        """Where a run stands."""
-        known = self._find(ref)
-        live = self._live.get(known["run"])
-        told = {k: v for k, v in known["begun"].items() if k not in ("line", "jobs", "digest")}
-        ended = known["ended"]
-        return told | {
-            "run": known["run"],
-            "columns": _columns(known),
+        """State and counts of a run, for the API. Raises NotFound."""
+        summary = self._find(ref)
+        live = self._live.get(summary["run"])
+        request_fields = {k: v for k, v in summary["begun"].items() if k not in ("line", "jobs", "digest")}
+        ended = summary["ended"]
+        return request_fields | {
+            "run": summary["run"],
+            "columns": _columns(summary),
             "state": ended["state"] if ended else "RUNNING" if live and live.measuring else "WAITING",
             "reason": ended["reason"] if ended else live.waiting if live else "",
             "progress": live.progress if live and not ended else {},
-            "cells": known["cells"],
-            "baseline": known["baseline"] is not None,
-            "begun_s": known["begun"]["time"],
+            "cells": summary["cells"],
+            "baseline": summary["baseline"] is not None,
+            "begun_s": summary["begun"]["time"],
             "ended_s": ended["time"] if ended else None,
         }
 
     def views(self) -> list[Data]:
-        return [self.view(known["run"]) for known in self._lines.runs()]
+        return [self.view(summary["run"]) for summary in self._lines.runs()]
 
     def lines(self, ref: str, after: int) -> list[Data]:
         return self._lines.read(self._find(ref)["run"], after)
 
     def packages(self) -> set[str]:
-        """Of runs that have not ended: they may submit jobs with them still."""
-        return {str(known["begun"].get("package", "")) for known in self._lines.runs() if known["ended"] is None}
+        """Code archives of runs that have not ended: they may still submit jobs with them."""
+        return {str(summary["begun"].get("package", "")) for summary in self._lines.runs() if summary["ended"] is None}
 
     def cancel(self, ref: str) -> Data:
-        """A run that has ended stays as it is."""
+        """Cancel a run. A run that has ended is not changed."""
         run = self._find(ref)["run"]
         if run in self._live:
             self._live[run].cancelled = "cancelled by the user"
@@ -149,12 +150,15 @@ class Benchmarks:
         return self.view(run)
 
     def baseline(self, ref: str) -> Data:
-        """Later runs are held against this one, until another is named. Raises Conflict for one that has not ended."""
-        known = self._find(ref)
-        if known["ended"] is None or known["ended"]["state"] != "SUCCEEDED":
-            raise Conflict(f"{known['run']} did not succeed", "name a run that did")
-        self._lines.append(known["run"], {"line": "baseline"})
-        return self.view(known["run"])
+        """Make a run the baseline of later runs, until another is named.
+
+        Raises Conflict if it did not succeed.
+        """
+        summary = self._find(ref)
+        if summary["ended"] is None or summary["ended"]["state"] != "SUCCEEDED":
+            raise Conflict(f"{summary['run']} did not succeed", "name a run that succeeded")
+        self._lines.append(summary["run"], {"line": "baseline"})
+        return self.view(summary["run"])
 
     def close(self) -> None:
         """Leave all runs as they are, for the next server."""
@@ -162,30 +166,32 @@ class Benchmarks:
         for run in self._live.values():
             run.join(timeout=5)
 
-    def _start(self, made: Run) -> None:
-        self._live[made.run_id] = made
-        made.start()
+    def _start(self, run_thread: Run) -> None:
+        self._live[run_thread.run_id] = run_thread
+        run_thread.start()
 
     def _find(self, ref: str) -> Data:
-        known = self._lines.runs()
-        if ref == "latest" and known:
-            return known[-1]
-        found = [k for k in known if k["run"] == ref] or [k for k in known if ref and k["run"].startswith(ref)]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise NotFound(f"{ref!r} could be any of {len(found)} runs", "give more of the id")
-        raise NotFound(f"no benchmark run {ref!r}", nearest(ref, [k["run"] for k in known][-20:]))
+        summaries = self._lines.runs()
+        if ref == "latest" and summaries:
+            return summaries[-1]
+        matches = [k for k in summaries if k["run"] == ref] or [
+            k for k in summaries if ref and k["run"].startswith(ref)
+        ]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            raise NotFound(f"{ref!r} could be any of {len(matches)} runs", "give more of the id")
+        raise NotFound(f"no benchmark run {ref!r}", nearest(ref, [k["run"] for k in summaries][-20:]))
 
 
-def _columns(known: Data) -> list[Data]:
-    """As they were told last. A run that has none yet has those it was begun for; its jobs are not submitted yet."""
-    begun = known["begun"]
-    if known["columns"]:
-        return list(known["columns"]["columns"])
-    if "columns" in begun:  # stored by a version that chose nodes before it submitted
-        return list(begun["columns"])
-    jobs = [job["wanted"] for job in begun["jobs"]]
+def _columns(summary: Data) -> list[Data]:
+    """Targets of a run, as logged last; before that, those that it was requested for, without jobs."""
+    start_line = summary["begun"]
+    if summary["columns"]:
+        return list(summary["columns"]["columns"])
+    if "columns" in start_line:  # stored by a version that chose nodes before it submitted
+        return list(start_line["columns"])
+    jobs = [job["wanted"] for job in start_line["jobs"]]
     return [
         {"column": w["name"], "job": "", "kind": w["kind"], "pool": ", ".join(w["pools"]), "node": w["node"]}
         for w in jobs

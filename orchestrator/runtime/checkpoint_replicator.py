@@ -1,4 +1,4 @@
-"""A copy of a checkpoint on another machine: made from node to node, proved there, and older copies removed."""
+"""Copy a checkpoint to another machine, from node to node; verify it, then remove older copies."""
 
 import logging
 import time
@@ -16,27 +16,30 @@ HOLD_EVERY_S = 30.0
 
 
 class Replicator:
-    """`checkpoints` carries every byte; it raises where one does not arrive as it was saved."""
+    """Carries out Replicate commands.
+
+    `checkpoints` copies the data, and raises if a copy does not match its source.
+    """
 
     def __init__(self, checkpoints: CheckpointService):
         self._checkpoints = checkpoints
 
-    def replicate(self, asked: Replicate) -> Replicated:
-        name = PurePosixPath(asked.path).name
-        path = f"{asked.job}/{name}"
+    def replicate(self, request: Replicate) -> Replicated:
+        name = PurePosixPath(request.path).name
+        path = f"{request.job}/{name}"
         try:
-            self._copy(asked, path)
+            self._copy(request, path)
         except PolyfleetError as e:
-            return Replicated(asked.job, asked.step, asked.node, error=e.message)
+            return Replicated(request.job, request.step, request.node, error=e.message)
         try:
-            self._checkpoints.keep_newest(asked.node, asked.job, name, asked.keep)
-        except PolyfleetError as e:  # the next copy removes what stayed
-            log.warning("older copies of %s stay on %s: %s", asked.job, asked.node, e)
-        return Replicated(asked.job, asked.step, asked.node, path)
+            self._checkpoints.keep_newest(request.node, request.job, name, request.keep)
+        except PolyfleetError as e:  # the next copy removes them
+            log.warning("older copies of %s were not removed from %s: %s", request.job, request.node, e)
+        return Replicated(request.job, request.step, request.node, path)
 
-    def _copy(self, asked: Replicate, path: str) -> None:
-        """Its attempt saves newer ones meanwhile, and removes none that is held."""
-        source = asked.reader, CheckpointLocation(asked.pool, asked.path)
+    def _copy(self, request: Replicate, path: str) -> None:
+        """Copy the checkpoint, and hold it until then, so that the running attempt does not remove it."""
+        source = request.reader, CheckpointLocation(request.pool, request.path)
         held_s = float("-inf")
 
         def hold(_done: int = 0, _total: int = 0) -> None:
@@ -46,4 +49,4 @@ class Replicator:
                 self._checkpoints.hold(*source)
 
         hold()
-        self._checkpoints.move(source, asked.node, path, hold)
+        self._checkpoints.move(source, request.node, path, hold)

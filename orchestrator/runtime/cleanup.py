@@ -1,5 +1,6 @@
-"""The thread that reads the histories of open jobs after the start, removes jobs that ended long ago, and brings the
-rows of other ended jobs up to date after a change of Polyfleet's version.
+"""Housekeeping thread: check histories of open jobs at the start, remove old jobs, update old rows.
+
+Rows of ended jobs that another version of Polyfleet wrote are updated once.
 """
 
 import logging
@@ -26,32 +27,36 @@ FOREVER = "forever"
 KEYS_AT_LEAST_S = 86400.0
 LOOK_EVERY_S = 600.0
 CHECKED_AGAIN_S = 5.0
-"""After a store that could not be read."""
+"""Seconds until the next check if the store could not be read."""
 PAUSE_S = 0.02
-"""Between two transactions: submits come first."""
+"""Pause between two transactions, so that submissions come first."""
 
 PLACES_KEPT_S = 30 * 86400.0
-"""How long a node that is away is waited for before its folders are left to it."""
+"""Seconds after which folders of removed jobs on a node that does not come back are given up."""
 
 Forget = Callable[[list[AttemptFolderRef]], list[AttemptFolderRef]]
 Distrust = Callable[[str, str], None]
 
 
 def keep_jobs_s(environment: Mapping[str, str] = os.environ) -> float | None:
-    """How long an ended job is kept, None for ever. Raises UserError for what is not a duration."""
-    wanted = environment.get(SETTING, "").strip() or KEEP_JOBS
-    if wanted.lower() == FOREVER:
+    """Seconds for which an ended job is kept (None: for ever).
+
+    Raises UserError if the setting is not a duration.
+    """
+    text = environment.get(SETTING, "").strip() or KEEP_JOBS
+    if text.lower() == FOREVER:
         return None
     try:
-        return duration_s(wanted)
+        return duration_s(text)
     except UserError as e:
         raise UserError(f"{SETTING}: {e.message}", f"write e.g. {SETTING}=30d, or {SETTING}={FOREVER}") from None
 
 
 class Clock:
-    """Wall time that no correction of the machine's clock moves while the server runs, and which events are old: a
-    clock that is set ten years ahead must not remove the jobs that ended today. At the start it is no later than the
-    newest event (`newest_s`, None: there is none): the clock may have been set ahead before.
+    """Wall time that ignores changes of the machine's clock while the server runs, and the age of events.
+
+    A clock set ten years ahead must not remove jobs that ended today. At the start, the time is at most that of the
+    newest event (`newest_s`; None: there is none), because the clock may have been set ahead before.
     """
 
     def __init__(self, last_seq: int, newest_s: float | None, keep_s: float):
@@ -65,7 +70,7 @@ class Clock:
         return self._wall_s + time.monotonic() - self._start_s
 
     def old_up_to(self, last_seq: int) -> int:
-        """The newest event that may be of a job that ended `keep_s` ago: from before the start, or seen so long ago."""
+        """Number of the newest event that is old enough: from before the start, or first seen `keep_s` ago."""
         now_s = time.monotonic()
         self._marks.append((now_s, last_seq))
         while self._marks and now_s - self._marks[0][0] >= self._keep_s:
@@ -74,24 +79,26 @@ class Clock:
 
 
 def forget_on(agents: Agents) -> Forget:
-    """Asks their node, and removes the fences of the jobs whose folders are gone there."""
+    """Make a `forget` that asks the node to remove folders, then removes the fences of those jobs."""
 
-    def forget(places: list[AttemptFolderRef]) -> list[AttemptFolderRef]:
-        node = places[0].node
-        done = agents.call(node, "remove", agents.generation, [(place.job, place.epoch) for place in places])
-        gone = [AttemptFolderRef(node, job, epoch) for job, epoch in done]
-        for job in dict.fromkeys(place.job for place in gone):
-            with suppress(FleetError):  # a few bytes: they may stay
+    def forget(folders: list[AttemptFolderRef]) -> list[AttemptFolderRef]:
+        node = folders[0].node
+        pairs = agents.call(node, "remove", agents.generation, [(folder.job, folder.epoch) for folder in folders])
+        removed = [AttemptFolderRef(node, job, epoch) for job, epoch in pairs]
+        for job in dict.fromkeys(folder.job for folder in removed):
+            with suppress(FleetError):  # a fence that stays is a few bytes
                 fences.forget(job)
-        return gone
+        return removed
 
     return forget
 
 
 class Housekeeping(threading.Thread):
-    """`forget` asks a node to remove the folders of attempts there, and returns those that are gone; it raises
-    PolyfleetError where the node does not answer. `distrust` gets each open job whose history cannot be trusted, and
-    why. `tidy` removes what belongs to no job any more.
+    """The housekeeping thread; it starts with `start`.
+
+    `forget` makes a node remove attempt folders and returns the removed ones; raises PolyfleetError if the node does
+    not answer. `distrust` gets each open job with a damaged history, and the reason. `tidy` removes data that no job
+    uses any more.
     """
 
     def __init__(
@@ -117,8 +124,8 @@ class Housekeeping(threading.Thread):
             checked = checked or self._guarded("reading the histories of open jobs", self.check)
             if self._keep_s is not None:
                 self._guarded("removing old jobs", self.prune)
-            self._guarded("bringing rows of ended jobs up to date", self.refresh)
-            self._guarded("removing packages that no job names", self._tidy)
+            self._guarded("updating rows of ended jobs", self.refresh)
+            self._guarded("removing unused code archives, data and files", self._tidy)
             self._closing.wait(LOOK_EVERY_S if checked else CHECKED_AGAIN_S)
 
     def close(self) -> None:
@@ -128,62 +135,68 @@ class Housekeeping(threading.Thread):
         try:
             self._jobs.check_histories(self._pause)
         finally:
-            for job, why in list(self._jobs.damaged.items()):
+            for job, reason in list(self._jobs.damaged.items()):
                 if job not in self._distrusted:
                     self._distrusted.add(job)
-                    self._distrust(job, why)
+                    self._distrust(job, reason)
 
     def prune(self) -> None:
-        """Remove all that is too old now. Ends early when the thread is closed."""
-        keep_s, kept = self._keep_s or 0.0, self._store.retention
+        """Remove all jobs, rows and keys that are too old now. Ends early when the thread is closed."""
+        keep_s, retention = self._keep_s or 0.0, self._store.retention
         now_s, up_to = self._clock.now_s(), self._clock.old_up_to(self._store.last_seq)
-        count = removed = kept.remove_jobs(now_s - keep_s, up_to)
+        count = removed = retention.remove_jobs(now_s - keep_s, up_to)
         while removed and not self._pause():
-            count += (removed := kept.remove_jobs(now_s - keep_s, up_to))
-        while kept.remove_rows() and not self._pause():
+            count += (removed := retention.remove_jobs(now_s - keep_s, up_to))
+        while retention.remove_rows() and not self._pause():
             pass
-        while kept.remove_keys(now_s - max(keep_s, KEYS_AT_LEAST_S)) and not self._pause():
+        while retention.remove_keys(now_s - max(keep_s, KEYS_AT_LEAST_S)) and not self._pause():
             pass
         if count:
             log.info("%d jobs that ended more than %.1f days ago were removed", count, keep_s / 86400)
-        for node in kept.nodes():
+        for node in retention.nodes():
             if not self._clear(node):
-                kept.give_up(node, now_s - PLACES_KEPT_S)
+                retention.give_up(node, now_s - PLACES_KEPT_S)
 
     def _clear(self, node: str) -> bool:
-        """Have all folders of removed jobs there removed, some at a time. Whether the node answered at all."""
-        kept, last = self._store.retention, None
-        while not self._closing.is_set() and (places := kept.places(node, last)):
+        """Have a node remove all folders of removed jobs, in batches.
+
+        Return False if it did not answer at all.
+        """
+        retention, newest = self._store.retention, None
+        while not self._closing.is_set() and (folders := retention.places(node, newest)):
             try:
-                gone = self._forget(places)
+                removed = self._forget(folders)
             except PolyfleetError as e:
-                log.info("node %s keeps folders of removed jobs for now: %s", node, e)
-                return last is not None
-            kept.removed(gone)
-            last = places[-1]
+                log.info(
+                    "node %s did not remove the folders of removed jobs; the server asks it again later: %s", node, e
+                )
+                return newest is not None
+            retention.removed(removed)
+            newest = folders[-1]
             self._pause()
         return True
 
     def refresh(self) -> None:
-        """Bring rows that another version wrote up to date, once: this server writes none. A later call goes on where
-        an error stopped the one before.
+        """Update rows that another version wrote; needed once, as this server writes no such rows.
+
+        After an error, the next call continues where this one stopped.
         """
         while self._refreshed is not None and not self._closing.is_set():
             self._refreshed = self._store.refresh(self._refreshed)
             self._pause()
 
     def _pause(self) -> bool:
-        """Whether the thread is to end."""
+        """Wait a moment; return True if the thread must end."""
         return self._closing.wait(PAUSE_S)
 
     def _guarded(self, name: str, work: Callable[[], object]) -> bool:
-        """Whether it was done."""
+        """Call `work`, and log any error. Return whether it succeeded."""
         try:
             work()
         except FleetError as e:
-            log.warning("%s: %s; it is tried again", name, e)
+            log.warning("%s: %s; it will be retried", name, e)
             return False
         except Exception:
-            log.exception("%s failed; it is tried again", name)
+            log.exception("%s failed; it will be retried", name)
             return False
         return True

@@ -1,6 +1,4 @@
-"""Submitted folders on their way: kept by the server by SHA-256, sent to a node once, in bounded pieces, and removed
-where no job names them any more.
-"""
+"""Code archives (submitted folders): stored by SHA-256, sent to nodes once, removed when unused."""
 
 import json
 import logging
@@ -27,37 +25,48 @@ class Packages:
         self._folder, self._uses = folder, LastUsed()
         self._sending: dict[tuple[str, str], threading.Lock] = defaultdict(threading.Lock)
         folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob(".incoming-*"):  # of a server that was killed; one serves this home at a time
-            left.unlink(missing_ok=True)
+        for unfinished in folder.glob(
+            ".incoming-*"
+        ):  # uploads of a killed server: only one server uses this home at a time
+            unfinished.unlink(missing_ok=True)
 
     def path(self, sha: str) -> Path:
-        """Where that archive lies. Raises NotFound for a name that is no digest or was never uploaded."""
-        found = self._folder / f"{sha}.zip"
-        if len(sha) != 64 or set(sha) - set("0123456789abcdef") or not found.is_file():
+        """Path of an archive. Raises NotFound if `sha` is not a digest or was never uploaded."""
+        path = self._folder / f"{sha}.zip"
+        if len(sha) != 64 or set(sha) - set("0123456789abcdef") or not path.is_file():
             raise NotFound(f"no uploaded folder {sha[:12] or '(empty)'}", "submit the job again")
-        return found
+        return path
 
     def contents(self, sha: str) -> archive_unpack.Contents:
-        """Names and `content_sha` of an uploaded archive; empty for "", a job without a folder. Raises NotFound."""
+        """Names and `content_sha` of an uploaded archive; empty for "", a job without a folder.
+
+        Raises NotFound.
+        """
         if not sha:
             return archive_unpack.Contents([], "")
         self._uses.note(sha)
         archive = self.path(sha)
-        if (listed := self._listed(sha)) is None:  # kept by an older version
+        if (record := self._listed(sha)) is None:  # stored by an older version
             self._list(sha, archive)
-            listed = self._listed(sha) or {}
-        return archive_unpack.Contents(**listed["contents"])
+            record = self._listed(sha) or {}
+        return archive_unpack.Contents(**record["contents"])
 
     def has(self, sha: str) -> bool:
-        """Whether it lies there whole, as far as its size tells. Asking counts as use: a submission follows."""
+        """Check that an archive is stored with its full size.
+
+        This counts as use, because a submission follows.
+        """
         self._uses.note(sha)
-        listed, archive = self._listed(sha), self._folder / f"{sha}.zip"
-        return listed is not None and archive.is_file() and archive.stat().st_size == listed["bytes"]
+        record, archive = self._listed(sha), self._folder / f"{sha}.zip"
+        return record is not None and archive.is_file() and archive.stat().st_size == record["bytes"]
 
     def keep(self, sha: str, data: Path) -> None:
-        """Take over `data`, whose digest the caller has checked. Raises UserError for what no node could unpack: there
-        it would look like a node's failure, and be tried again. It is on disk when this returns, and replaces one of
-        that name, which may have been damaged.
+        """Move the file `data` into the store; it is durable when this returns.
+
+        The caller has checked its digest.
+
+        Replaces a stored archive with this digest, which may be damaged. Raises UserError if no node could unpack it:
+        on a node this would look like a failure of the node, and be retried.
         """
         self._uses.note(sha)
         self._list(sha, data)
@@ -66,27 +75,27 @@ class Packages:
         write_durably(self._folder)
 
     def _list(self, sha: str, archive: Path) -> None:
-        """Whole or not at all: a killed server leaves no half of it."""
-        told = {"bytes": archive.stat().st_size, "contents": asdict(archive_unpack.read_in_child(archive))}
-        write_private(self._names(sha), json.dumps(told))
+        """Write the archive's size and contents beside it, atomically."""
+        record = {"bytes": archive.stat().st_size, "contents": asdict(archive_unpack.read_in_child(archive))}
+        write_private(self._names(sha), json.dumps(record))
 
     def _listed(self, sha: str) -> dict[str, Any] | None:
-        """The stored "bytes" and "contents" of an archive; None where they are missing or from an older version."""
+        """The stored "bytes" and "contents" of an archive; None if missing or from an older version."""
         try:
-            found = json.loads(self._names(sha).read_text())
+            record = json.loads(self._names(sha).read_text())
         except (FileNotFoundError, ValueError):
             return None
-        return found if isinstance(found, dict) and "contents" in found else None
+        return record if isinstance(record, dict) and "contents" in record else None
 
     def _names(self, sha: str) -> Path:
         return self._folder / f"{sha}.names"
 
     def idle(self) -> list[str]:
-        """Those that nobody used for an hour."""
+        """Archives that were not used for an hour."""
         return self._uses.idle(path.stem for path in self._folder.glob("*.zip"))
 
     def remove(self, names: Iterable[str]) -> None:
-        """Those of them that are still idle."""
+        """Remove those of the archives that are still idle."""
         for sha in names:
             with self._uses.removing(sha) as idle:
                 if idle:
@@ -94,8 +103,9 @@ class Packages:
                     self._names(sha).unlink(missing_ok=True)
 
     def send(self, sha: str, node: str, agents: Agents) -> None:
-        """Make sure `node` has it. The node checks the digest before it uses it. Two launches take turns: it takes the
-        pieces of one upload in their order.
+        """Send an archive to `node` unless it is there. The node checks the digest before use.
+
+        Two launches take turns, because a node accepts the pieces of one upload in order only.
         """
         with self._sending[sha, node]:
             if not agents.call(node, "has_package", sha):
@@ -109,51 +119,54 @@ class Packages:
 
 
 class Unnamed:
-    """Removes packages that nothing names any more, here and on nodes. `job_naming` finds a job that names one, ""
-    if there is none; `exists` tells whether a job is in the store; `in_use` are named by what is no job.
+    """Removes code archives that nothing uses any more, from this server and from nodes.
 
-    A job that names a package is remembered: the next look asks only whether it is there still.
+    `job_naming` returns a job that uses an archive, or ""; the answer is cached, and checked with `exists` (is this job
+    in the store?). `in_use` returns archives with other users, such as benchmark runs.
     """
 
     def __init__(
         self,
-        packages: Packages,
+        archives: Packages,
         agents: Agents,
         job_naming: Callable[[str], str],
         exists: Callable[[str], bool],
         in_use: Callable[[], set[str]],
     ):
-        self._packages, self._agents = packages, agents
+        self._packages, self._agents = archives, agents
         self._job_naming, self._exists, self._in_use = job_naming, exists, in_use
         self._job: dict[str, str] = {}
 
     def remove(self) -> None:
-        """What is used meanwhile is no longer idle, and stays. Raises FleetError where the store cannot be read."""
-        here, on_nodes = self._packages.idle(), dict(self._idle_on_nodes())
+        """Remove unused archives; one that is used before its removal stays.
+
+        Raises FleetError if the store fails.
+        """
+        idle_here, idle_on_nodes = self._packages.idle(), dict(self._idle_on_nodes())
         in_use = self._in_use()
-        found = dict.fromkeys([*here, *(sha for names in on_nodes.values() for sha in names)])
-        gone = {sha for sha in found if sha not in in_use and not self._is_named(sha)}
-        self._packages.remove(gone.intersection(here))
-        for node, names in on_nodes.items():
-            if left := sorted(gone.intersection(names)):
-                self._asked(node, "remove_packages", left)
+        candidates = dict.fromkeys([*idle_here, *(sha for names in idle_on_nodes.values() for sha in names)])
+        unused = {sha for sha in candidates if sha not in in_use and not self._is_named(sha)}
+        self._packages.remove(unused.intersection(idle_here))
+        for node, names in idle_on_nodes.items():
+            if to_remove := sorted(unused.intersection(names)):
+                self._asked(node, "remove_packages", to_remove)
 
     def _idle_on_nodes(self) -> Iterable[tuple[str, list[str]]]:
         for node, _ in self._agents.ready():
             yield node, self._asked(node, "idle_packages") or []
 
     def _asked(self, node: str, method: str, *arguments: Any) -> Any:
-        """None where it does not answer: it is asked again with the next look."""
+        """Call a node; None if it does not answer. The next `remove` asks it again."""
         try:
             return self._agents.call(node, method, *arguments)
         except PolyfleetError as e:
-            log.info("node %s keeps its packages for now: %s", node, e)
+            log.info("node %s did not remove unused code archives; the server asks it again later: %s", node, e)
             return None
 
     def _is_named(self, sha: str) -> bool:
-        known = self._job.pop(sha, "")
-        if not known or not self._exists(known):
-            known = self._job_naming(sha)
-        if known:
-            self._job[sha] = known
-        return bool(known)
+        job = self._job.pop(sha, "")
+        if not job or not self._exists(job):
+            job = self._job_naming(sha)
+        if job:
+            self._job[sha] = job
+        return bool(job)

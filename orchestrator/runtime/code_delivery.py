@@ -1,7 +1,7 @@
-"""Our code on a node of Ray whose Python has not got it: sent there once, and kept in the cache of its user.
+"""Send our code to a Ray node whose Python does not have it; the node keeps it in its user's cache.
 
-Ray pickles by value what is made within a function, so such a function or class can be loaded where nothing of ours can
-be imported. Ray's own way (`runtime_env`) needs `ray[default]` there.
+Ray pickles functions and classes that are defined within a function by value, so a node can load them without importing
+our packages. Ray's own mechanism (`runtime_env`) needs `ray[default]` on the node.
 """
 
 import inspect
@@ -12,33 +12,39 @@ from cluster import code_export
 from cluster.errors import FleetError
 
 LIMIT_S = 120.0
-"""Its libraries are imported there once, from a disk that may be slow."""
+"""Seconds for unpacking and the first import of the libraries, from a disk that may be slow."""
 REMEDY = "install polyfleet in the Python of that Ray node, or start the node with a Python that has it"
 
 
 def bring(ray_id: str) -> str:
-    """The folder there that has our packages. Raises FleetError where they cannot be used: what they import is not
-    sent with them.
+    """Send our packages to a node and return their folder there.
+
+    Raises FleetError if they cannot be imported there: the libraries that they need are not sent.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    there = NodeAffinitySchedulingStrategy(ray_id, soft=False)
-    task: Any = ray.remote(num_cpus=0, max_retries=0)(_unpacker()).options(scheduling_strategy=there)
-    unpacked = task.remote(code_export.archive())
+    on_node = NodeAffinitySchedulingStrategy(ray_id, soft=False)
+    task: Any = ray.remote(num_cpus=0, max_retries=0)(_unpacker()).options(scheduling_strategy=on_node)
+    result = task.remote(code_export.archive())
     try:
-        folder, why = ray.get(unpacked, timeout=LIMIT_S)
+        folder, error = ray.get(result, timeout=LIMIT_S)
     except ray.exceptions.GetTimeoutError:
-        ray.cancel(unpacked, force=True)  # the next try would run beside it
-        raise FleetError(f"Polyfleet was sent there and is not unpacked after {LIMIT_S:.0f} s", REMEDY) from None
-    if why:
-        raise FleetError(f"Polyfleet was sent there and cannot be imported: {why}", REMEDY)
+        ray.cancel(result, force=True)  # else the next try would run at the same time
+        raise FleetError(
+            f"Polyfleet was sent to the node but was not unpacked within {LIMIT_S:.0f} s", REMEDY
+        ) from None
+    if error:
+        raise FleetError(f"Polyfleet was sent to the node but cannot be imported there: {error}", REMEDY)
     return str(folder)
 
 
 def _unpacker() -> Callable[[bytes], tuple[str, str]]:
     def unpack(archive: bytes) -> tuple[str, str]:
-        """The folder, or why it cannot be used. In a process of its own: this one may serve others' tasks later."""
+        """Return (folder, ""), or ("", reason).
+
+        Imports in a child process: Ray reuses this worker for other tasks.
+        """
         import io
         import os
         import subprocess
@@ -46,31 +52,31 @@ def _unpacker() -> Callable[[bytes], tuple[str, str]]:
         import tarfile
         import tempfile
 
-        needs = "import workers.agent, workers.attempt.supervisor, workers.attempt.rank_main"
-        script = f"{needs}\nfrom cluster import code_export\nprint(code_export.export())"
-        with tempfile.TemporaryDirectory(prefix="polyfleet-") as whole:
+        imports = "import workers.agent, workers.attempt.supervisor, workers.attempt.rank_main"
+        script = f"{imports}\nfrom cluster import code_export\nprint(code_export.export())"
+        with tempfile.TemporaryDirectory(prefix="polyfleet-") as folder:
             with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-                tar.extractall(whole, filter="data")
-            ran = subprocess.run(
-                [sys.executable, "-P", "-c", script], cwd=whole, env=os.environ | {"PYTHONPATH": whole},
+                tar.extractall(folder, filter="data")
+            process = subprocess.run(
+                [sys.executable, "-P", "-c", script], cwd=folder, env=os.environ | {"PYTHONPATH": folder},
                 stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
             )  # fmt: skip
-        said = ran.stderr.strip().splitlines() or [f"Python ended with code {ran.returncode}"]
-        return ran.stdout.strip(), said[-1] if ran.returncode else ""
+        error_lines = process.stderr.strip().splitlines() or [f"Python ended with code {process.returncode}"]
+        return process.stdout.strip(), error_lines[-1] if process.returncode else ""
 
     return unpack
 
 
 def carried(agent: type, folder: str) -> type:
-    """A class that does as `agent` where our packages are in `folder` and nowhere else."""
+    """Make a class with the methods of `agent`, for a node that has our packages in `folder` only."""
 
-    def begin(self: Any, **given: Any) -> None:
+    def begin(self: Any, **arguments: Any) -> None:
         import sys
 
         sys.path.insert(0, folder)
         from workers.agent import Agent
 
-        self.agent = Agent(**given)
+        self.agent = Agent(**arguments)
 
     def calls(name: str) -> Callable[..., Any]:
         def call(self: Any, *args: Any) -> Any:
@@ -83,5 +89,5 @@ def carried(agent: type, folder: str) -> type:
 
 
 def lacks_us(text: str) -> bool:
-    """Whether an error says that one of our packages could not be imported."""
+    """Check whether an error text says that one of our packages could not be imported."""
     return any(f"No module named '{name}" in text for name in code_export.PACKAGES)

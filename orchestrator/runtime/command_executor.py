@@ -1,5 +1,8 @@
-"""Carries out what the controller commands, each kind in threads of its own: a launch that takes minutes keeps no stop
-waiting. What became of a command is told to the controller as a message; what is lost, it commands again.
+"""Executes the controller's commands.
+
+Each kind has its own threads: a launch that takes minutes delays no stop.
+
+The result of a command is posted to the controller as a message. If a result is lost, the controller commands it again.
 """
 
 import logging
@@ -41,20 +44,25 @@ LAUNCHES = 32
 RELEASES = 4
 ASK_S = 2.0 * autoscaler.LIMIT_S
 COPIES = 4
-"""No more are commanded at once (core/checkpoint_replication.py)."""
+"""Maximum number of copies that core/checkpoint_replication.py commands at once."""
 PLACE_S = 15.0
-"""A release waits no longer for Ray than this."""
+"""Seconds that a launch or release waits for another one on the same devices."""
 
 
 class _Occupied(FleetError):
     def __init__(self, place: str):
-        why = f"its devices ({place}) are being reserved or released for another attempt since {PLACE_S:.0f} s"
-        super().__init__(why, "it is tried again")
+        message = (
+            f"its devices ({place}) are still being reserved or released for another attempt after {PLACE_S:.0f} s"
+        )
+        super().__init__(message, "nothing to do: the server tries again")
         self.args = (place,)
 
 
 class Carrier:
-    """Only the controller's thread calls `carry`. `keeping` keeps what is lost with nodes that may be given back."""
+    """Executes commands; only the controller's thread calls `carry`.
+
+    `keeping` saves logs that would be lost with nodes that may be given back.
+    """
 
     def __init__(
         self,
@@ -110,7 +118,7 @@ class Carrier:
         try:
             self._post(carry(command))
         except Exception:
-            log.exception("%s could not be carried out", command)
+            log.exception("%s could not be executed", command)
 
     def _launch(self, launch: c.Launch) -> None:
         self._taken.add(launch.place)
@@ -123,34 +131,37 @@ class Carrier:
         except _Occupied as e:
             return LaunchFailed(launch.job, launch.epoch, "launch", str(e))
         except Exception as e:
-            log.exception("launching %s", launch.attempt)
-            why = f"launching failed: {e!r}; its traceback is in the server's log"
-            return LaunchFailed(launch.job, launch.epoch, "launch", why, launch.nodes)
+            log.exception("launching %s failed", launch.attempt)
+            message = f"launching failed: {e!r}; its traceback is in the server's log"
+            return LaunchFailed(launch.job, launch.epoch, "launch", message, launch.nodes)
 
     def _release(self, release: c.Release) -> None:
         self._taken.discard(release.place)
         self._in(self._releases, self._released, release)
 
-    def _released(self, release: c.Release) -> Message:
-        """Unless the next attempt has taken it over meanwhile."""
+    def _released(self, command: c.Release) -> Message:
+        """Release devices, unless the next attempt has taken over their reservation."""
         try:
-            with self._alone_at(release.place):
-                if release.place not in self._taken:
-                    reservations.release(release.place)
+            with self._alone_at(command.place):
+                if command.place not in self._taken:
+                    reservations.release(command.place)
         except PolyfleetError as e:
-            return Released(release.place, str(e), release.asked_s)
-        return Released(release.place, asked_s=release.asked_s)
+            return Released(command.place, str(e), command.asked_s)
+        return Released(command.place, asked_s=command.asked_s)
 
-    def _replicated(self, asked: c.Replicate) -> Message:
+    def _replicated(self, command: c.Replicate) -> Message:
         try:
-            return Replicator(self._launcher.checkpoints).replicate(asked)
+            return Replicator(self._launcher.checkpoints).replicate(command)
         except Exception as e:
-            log.exception("copying a checkpoint of %s", asked.job)
-            return Replicated(asked.job, asked.step, asked.node, error=f"internal error: {e!r}")
+            log.exception("copying a checkpoint of %s failed", command.job)
+            return Replicated(command.job, command.step, command.node, error=f"internal error: {e!r}")
 
     @contextmanager
     def _alone_at(self, place: str) -> Iterator[None]:
-        """Nobody else reserves or releases these devices meanwhile. Raises _Occupied."""
+        """Hold the lock of these devices, so that no other command reserves or releases them.
+
+        Raises _Occupied.
+        """
         lock = self._places[place]
         if not lock.acquire(timeout=PLACE_S):
             raise _Occupied(place)
@@ -160,47 +171,47 @@ class Carrier:
             lock.release()
 
     def _restart_node(self, restart: c.RestartNode) -> None:
-        """Ray is asked once more: what a launch was told may be a minute old."""
-        look = partial(ray_capacity.withholds, restart.ray_id)
-        RAY.ask(f"list what {restart.node} holds", look, PLACE_S, partial(self._looked, restart))
+        """Restart a node after asking Ray again what it holds: the launch's information may be a minute old."""
+        check = partial(ray_capacity.withholds, restart.ray_id)
+        RAY.ask(f"list the reservations on {restart.node}", check, PLACE_S, partial(self._looked, restart))
 
     def _looked(self, restart: c.RestartNode, withholds: Any) -> None:
         node = self._agents.get(restart.node)
-        same = node is not None and node.ray_id == restart.ray_id
-        if withholds is not True or self._repair is None or not same:
+        is_same = node is not None and node.ray_id == restart.ray_id
+        if withholds is not True or self._repair is None or not is_same:
             self._post(NotRestarted(restart.node, restart.ray_id))
         elif not self._repair.restart(restart.node, restart.reason):
-            log.warning("node %s was started too often lately to be started again now", restart.node)
+            log.warning("node %s is not restarted now: it was started too often lately", restart.node)
             self._post(NotRestarted(restart.node, restart.ray_id))
 
     def _stop(self, stop: c.Stop) -> None:
-        def told(error: BaseException | None) -> None:
+        def post_result(error: BaseException | None) -> None:
             self._post(Stopped(stop.node, stop.job, stop.epoch, stop.how, str(error) if error else "", stop.asked_s))
 
-        self._agents.tell(stop.node, "stop", stop.job, stop.epoch, stop.how, done=told)
+        self._agents.tell(stop.node, "stop", stop.job, stop.epoch, stop.how, done=post_result)
 
     def _fence(self, fence: c.Fence) -> None:
         change = fences.lower_to if fence.lower else fences.raise_to
         change(fence.job, fence.epoch, partial(self._fenced, fence))
 
-    def _fenced(self, fence: c.Fence, stands: Any) -> None:
-        if isinstance(stands, BaseException):
-            self._post(Fenced(fence.job, fence.epoch, error=str(stands), asked_s=fence.asked_s))
+    def _fenced(self, fence: c.Fence, current_epoch: Any) -> None:
+        if isinstance(current_epoch, BaseException):
+            self._post(Fenced(fence.job, fence.epoch, error=str(current_epoch), asked_s=fence.asked_s))
         else:
-            self._post(Fenced(fence.job, fence.epoch, stands, asked_s=fence.asked_s))
+            self._post(Fenced(fence.job, fence.epoch, current_epoch, asked_s=fence.asked_s))
 
-    def _ask_nodes(self, asked: c.AskNodes) -> None:
-        RAY.ask("ask its autoscaler for nodes", partial(autoscaler.ask, asked.requests), ASK_S, self._asked)
+    def _ask_nodes(self, command: c.AskNodes) -> None:
+        RAY.ask("request nodes from its autoscaler", partial(autoscaler.ask, command.requests), ASK_S, self._asked)
 
-    def _asked(self, failed: Any) -> None:
-        told = isinstance(failed, BaseException)
-        self._post(NodesAsked(first_line(failed)) if told else NodesAsked(failed=failed))
+    def _asked(self, result: Any) -> None:
+        is_error = isinstance(result, BaseException)
+        self._post(NodesAsked(first_line(result)) if is_error else NodesAsked(failed=result))
 
-    def _report(self, report: c.StoreReport) -> None:
+    def _report(self, command: c.StoreReport) -> None:
         self._store.report(
-            report.job, report.epoch, report.metrics.get("step", 0), report.time_s, report.metrics, at=report.at
+            command.job, command.epoch, command.metrics.get("step", 0), command.time_s, command.metrics, at=command.at
         )
-        self._jobs.measured(report.job, report.metrics)
+        self._jobs.measured(command.job, command.metrics)
 
 
 def _noted(command: Command, error: BaseException | None) -> None:

@@ -1,5 +1,6 @@
-"""The controller's one thread: takes messages from its inbox, makes steps of them, stores their events, and has their
-commands carried out. It decides nothing (core/control.py does), and waits for nothing but its inbox and the store.
+"""The controller's thread: apply messages from the inbox, store the events, execute the commands.
+
+All decisions are in core/control.py. The thread waits only for its inbox and the store.
 """
 
 import logging
@@ -42,12 +43,12 @@ from orchestrator.store.event_store import EventStore
 log = logging.getLogger(__name__)
 
 SOON_S = 0.02
-"""While something has changed and the plan that looks at it rests (see core/placement.py)."""
+"""Seconds until the next cycle when the state has changed and planning is paused (see core/placement.py)."""
 
 TURN_SHARE = 0.5
 GATHER_S = 0.02
-"""Turns take a half of a core at most, unless more is to be done than that: what comes while one rests shares the next.
-It rests no longer than this.
+"""After a cycle the thread rests as long as the cycle took (TURN_SHARE: half of a core), at most GATHER_S seconds.
+Messages that arrive during the rest share the next cycle.
 """
 
 WATCH_S = 2.0
@@ -57,9 +58,11 @@ LIMIT_S = 10.0
 
 
 class Runtime(threading.Thread):
-    """`holding` is "" or why nothing is placed.
-    `replaced`: the fleet began with another database. `seen` is told the devices when nodes come or go, `heard` when
-    each node answered last, once nobody hears them any more. `measured` is what the newest tick had of workloads.
+    """The controller's thread and its state for other threads.
+
+    `holding`: why no job is placed, or "". `replaced`: the fleet was started with another database. `seen` is called
+    with the devices when nodes come or go; `heard` with the last contact of each node when the server loses the fleet
+    or ends. `measured`: throughput and history of workloads at the newest tick.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class Runtime(threading.Thread):
         inbox: Inbox,
         keeping: Keeping,
         throughput: Callable[[], Throughput] = Throughput,
-        pulse: Pulse | None = None,
+        liveness: Pulse | None = None,
         repair: RepairThread | None = None,
         history: Callable[[], History] = History,
     ):
@@ -79,7 +82,7 @@ class Runtime(threading.Thread):
         self._jobs, self._store, self._agents, self._inbox = jobs, store, agents, inbox
         self._throughput, self._history, self._repair = throughput, history, repair
         self.measured = Throughput(), History()
-        self.pulse = pulse or Pulse()
+        self.pulse = liveness or Pulse()
         self.replaced = False
         self.seen: Callable[[tuple[Devices, ...]], None] = lambda _: None
         self.heard: Callable[[dict[str, float]], None] = lambda _: None
@@ -97,13 +100,13 @@ class Runtime(threading.Thread):
         self._link = Link(agents, self._inbox.put)
         agents.trouble = before_joining(self._recorded())
         self._carrier = Carrier(agents, launcher, store, jobs, self._inbox.put, keeping, repair)
-        known = drained(e for e in store.events_below(OWNER))
+        drained_nodes = drained(e for e in store.events_below(OWNER))
         reported = store.last_reports([record.job.id for record in jobs.open() if record.attempts])
-        begun = control.resumed(jobs.open(), known, store.told_at, now(), reported)
-        self._steps = Steps(jobs, begun, self._stored, self._storing)
-        for job_id, why in jobs.damaged.items():
-            # Jobs whose history cannot be trusted do not go on: one of them might run twice.
-            self.post(m.CancelAsked(job_id, f"its history in the job store is damaged: {why}"))
+        initial = control.resumed(jobs.open(), drained_nodes, store.told_at, now(), reported)
+        self._steps = Steps(jobs, initial, self._stored, self._storing)
+        for job_id, reason in jobs.damaged.items():
+            # A job with a damaged history is cancelled: otherwise it might run twice.
+            self.post(m.CancelAsked(job_id, f"its history in the job store is damaged: {reason}"))
 
     # -- for other threads
 
@@ -111,7 +114,7 @@ class Runtime(threading.Thread):
         self._inbox.put(message)
 
     def ask(self, message: Message) -> None:
-        """As Inbox.ask."""
+        """Post a message and wait until its effect is durable; see Inbox.ask."""
         self._inbox.ask(message, lambda: self.pulse.doing)
 
     @property
@@ -129,7 +132,7 @@ class Runtime(threading.Thread):
 
     @property
     def trouble_s(self) -> float:
-        """For how long there has been trouble."""
+        """Seconds for which no fleet has been served; 0 while one is."""
         return time.monotonic() - self._trouble_since_s if self.trouble else 0.0
 
     @property
@@ -140,12 +143,12 @@ class Runtime(threading.Thread):
 
     @property
     def fleet(self) -> FleetRecord | None:
-        """The record of the cluster we are in."""
+        """The record of the cluster that this process has joined, or None."""
         return self._link.fleet
 
     @property
     def repairs(self) -> bool:
-        """Whether lost nodes are started again from here: a cluster that others run is not ours to start."""
+        """Whether this server restarts lost nodes: only those of a fleet that it runs itself."""
         return self._repair is not None and (self.fleet is None or self.fleet.embedded)
 
     def snapshot(self) -> Snapshot:
@@ -177,7 +180,7 @@ class Runtime(threading.Thread):
                 self._failed(str(e))
             except Exception as e:
                 if repr(e) != self.pulse.failing:
-                    log.exception("this turn failed; what it was told is taken again in the next")
+                    log.exception("this cycle failed; the next one processes its messages again")
                 self._inbox.refuse_asks(FleetError(f"internal error: {e!r}", "its traceback is in the server's log"))
                 self._failed(repr(e))
 
@@ -187,11 +190,11 @@ class Runtime(threading.Thread):
         self.pulse.ended(error)
         self._closing.wait(TURN_S)
 
-    def _troubled(self, why: str) -> None:
-        if why and not self.trouble:
+    def _troubled(self, reason: str) -> None:
+        if reason and not self.trouble:
             self._trouble_since_s = time.monotonic()
             self._tell_heard()
-        self._agents.trouble = why
+        self._agents.trouble = reason
 
     def _tell_heard(self) -> None:
         at = now()
@@ -204,10 +207,10 @@ class Runtime(threading.Thread):
         return SOON_S if self._ticked else max(0.0, left_s)
 
     def _turn(self) -> None:
-        """What was kept is taken; it is kept until all that follows from it is stored."""
+        """Run one cycle. Messages stay in the inbox until all events that follow from them are stored."""
         self.pulse.doing = "reading the fleet's record"
-        of_the_link = self._linked(self._recorded())
-        self._inbox.kept += of_the_link
+        cluster_messages = self._linked(self._recorded())
+        self._inbox.kept += cluster_messages
         self.pulse.doing = "deciding"
         items = [*self._inbox.kept, *self._tick()]
         try:
@@ -216,12 +219,12 @@ class Runtime(threading.Thread):
             self._inbox.kept = [item for item in items if not isinstance(item, m.Tick)]
         self._carry(commands)
         self._tell_devices()
-        self.pulse.doing = "asking the agents"
+        self.pulse.doing = "polling the agents"
         if not self.trouble:
             self._look()
 
     def _recorded(self) -> FleetRecord | None:
-        """The fleet's record. While it cannot be read, what was read last counts, and nothing new is placed."""
+        """Read the fleet's record. While it cannot be read, the last one is used and no job is placed."""
         try:
             self._record, self._unread = fleet_record.read(), ""
         except (PolyfleetError, OSError) as e:
@@ -237,45 +240,45 @@ class Runtime(threading.Thread):
         self.pulse.doing = "writing to the job store"
 
     def _tick(self) -> list[m.Tick]:
-        """None where the last was long, and a moment ago."""
+        """The tick of this cycle; empty if the last one took long and the next is not due."""
         self._ticked = time.monotonic() >= self._steps.tick_due_s
         if not self._ticked:
             return []
-        living, recorded = self._workers()
+        running, recorded = self._workers()
         trouble = self.trouble or self.holding
         groups = self._groups.of(self.fleet.pools) if self.fleet else ()
         self._carrier.keeping.pools = frozenset(group.pool for group in groups)
         called = dict(self._agents.called) if groups else {}
         self.measured = throughput, history = self._throughput(), self._history()
-        there = living, recorded, self.repairs, groups, called
-        file = self._policy(), self._projects()
-        return [m.Tick(throughput, trouble, self._prices(), *there, history, *file)]
+        fleet_fields = running, recorded, self.repairs, groups, called
+        settings = self._policy(), self._projects()
+        return [m.Tick(throughput, trouble, self._prices(), *fleet_fields, history, *settings)]
 
     def _workers(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Nodes of the fleet's record: those that live as far as is known here, and all."""
+        """Worker nodes of the fleet's record: (those believed to be running, all)."""
         if self.fleet is None:
             return frozenset(), frozenset()
-        found = self.fleet.living(), self.fleet.processes
-        living, recorded = (frozenset(p.node for p in processes if p.role == "worker") for processes in found)
-        return living, recorded
+        both = self.fleet.living(), self.fleet.processes
+        running, recorded = (frozenset(p.node for p in group if p.role == "worker") for group in both)
+        return running, recorded
 
     def _tell_devices(self) -> None:
-        there = frozenset((node.ray_id, node.facts is not None) for node in self.control.nodes.values())
-        if there != self._nodes_told:
-            self._nodes_told = there
+        nodes = frozenset((node.ray_id, node.facts is not None) for node in self.control.nodes.values())
+        if nodes != self._nodes_told:
+            self._nodes_told = nodes
             self.seen(self.snapshot().possible)
 
     def _linked(self, recorded: FleetRecord | None) -> list[Message]:
-        """Our place in the fleet's Ray cluster, and what the controller does not know of it yet."""
+        """Update our membership in the fleet's Ray cluster; return messages about changes for the controller."""
         for kind, *rest in self._inbox.of_the_link():
-            told: Callable[..., Any] = getattr(self._link, kind)  # joined, left or parted
-            told(*rest)
+            handle: Callable[..., Any] = getattr(self._link, kind)  # joined, left or parted
+            handle(*rest)
         trouble = self._link.trouble(recorded, self._give_back)
         self._troubled((trouble and self._unread) or trouble)
         if self._agents.overtaken and self._repair:
             self._repair.close()
-        fleet, kept = self._link.fleet, [i for i in self._inbox.kept if isinstance(i, m.Joined | m.Parted)]
-        joined = isinstance(kept[-1], m.Joined) if kept else self.control.joined
+        fleet, link_changes = self._link.fleet, [i for i in self._inbox.kept if isinstance(i, m.Joined | m.Parted)]
+        joined = isinstance(link_changes[-1], m.Joined) if link_changes else self.control.joined
         if fleet is None and joined:
             return [m.Parted(over=recorded is None or recorded.state != "up")]
         if fleet is not None and not joined:
@@ -289,12 +292,15 @@ class Runtime(threading.Thread):
         give_back(self._agents, list(self.control.lives.values()), grows)
 
     def _compare_origin(self, fleet: FleetRecord) -> None:
-        """With which database the fleet began; tried again where the disk does not take it."""
+        """Compare our database with the one that the fleet was started with.
+
+        Retried later if the disk is full.
+        """
         try:
             self.replaced = origin.replaced(home(), fleet.address, self._store.identity)
             self._compared = fleet.address
         except OSError as e:
-            log.warning("with which database the fleet began cannot be written down, and is tried again: %s", e)
+            log.warning("the identity of the fleet's database could not be saved; it will be retried: %s", e)
             self._compare_at_s = time.monotonic() + COMPARE_AGAIN_S
 
     def _prices(self) -> dict[str, float]:
@@ -302,14 +308,14 @@ class Runtime(threading.Thread):
         return {name: float(pool.get("price_per_hour") or 0.0) for name, pool in pools.items()}
 
     def _policy(self) -> Policy:
-        told = self.fleet.policy_spec if self.fleet else {}
-        policy = Policy(**{name: value for name, value in told.items() if name in Policy.__slots__})
+        spec = self.fleet.policy_spec if self.fleet else {}
+        policy = Policy(**{name: value for name, value in spec.items() if name in Policy.__slots__})
         installed_policies.expect(policy.name)
         return policy
 
     def _projects(self) -> dict[str, Project]:
-        told = self.fleet.projects if self.fleet else {}
-        return {name: Project(project["quota"], project["borrow"]) for name, project in told.items()}
+        specs = self.fleet.projects if self.fleet else {}
+        return {name: Project(project["quota"], project["borrow"]) for name, project in specs.items()}
 
     def _carry(self, commands: list[Command]) -> None:
         for command in commands:
@@ -317,23 +323,23 @@ class Runtime(threading.Thread):
             try:
                 self._carrier.carry(command)
             except Exception:
-                log.exception("%s could not be begun", command)
+                log.exception("%s could not be started", command)
             crash_hook.point(f"command:{type(command).__name__}:after")
 
     def _look(self) -> None:
-        """Ask for what has changed: Ray for its nodes and what is reserved, every agent for its attempts."""
+        """Poll for changes: Ray's nodes and reservations, and each agent's attempts."""
         if self.fleet and self.fleet.address != self._compared and time.monotonic() >= self._compare_at_s:
             self._compare_origin(self.fleet)
         self._agents.refresh()
         if self._agents.floor > self._agents.generation:
             self._agents.generation = self._store.next_generation(self._agents.floor)
         for node in self._agents.unwatched():
-            cursors, known = control.watch_of(self.control, node)
-            self._agents.watch(node, cursors, known, WATCH_S)
+            cursors, last_phases = control.watch_of(self.control, node)
+            self._agents.watch(node, cursors, last_phases, WATCH_S)
         if time.monotonic() - self._reserved_s > RESERVED_EVERY_S and not self.holding:
             self._reserved_s = time.monotonic()
             RAY.ask("list reserved devices", reservations.list_held, LIMIT_S, self._held)
 
-    def _held(self, places: Any) -> None:
-        if not isinstance(places, BaseException):
-            self.post(m.Reserved(places))
+    def _held(self, reserved: Any) -> None:
+        if not isinstance(reserved, BaseException):
+            self.post(m.Reserved(reserved))

@@ -1,4 +1,4 @@
-"""Named points where a test may end this process, as `kill -9` would: POLYFLEET_CRASH_AT=event:placed:after."""
+"""Named points where tests crash this process, e.g. POLYFLEET_CRASH_AT=event:placed:after."""
 
 import os
 import sys
@@ -8,12 +8,12 @@ CODE = 137
 
 
 def told(name: str) -> str:
-    """The last line of a process that ended there."""
+    """The last line that a process prints when it ends at a crash point."""
     return f"POLYFLEET_CRASH_AT: this process ends at {name}"
 
 
 def point(name: str) -> None:
-    """core/crash_points.py has all names. Nothing happens unless the variable named this one at the start."""
+    """Exit as if by `kill -9` if POLYFLEET_CRASH_AT has this name (all: core/crash_points.py)."""
     if name == AT:
-        print(told(name), file=sys.stderr, flush=True)  # noqa: T201 - so that a test knows that it came here
+        print(told(name), file=sys.stderr, flush=True)  # noqa: T201 - tests wait for this line
         os._exit(CODE)

@@ -1,7 +1,7 @@
-"""Data that a job reads, brought into the caches of its nodes before it starts.
+"""Fetch a job's input data into the caches of its nodes before the job starts.
 
-Of two launches that want the same in the same storage, one fetches it and the other waits. What arrives counts once all
-of it was hashed where it lies (workers/data_cache.py).
+If two launches need the same data in the same storage, one fetches it and the other waits. Fetched data is used only
+after all of it was hashed at its target (workers/data_cache.py).
 """
 
 import hashlib
@@ -33,36 +33,36 @@ class DataMoves:
     store: DataStore
     locks: dict[tuple[str, str], threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
 
-    def bring(self, asked: Launch, tell: Tell) -> tuple[Mount, ...]:
-        """Raises SpecError for what its user has to put right, FleetError for what is tried again."""
+    def bring(self, launch: Launch, set_activity: Tell) -> tuple[Mount, ...]:
+        """Bring all data of a launch. Raises SpecError for the user's errors, FleetError for what is retried."""
         mounts = []
-        for index, wanted in enumerate(asked.data):
-            item = Item(f"data.{index}", wanted, wanted.sha256)
-            first, *others = self._targets(asked)
-            item = Item(item.field, wanted, self._on(first, item, tell))  # the same on all of its nodes
+        for index, data in enumerate(launch.data):
+            item = Item(f"data.{index}", data, data.sha256)
+            first, *others = self._targets(launch)
+            item = Item(item.field, data, self._on(first, item, set_activity))  # the same on all of its nodes
             with ThreadPoolExecutor(NODES_AT_ONCE, "data") as pool:
-                list(pool.map(lambda node, item=item: self._on(node, item, tell), others))
+                list(pool.map(lambda node, item=item: self._on(node, item, set_activity), others))
             mounts.append(item.mount)
         return tuple(mounts)
 
-    def _targets(self, asked: Launch) -> list[str]:
-        """One node for each storage of the attempt's nodes."""
-        return list({self._storage_of(node): node for node in reversed(asked.nodes)}.values())
+    def _targets(self, launch: Launch) -> list[str]:
+        """One node for each storage that the attempt's nodes use."""
+        return list({self._storage_of(node): node for node in reversed(launch.nodes)}.values())
 
     def _storage_of(self, name: str) -> str:
         facts = facts_of(self.agents, name)
         return (facts.storage_id if facts else "") or f"node {name}"
 
-    def _on(self, node: str, item: Item, tell: Tell) -> str:
-        """The SHA-256 of what that node has in its cache now."""
-        tell(f"looks for {item.wanted.uri} on {node}")
+    def _on(self, node: str, item: Item, set_activity: Tell) -> str:
+        """Make sure that the node's cache has the item, and return its SHA-256."""
+        set_activity(f"looks for {item.wanted.uri} on {node}")
         if item.expected and self.agents.call(node, "find_data", item.expected, timeout_s=COMMIT_S) is not None:
             return item.expected
-        with self._alone(node, item, tell):
+        with self._alone(node, item, set_activity):
             if item.expected and self.agents.call(node, "find_data", item.expected, timeout_s=COMMIT_S) is not None:
                 return item.expected
             try:
-                return self._fetched(node, item, tell)
+                return self._fetched(node, item, set_activity)
             except (Conflict, SpecError):
                 raise
             except NotFound as e:
@@ -71,31 +71,34 @@ class DataMoves:
                 raise SpecError(item.field, e.message, e.remedy) from None
 
     @contextmanager
-    def _alone(self, node: str, item: Item, tell: Tell) -> Iterator[None]:
-        """Nobody else fetches the same into the same storage."""
+    def _alone(self, node: str, item: Item, set_activity: Tell) -> Iterator[None]:
+        """Hold the lock of this item in this storage, so that no other launch fetches it at the same time."""
         lock = self.locks[self._storage_of(node), item.expected or item.wanted.uri]
         if not lock.acquire(blocking=False):
-            tell(f"waits for {item.wanted.uri}, which another job fetches")
+            set_activity(f"waits for {item.wanted.uri}, which another job fetches")
             lock.acquire()
         try:
             yield
         finally:
             lock.release()
 
-    def _fetched(self, node: str, item: Item, tell: Tell) -> str:
-        source = Sources(self.agents, self.checkpoints, self.store).of(node, item, tell)
-        known = self.agents.call(node, "data_found_at", source.key, timeout_s=COMMIT_S) if source.key else ""
-        if known and item.expected in ("", known):
-            return str(known)
+    def _fetched(self, node: str, item: Item, set_activity: Tell) -> str:
+        source = Sources(self.agents, self.checkpoints, self.store).of(node, item, set_activity)
+        cached = self.agents.call(node, "data_found_at", source.key, timeout_s=COMMIT_S) if source.key else ""
+        if cached and item.expected in ("", cached):
+            return str(cached)
         self.agents.call(node, "make_data_room", source.bytes, timeout_s=COMMIT_S)
         upload = hashlib.sha256(f"{item.wanted.uri}\n{source.key}\n{item.expected}".encode()).hexdigest()[:24]
         inner = source.send(node, upload)
-        tell(f"checks {size(source.bytes)} of data on {node}")
-        kept = self.agents.call(node, "keep_data", upload, inner, item.expected, source.key, timeout_s=COMMIT_S)
-        found = str(kept["sha256"])
-        if found != item.expected and of_this_machine(item.wanted.uri):
-            raise FleetError(f"{item.wanted.uri} did not reach {node} as it is on this server", "it is sent again")
-        if item.expected not in ("", found):
-            told = f"is {item.expected}, and {item.wanted.uri} has the SHA-256 {found}"
-            raise SpecError(f"{item.field}.sha256", told, "correct the hash, or put the right data there")
-        return found
+        set_activity(f"checks {size(source.bytes)} of data on {node}")
+        record = self.agents.call(node, "keep_data", upload, inner, item.expected, source.key, timeout_s=COMMIT_S)
+        actual = str(record["sha256"])
+        if actual != item.expected and of_this_machine(item.wanted.uri):
+            raise FleetError(
+                f"{item.wanted.uri} reached {node} with another content than on this server",
+                "nothing to do: the server sends it again",
+            )
+        if item.expected not in ("", actual):
+            message = f"is {item.expected}, and {item.wanted.uri} has the SHA-256 {actual}"
+            raise SpecError(f"{item.field}.sha256", message, "correct the hash, or put the right data there")
+        return actual

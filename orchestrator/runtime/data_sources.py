@@ -1,5 +1,6 @@
-"""Where the data of jobs comes from: an object store, which the node itself reads, another pool's storage, from node to
-node, or this server, which has what a client sent.
+"""Sources of job data: object stores, storages of pools, and uploads of clients.
+
+Nodes read object stores themselves; data in a pool's storage is copied between nodes; this server has the uploads.
 """
 
 import posixpath
@@ -31,14 +32,17 @@ from orchestrator.show.units import size
 from workers.messages import Mount
 
 BUSY_S = 600.0
-"""So long a node that runs as many tools as it may is asked again."""
+"""Seconds for which to retry while a node runs its maximum number of tools."""
 OUTPUT = "output"
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One of a job's data, by the name of its field; `expected`: what it must be, "" where anything will do."""
+    """One data entry of a job.
+
+    `field`: its name in the spec. `expected`: its required SHA-256, "" for any content.
+    """
 
     field: str
     wanted: Data
@@ -52,8 +56,10 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is there now. `key` names it and its version; `send` brings it into an upload of a node and tells what in it
-    counts, "" for all.
+    """The data as it is at its source now.
+
+    `key` identifies the source and its version. `send(node, upload)` copies the data into an upload on a node and
+    returns the path in it that is the data, "" for all.
     """
 
     bytes: int
@@ -67,82 +73,93 @@ class Sources:
     checkpoints: CheckpointService
     store: DataStore
 
-    def of(self, node: str, item: Item, tell: Tell) -> Source:
-        """`node` is where it is to be. Raises SpecError, FleetError, NotFound."""
+    def of(self, node: str, item: Item, set_activity: Tell) -> Source:
+        """Find the source of an item that is needed on `node`. Raises SpecError, FleetError, NotFound."""
         if of_this_machine(item.wanted.uri):
-            return self._sent(item, tell)
-        place = checkpoint_location.parse_location(item.wanted.uri, f"{item.field}.uri")
-        return self._in_store(node, place, item, tell) if place.scheme else self._in_pool(place, item, tell)
+            return self._sent(item, set_activity)
+        location = checkpoint_location.parse_location(item.wanted.uri, f"{item.field}.uri")
+        return (
+            self._in_store(node, location, item, set_activity)
+            if location.scheme
+            else self._in_pool(location, item, set_activity)
+        )
 
-    # -- from an object store: the node itself reads it
+    # -- from an object store, read by the node itself
 
-    def _in_store(self, node: str, place: CheckpointLocation, item: Item, tell: Tell) -> Source:
-        source = {"source": {"uri": str(place)}}
-        found = self._tool(node, "look", source, lambda done, total: None, tell)
-        progress = _progress(tell, str(place), found["bytes"])
-        pool = self.agents[node].facts.pool  # type: ignore[union-attr] # one that is launched on has told
+    def _in_store(self, node: str, location: CheckpointLocation, item: Item, set_activity: Tell) -> Source:
+        source = {"source": {"uri": str(location)}}
+        description = self._tool(node, "look", source, lambda done_bytes, total: None, set_activity)
+        progress = _progress(set_activity, str(location), description["bytes"])
+        pool = self.agents[node].facts.pool  # type: ignore[union-attr] # a node with a launch has reported its facts
 
         def send(node: str, upload: str) -> str:
             target = {"pool": pool, "path": f".uploads/{upload}"}
-            asked = {**source, "target": target, "version": found["version"]}
-            return str(self._tool(node, "fetch", asked, progress, tell)["inner"])
+            arguments = {**source, "target": target, "version": description["version"]}
+            return str(self._tool(node, "fetch", arguments, progress, set_activity)["inner"])
 
-        return Source(found["bytes"], source_key(item.wanted.uri, found["version"]), send)
+        return Source(description["bytes"], source_key(item.wanted.uri, description["version"]), send)
 
-    def _tool(self, node: str, verb: str, arguments: Any, progress: Callable[[int, int], None], tell: Tell) -> Any:
-        """Waits while the node runs as many as it may."""
-        until = time.monotonic() + BUSY_S
+    def _tool(
+        self, node: str, verb: str, arguments: Any, progress: Callable[[int, int], None], set_activity: Tell
+    ) -> Any:
+        """Run a tool on a node, and retry while the node runs its maximum number.
+
+        Raises FleetError after BUSY_S.
+        """
+        deadline = time.monotonic() + BUSY_S
         while True:
             try:
                 return self.checkpoints.watched(node, verb, arguments, progress)
             except Conflict as e:
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     raise FleetError(e.message, e.remedy) from e
-                tell(f"waits for other transfers on {node}")
+                set_activity(f"waits for other transfers on {node}")
                 time.sleep(1.0)
 
-    # -- from a pool's storage: from node to node
+    # -- from a pool's storage, copied between nodes
 
-    def _in_pool(self, place: CheckpointLocation, item: Item, tell: Tell) -> Source:
-        reader, folder, name, entries = self._listed(place, item)
+    def _in_pool(self, location: CheckpointLocation, item: Item, set_activity: Tell) -> Source:
+        reader, folder, name, entries = self._listed(location, item)
         for entry in entries:
             if refusal := entry_refusal(entry["type"], entry["refused"]):
-                remedy = "leave it out, or name a folder below"
-                raise SpecError(f"{item.field}.uri", f"{place}: {entry['path']!r} {refusal}", remedy)
+                remedy = "remove this entry, or name a folder that does not contain it"
+                raise SpecError(f"{item.field}.uri", f"{location}: {entry['path']!r} {refusal}", remedy)
         files = [entry for entry in entries if entry["type"] == "file"]
         total = sum(entry["bytes"] for entry in files)
-        told = "\n".join(f"{e['path']} {e['bytes']} {e['modified_s']}" for e in files)
-        source = Folder(0, reader, place.pool, "")
+        listing = "\n".join(f"{e['path']} {e['bytes']} {e['modified_s']}" for e in files)
+        source = Folder(0, reader, location.pool, "")
 
         def send(node: str, upload: str) -> str:
-            have = self.agents.call(node, "begin_upload", upload)
+            arrived = self.agents.call(node, "begin_upload", upload)
             pace = self.checkpoints.pace or Pace()
             wait = partial(pace.wait, facts_of(self.agents, reader), facts_of(self.agents, node))
-            Copy(self.agents, source, folder, node, upload, tell, wait, _told(str(place), total)).send(files, have)
+            Copy(self.agents, source, folder, node, upload, set_activity, wait, _told(str(location), total)).send(
+                files, arrived
+            )
             self.agents.call(node, "keep_only", upload, [e["path"] for e in files], timeout_s=COMMIT_S)
             return name
 
-        return Source(total, source_key(item.wanted.uri, told), send)
+        return Source(total, source_key(item.wanted.uri, listing), send)
 
-    def _listed(self, place: CheckpointLocation, item: Item) -> tuple[str, str, str, list[Entry]]:
-        """Node, folder and name there, and all that lies at or below it. Raises SpecError where no node has it."""
-        readers = self._readers(place.pool, f"{item.field}.uri")
+    def _listed(self, location: CheckpointLocation, item: Item) -> tuple[str, str, str, list[Entry]]:
+        """Return (node, folder, name, entries at or below it). Raises SpecError if no node has a file there."""
+        readers = self._readers(location.pool, f"{item.field}.uri")
         for reader in readers:
-            folder, _, name = self._real(reader, place).rpartition("/")
+            folder, _, name = self._real(reader, location).rpartition("/")
             try:
-                entries = list(self._entries(reader, folder, name, place.pool))
+                entries = list(self._entries(reader, folder, name, location.pool))
             except NotFound:
                 continue
             if any(entry["type"] == "file" for entry in entries):
                 return reader, folder, name, entries
-        untold = [
-            n for n, node in self.agents.items() if node.facts and node.facts.pool == place.pool and not node.ready
+        unavailable = [
+            n for n, node in self.agents.items() if node.facts and node.facts.pool == location.pool and not node.ready
         ]
-        if untold:
-            told = f"no {place} on the nodes that are up, and {', '.join(untold)} may have it"
-            raise FleetError(f"{item.field}.uri: {told}", "`polyfleet status` lists the nodes")
+        if unavailable:
+            message = f"{location} is not on the nodes that are up, but may be on {', '.join(unavailable)}"
+            raise FleetError(f"{item.field}.uri: {message}", "`polyfleet status` lists the nodes")
         raise SpecError(
-            f"{item.field}.uri", f"no file is at {place}", "`polyfleet files ls JOB` shows what a job has left"
+            f"{item.field}.uri", f"no file is at {location}", "`polyfleet files ls JOB` lists the files of a job"
         )
 
     def _readers(self, pool: str, field: str) -> list[str]:
@@ -150,26 +167,26 @@ class Sources:
         near = [name for name, node in self.agents.ready() if node.facts and pool in node.facts.neighbours]
         return list(dict.fromkeys([*own, *near])) or [self.checkpoints.node_of(pool, field)]
 
-    def _real(self, reader: str, place: CheckpointLocation) -> str:
-        """JOB/output is the folder of its newest attempt."""
-        job, _, below = place.path.partition("/")
-        first, slash, rest = below.partition("/")
+    def _real(self, reader: str, location: CheckpointLocation) -> str:
+        """Resolve JOB/output to the folder of the job's newest attempt."""
+        job, _, path = location.path.partition("/")
+        first, slash, rest = path.partition("/")
         if first != OUTPUT:
-            return place.path
-        epoch = self.agents.call(reader, "files_of", job, place.pool)["epoch"]
+            return location.path
+        epoch = self.agents.call(reader, "files_of", job, location.pool)["epoch"]
         return f"{job}/{OUTPUT}-{epoch}{slash}{rest}"
 
     def _entries(self, reader: str, folder: str, name: str, pool: str) -> Iterator[Entry]:
         after = ""
         while True:
-            told = self.agents.call(reader, "list_files", folder, name, after, pool, timeout_s=PIECE_S)
-            yield from told["entries"]
-            if not (after := told["after"]):
+            page = self.agents.call(reader, "list_files", folder, name, after, pool, timeout_s=PIECE_S)
+            yield from page["entries"]
+            if not (after := page["after"]):
                 return
 
-    # -- from this server
+    # -- from this server, uploaded by a client
 
-    def _sent(self, item: Item, tell: Tell) -> Source:
+    def _sent(self, item: Item, set_activity: Tell) -> Source:
         try:
             total = self.store.size_bytes(item.expected)
         except (NotFound, UserError):
@@ -177,12 +194,12 @@ class Sources:
 
         def send(node: str, upload: str) -> str:
             tree, files, single = self.store.files(item.expected)
-            have = self.agents.call(node, "begin_upload", upload)
-            done, pending, progress = 0, deque[Any](), _progress(tell, item.wanted.uri, total)
+            arrived = self.agents.call(node, "begin_upload", upload)
+            done_bytes, pending, progress = 0, deque[Any](), _progress(set_activity, item.wanted.uri, total)
             for entry in files:
                 path, size_bytes = entry["path"], entry["bytes"]
-                if have.get(path) == size_bytes and size_bytes:  # hashed with all others where it lies
-                    done += size_bytes
+                if arrived.get(path) == size_bytes and size_bytes:  # the node hashes it later, with all other files
+                    done_bytes += size_bytes
                     continue
                 for offset in range(0, max(size_bytes, 1), PIECE_BYTES):
                     piece = tree.read(path, offset)
@@ -190,10 +207,10 @@ class Sources:
                     last = offset + PIECE_BYTES >= size_bytes
                     arguments = (upload, path, offset, piece.data, digest(piece.data), end if last else None)
                     if last:
-                        done += _settle(pending, 0, node)
+                        done_bytes += _settle(pending, 0, node)
                     pending.append(self.agents.actor(node).write_piece.remote(*arguments))
-                    done += _settle(pending, IN_FLIGHT - 1, node)
-                    progress(done, total)
+                    done_bytes += _settle(pending, IN_FLIGHT - 1, node)
+                    progress(done_bytes, total)
             _settle(pending, 0, node)
             self.agents.call(node, "keep_only", upload, [entry["path"] for entry in files], timeout_s=COMMIT_S)
             return single
@@ -201,23 +218,23 @@ class Sources:
         return Source(total, "", send)
 
 
-def _settle(pending: "deque[Any]", most: int, node: str) -> int:
-    """Wait until at most so many pieces are on their way: the bytes of those that have arrived."""
-    done = 0
-    while len(pending) > most:
-        done += int(actors.answer(pending.popleft(), f"node {node}: write_piece", COMMIT_S))
-    return done
+def _settle(pending: "deque[Any]", maximum: int, node: str) -> int:
+    """Wait until at most `maximum` pieces are in flight; return the number of bytes that have arrived."""
+    done_bytes = 0
+    while len(pending) > maximum:
+        done_bytes += int(actors.answer(pending.popleft(), f"node {node}: write_piece", COMMIT_S))
+    return done_bytes
 
 
 def _told(uri: str, total: int) -> Callable[[int], str]:
-    """What a launch does that has fetched so many bytes."""
-    return lambda done: f"fetches {size(total)} of data from {uri} ({100 * done // max(total, 1)} %)"
+    """Make a function from bytes fetched to a progress text."""
+    return lambda done_bytes: f"fetches {size(total)} of data from {uri} ({100 * done_bytes // max(total, 1)} %)"
 
 
-def _progress(tell: Tell, uri: str, total: int) -> Callable[[int, int], None]:
-    told = _told(uri, total)
-    tell(told(0))
-    return lambda done, _: tell(told(done))
+def _progress(set_activity: Tell, uri: str, total: int) -> Callable[[int, int], None]:
+    text = _told(uri, total)
+    set_activity(text(0))
+    return lambda done_bytes, _: set_activity(text(done_bytes))
 
 
 def facts_of(agents: Agents, name: str) -> NodeFacts | None:

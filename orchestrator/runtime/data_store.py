@@ -1,4 +1,4 @@
-"""Data that clients sent with their jobs, kept in the home by content until no open job names it."""
+"""Data that clients uploaded with jobs, stored by content in the server's home while it is used."""
 
 import os
 import re
@@ -22,42 +22,42 @@ HASHES_AT_ONCE = 32
 
 
 class DataStore:
-    """Below `folder`, which is made on first use. What arrives lies in uploads/ID, in pieces with a hash each."""
+    """Content store in `folder`, which is created on first use. Unfinished uploads are in uploads/ID."""
 
     def __init__(self, folder: Path):
         self._folder = folder
         self._contents = Contents(folder)
 
     def has(self, sha256: str) -> bool:
-        """Asking counts as use: a submission follows."""
+        """Check whether the content is stored. This counts as use, because a submission follows."""
         return self._contents.find(sha256) is not None
 
     def size_bytes(self, sha256: str) -> int:
-        """Raises NotFound."""
-        if (found := self._contents.find(sha256)) is None:
-            raise NotFound(f"data {sha256[:12]}… is not on this server any more", "submit the job again")
-        return found.bytes
+        """Size of stored content. Raises NotFound."""
+        if (content := self._contents.find(sha256)) is None:
+            raise NotFound(f"data {sha256[:12]}… is no longer on this server", "submit the job again")
+        return content.bytes
 
     def files(self, sha256: str) -> tuple[Tree, list[Entry], str]:
-        """The tree in which it lies, its files, and the name of a single one, "" of a folder."""
+        """Return (tree, its file entries, file name); the name is "" if the content is a folder."""
         content = self._folder / sha256 / "content"
         if content.is_file():
             return Tree(content.parent), [Tree(content.parent).look("content")], "content"
         return Tree(content), [entry for entry in Tree(content).all_entries() if entry["type"] == "file"], ""
 
     def keep(self, upload: str, sha256: str, single: str) -> Content:
-        """An upload is all there, or a `single` file in it. Raises UserError where it is not what it is called."""
-        if (known := self._contents.find(sha256)) is not None:
+        """Store a complete upload, or its `single` file, as content. Raises UserError if the digest differs."""
+        if (existing := self._contents.find(sha256)) is not None:
             self.discard(upload)
-            return known
+            return existing
         folder, single = self._upload(upload), plain(single, "single") if single else ""
         if not folder.is_dir():
             raise NotFound(f"no upload {upload}", "send the data first")
-        found = self._contents.keep(folder / single if single else folder, sha256)
+        content = self._contents.keep(folder / single if single else folder, sha256)
         self.discard(upload)
-        if found.sha256 != sha256:
-            raise UserError(f"what was sent is {found.sha256}, and is called {sha256}", "send it again")
-        return found
+        if content.sha256 != sha256:
+            raise UserError(f"the data has the SHA-256 {content.sha256}, not {sha256}", "send it again")
+        return content
 
     def remove_unused(self, named: Callable[[], set[str]]) -> None:
         self._contents.remove_unused(named(), IDLE_S)
@@ -69,14 +69,14 @@ class DataStore:
     # -- uploads, as nodes have them (workers/job_files.py)
 
     def begin(self, upload: str) -> dict[str, int]:
-        """What an earlier try of it left: bytes by path."""
+        """Start or resume an upload; return the bytes that have arrived, by path."""
         self._upload(upload).mkdir(mode=0o700, parents=True, exist_ok=True)
         return {e["path"]: e["bytes"] for e in self._tree(upload).all_entries() if e["type"] == "file"}
 
     def write(
         self, upload: str, path: str, offset: int, data: bytes, sha256: str, end: "dict[str, Any] | None"
     ) -> None:
-        """One piece; with `end` the file is whole, and read back. Raises UserError where it is not what was sent."""
+        """Write one piece; with `end`, finish the file and check it. Raises UserError if the data is damaged."""
         tree = self._tree(upload)
         if digest(data) != sha256:
             raise UserError(f"{path!r}: the piece at byte {offset} arrived damaged", "send it again")
@@ -86,7 +86,7 @@ class DataStore:
             tree.finish(path, int(end["bytes"]), float(end["modified_s"]), int(end["mode"]))
         if end and "whole" in end and digest_of(tree.hashes(path)[1]) != end["whole"]:
             tree.remove(path)
-            raise UserError(f"{path!r} does not read back as it was sent", "send it again, once at a time")
+            raise UserError(f"{path!r} was not stored as it was sent", "send it again, with one upload at a time")
 
     def hashes(self, upload: str, path: str, first: int) -> dict[str, Any]:
         version, hashes = self._tree(upload).hashes(path, first, HASHES_AT_ONCE)
@@ -106,5 +106,5 @@ class DataStore:
 
 
 def missing(field: str, uri: str) -> SpecError:
-    told = f"{uri} is a path of the machine that submits, and the server has not got its content"
-    return SpecError(field, told, "submit it with `polyfleet submit` or from Python, which send it")
+    message = f"{uri} is a path on the submitting machine, and the server does not have its content"
+    return SpecError(field, message, "submit the job with `polyfleet submit` or from Python, which upload the data")

@@ -1,4 +1,4 @@
-"""Commands beside the ranks of a running job: which node is asked, and what is written down of them."""
+"""`polyfleet exec`: relay commands that run beside the ranks of a job to their nodes, and log them."""
 
 import logging
 import shlex
@@ -18,7 +18,7 @@ from orchestrator.show.terminal_text import one_line
 log = logging.getLogger(__name__)
 
 MOST = 32
-"""At a time through one server; a node has a limit of its own."""
+"""Maximum number of commands at a time through this server; each node has its own limit."""
 WRITE_S = 2.0
 ANSWER_S = 20.0
 LONGEST_LOGGED = 2000
@@ -29,14 +29,17 @@ Data = dict[str, Any]
 class TooManyExecs(LimitExceeded):
     retry_after_s = 10
 
-    def __init__(self, most: int):
-        super().__init__(f"{most} commands run beside jobs, the most at a time", "end some of them, or ask again later")
-        self.args = (most,)
+    def __init__(self, maximum: int):
+        super().__init__(f"{maximum} exec commands are running, the maximum", "end some of them, or try again later")
+        self.args = (maximum,)
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """`command` empty: a shell. `by` is who asks, as they say. `term` names the kind of terminal."""
+    """A request for a command.
+
+    `command`: empty for a shell. `by`: user name, as the client states it. `term`: TERM.
+    """
 
     command: tuple[str, ...]
     rank: int = 0
@@ -50,53 +53,62 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Exec:
-    """`number` is what the node's agent calls it."""
+    """A running command. `number`: its id at the node's agent."""
 
     node: str
     number: str
 
 
 class Execs:
-    """Those of one server, by ids of their own. Safe to use from several threads."""
+    """Commands of this server, by their own ids. Thread-safe."""
 
     def __init__(self, agents: Agents):
         self._agents = agents
         self._lock = threading.Lock()
         self._running: dict[str, Exec] = {}
 
-    def start(self, record: Record, asked: Asked) -> Data:
-        """{"exec", "job", "epoch", "rank", "node"}. Raises Conflict, NotFound, FleetError, TooManyExecs."""
+    def start(self, record: Record, request: Asked) -> Data:
+        """Start a command; return {"exec", "job", "epoch", "rank", "node"}.
+
+        Raises Conflict, NotFound, FleetError, TooManyExecs.
+        """
         if len(self._running) >= MOST:
             raise TooManyExecs(MOST)
-        epoch, node = self._place(record, asked.rank)
+        epoch, node = self._place(record, request.rank)
         order = {
-            "rank": asked.rank,
-            "command": list(asked.command),
-            "environment": {"TERM": asked.term} if asked.term else {},
-            "terminal": asked.terminal,
-            "input": asked.takes_input,
+            "rank": request.rank,
+            "command": list(request.command),
+            "environment": {"TERM": request.term} if request.term else {},
+            "terminal": request.terminal,
+            "input": request.takes_input,
         }
-        asking = (self._agents.generation, record.job.id, epoch, order, (asked.rows, asked.columns))
-        number = self._agents.call(node, "exec_start", *asking)
-        words = shlex.join(asked.command)[:LONGEST_LOGGED] if asked.command else "a shell"
-        known = uuid4().hex
+        arguments = (self._agents.generation, record.job.id, epoch, order, (request.rows, request.columns))
+        number = self._agents.call(node, "exec_start", *arguments)
+        command_text = shlex.join(request.command)[:LONGEST_LOGGED] if request.command else "a shell"
+        exec_id = uuid4().hex
         with self._lock:
-            self._running[known] = Exec(node, number)
-        where = f"beside rank {asked.rank} of attempt {epoch} of {record.job.id} on {node}"
-        log.info("exec %s by %s %s: %s", known[:8], one_line(asked.by) or "somebody", where, one_line(words))
-        return {"exec": known, "job": record.job.id, "epoch": epoch, "rank": asked.rank, "node": node}
+            self._running[exec_id] = Exec(node, number)
+        location = f"beside rank {request.rank} of attempt {epoch} of {record.job.id} on {node}"
+        log.info(
+            "exec %s by %s %s: %s",
+            exec_id[:8],
+            one_line(request.by) or "an unknown user",
+            location,
+            one_line(command_text),
+        )
+        return {"exec": exec_id, "job": record.job.id, "epoch": epoch, "rank": request.rank, "node": node}
 
     def _place(self, record: Record, rank: int) -> tuple[int, str]:
-        """(epoch, node) of the rank that runs now."""
+        """Return (epoch, node) of a rank that is running now. Raises Conflict, NotFound, FleetError."""
         job, attempt = record.job, record.live
         if job.state in TERMINAL:
             raise Conflict(
-                f"{job.id} has ended: {job.state}", "a command runs beside a running job; submit it as a job of its own"
+                f"{job.id} has ended: {job.state}", "commands can only join a running job; submit it as a separate job"
             )
         if attempt is None or job.state not in RUNS:
             raise Conflict(
-                f"{job.id} does not run now: {job.state}",
-                f"`polyfleet explain {job.id}` says what it waits for; ask again once it is RUNNING",
+                f"{job.id} is not running now: {job.state}",
+                f"`polyfleet explain {job.id}` shows what it waits for; try again once it is RUNNING",
             )
         ranks = dict(placed_ranks(record, attempt))
         if rank not in ranks:
@@ -109,37 +121,41 @@ class Execs:
             )
         return job.epoch, ranks[rank]
 
-    def read(self, known: str, seen: int, timeout_s: float) -> Data:
-        """As the agent's `exec_read`."""
-        it = self._of(known)
-        told: Data = self._agents.call(it.node, "exec_read", it.number, seen, timeout_s, timeout_s=timeout_s + ANSWER_S)
-        if told["ended"]:
-            ended = f"exit code {told['code']}" if told["code"] is not None else told["reason"]
-            log.info("exec %s ended: %s", known[:8], ended)
-        return told
+    def read(self, exec_id: str, offset: int, timeout_s: float) -> Data:
+        """Read output; parameters and result as of the agent's `exec_read`. Logs the end of the command."""
+        running = self._of(exec_id)
+        reply: Data = self._agents.call(
+            running.node, "exec_read", running.number, offset, timeout_s, timeout_s=timeout_s + ANSWER_S
+        )
+        if reply["ended"]:
+            ended = f"exit code {reply['code']}" if reply["code"] is not None else reply["reason"]
+            log.info("exec %s ended: %s", exec_id[:8], ended)
+        return reply
 
-    def write(self, known: str, offset: int, data: bytes, end: bool) -> Data:
-        it = self._of(known)
-        told: Data = self._agents.call(it.node, "exec_write", it.number, offset, data, end, WRITE_S)
-        return told
+    def write(self, exec_id: str, offset: int, data: bytes, end: bool) -> Data:
+        running = self._of(exec_id)
+        reply: Data = self._agents.call(running.node, "exec_write", running.number, offset, data, end, WRITE_S)
+        return reply
 
-    def resize(self, known: str, rows: int, columns: int) -> None:
-        it = self._of(known)
-        self._agents.call(it.node, "exec_resize", it.number, rows, columns)
+    def resize(self, exec_id: str, rows: int, columns: int) -> None:
+        running = self._of(exec_id)
+        self._agents.call(running.node, "exec_resize", running.number, rows, columns)
 
-    def close(self, known: str) -> None:
-        """Known or not, and whatever its node answers: an agent that is not told ends it by itself."""
+    def close(self, exec_id: str) -> None:
+        """End a command; unknown ids and node errors are ignored: agents end abandoned commands."""
         with self._lock:
-            it = self._running.pop(known, None)
-        if it is None:
+            running = self._running.pop(exec_id, None)
+        if running is None:
             return
         try:
-            self._agents.call(it.node, "exec_close", it.number)
+            self._agents.call(running.node, "exec_close", running.number)
         except PolyfleetError as e:
-            log.warning("exec %s is left to the agent of %s: %s", known[:8], it.node, e.message)
+            log.warning(
+                "exec %s could not be ended; the agent of %s will end it: %s", exec_id[:8], running.node, e.message
+            )
 
-    def _of(self, known: str) -> Exec:
-        found = self._running.get(known)
-        if found is None:
-            raise NotFound("this command has ended, or the server was started anew", "run it again")
-        return found
+    def _of(self, exec_id: str) -> Exec:
+        running = self._running.get(exec_id)
+        if running is None:
+            raise NotFound("this command has ended, or the server was restarted", "run it again")
+        return running

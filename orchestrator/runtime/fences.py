@@ -1,8 +1,8 @@
-"""The second channel of a lease: which epoch of a job counts when the server is silent. It lies in Ray's key-value
-store, and for nodes of this machine in a folder that is read while Ray's head does not answer.
+"""Fences: the epoch of each job that counts while the server is silent; a channel beside leases.
 
-The fence of a job changes in the order in which that was asked for: a change that is late may still be made, so the
-next begins when it has returned. Jobs do not wait for each other.
+A fence is in Ray's key-value store, and for nodes on this machine also in a folder, which agents read while Ray's head
+does not answer. Changes of one job's fence are made in the order of their requests: a late change may still be made, so
+the next one starts when it has returned. Jobs do not wait for each other.
 """
 
 import queue
@@ -22,29 +22,31 @@ from workers.messages import FENCE_KEY
 LIMIT_S = 10.0
 RAISE, LOWER, REMOVE = "raise a fence", "lower a fence", "remove a fence"
 Answered = Callable[[Any], None]
-"""Gets what stands, or the exception, once, in another thread."""
+"""Called once, in another thread, with the current epoch of the fence or the exception."""
 
 
 def raise_to(job: str, epoch: int, answered: Answered) -> None:
-    """Attempts of an older epoch stop as soon as their agent reads it. What stands may be higher."""
+    """Raise a job's fence to at least `epoch`: older attempts stop as soon as their agent reads it."""
     _IN_TURN.ask(job, _Change(RAISE, partial(_raise, job, epoch), answered))
 
 
 def lower_to(job: str, epoch: int, answered: Answered) -> None:
-    """Take down a fence that stands just above `epoch`."""
+    """Lower a fence from `epoch` + 1 to `epoch`; a fence above that is not changed."""
     _IN_TURN.ask(job, _Change(LOWER, partial(_lower, job, epoch), answered))
 
 
 def take(job: str, epoch: int, ours: bool) -> int:
-    """For an attempt that is to start. Where that epoch or a newer one may have run already, nothing changes, and what
-    stands is returned; else 0. `ours`: the fence may stand there since we raised it. Raises FleetError after LIMIT_S.
+    """Claim `epoch` for an attempt that is about to start: raise the fence to it and return 0.
+
+    If this or a newer epoch may already have run, change nothing and return the fence's epoch. `ours`: a fence at
+    `epoch` is allowed, because this server raised it. Raises FleetError after LIMIT_S.
     """
-    stands: int = _IN_TURN.run(job, RAISE, partial(_take, job, epoch, ours))
-    return stands
+    current_epoch: int = _IN_TURN.run(job, RAISE, partial(_take, job, epoch, ours))
+    return current_epoch
 
 
 def forget(job: str) -> None:
-    """Of a job that was removed: nothing of it can run any more. Raises FleetError after LIMIT_S."""
+    """Remove the fence of a removed job, of which no attempt can run. Raises FleetError after LIMIT_S."""
     _IN_TURN.run(job, REMOVE, partial(_forget, job))
 
 
@@ -56,8 +58,9 @@ class _Change:
 
 
 class _InTurn:
-    """By job, the change under way and the one that waits for it: the newest counts, and the one before it is answered
-    with an error. Safe from any thread.
+    """Per job: the change in progress, and at most one that waits for it. Thread-safe.
+
+    A newer change replaces the waiting one, which gets an error.
     """
 
     def __init__(self) -> None:
@@ -67,28 +70,28 @@ class _InTurn:
 
     def ask(self, job: str, change: _Change) -> None:
         with self._lock:
-            before, replaced = self._under_way.get(job), self._next.get(job)
-            (self._under_way if before is None else self._next)[job] = change
-        if before is None:
+            current, replaced = self._under_way.get(job), self._next.get(job)
+            (self._under_way if current is None else self._next)[job] = change
+        if current is None:
             self._begin(job, change)
         elif replaced is not None:
-            replaced.answered(_late(job, before))
+            replaced.answered(_late(job, current))
 
     def run(self, job: str, name: str, make: Callable[[], Any]) -> Any:
-        """What `make` returns or raises."""
-        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        change = _Change(name, make, answer.put)
+        """Make a change in its turn and return its result. Raises its error, or FleetError after LIMIT_S."""
+        results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        change = _Change(name, make, results.put)
         self.ask(job, change)
         try:
-            told = answer.get(timeout=LIMIT_S)
+            result = results.get(timeout=LIMIT_S)
         except queue.Empty:
             raise _late(job, self._give_up(job, change)) from None
-        if isinstance(told, BaseException):
-            raise told
-        return told
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
     def _give_up(self, job: str, change: _Change) -> _Change:
-        """What it waited for; it is not begun any more, if it was not."""
+        """Withdraw `change` unless it has begun; return the change in progress that it waited for."""
         with self._lock:
             if self._next.get(job) is change:
                 del self._next[job]
@@ -97,56 +100,59 @@ class _InTurn:
     def _begin(self, job: str, change: _Change) -> None:
         RAY.ask(change.name, change.make, LIMIT_S, partial(self._returned, job, change))
 
-    def _returned(self, job: str, change: _Change, told: Any) -> None:
-        left = isinstance(told, ClusterLeft)
+    def _returned(self, job: str, change: _Change, result: Any) -> None:
+        was_left = isinstance(result, ClusterLeft)
         with self._lock:
-            following = self._next.pop(job, None)
-            if following is None or left:
+            next_change = self._next.pop(job, None)
+            if next_change is None or was_left:
                 del self._under_way[job]
             else:
-                self._under_way[job] = following
-        change.answered(told)
-        if following is not None and left:
-            following.answered(told)
-        elif following is not None:
-            self._begin(job, following)
+                self._under_way[job] = next_change
+        change.answered(result)
+        if next_change is not None and was_left:
+            next_change.answered(result)
+        elif next_change is not None:
+            self._begin(job, next_change)
 
 
 _IN_TURN = _InTurn()
-"""Ray is one for the whole process, and so is the order of what is asked of it."""
+"""One for the process, as there is one Ray connection."""
 
 
 def _late(job: str, change: _Change) -> FleetError:
-    remedy = "`polyfleet doctor` tells what the server waits for"
-    return FleetError(f"Ray has not answered yet to {change.name}, that of {job}", remedy)
+    remedy = "`polyfleet doctor` shows what the server waits for"
+    return FleetError(f"Ray has not answered yet the request to {change.name} of job {job}", remedy)
 
 
 def _raise(job: str, epoch: int) -> int:
-    """Also where the store has it: a change that failed may have written the folder alone, which ranks read."""
+    """Write even if the store has this epoch: a failed change may have written only the folder."""
     epoch = max(_read(job), epoch)
     _change(job, epoch)
     return epoch
 
 
 def _take(job: str, epoch: int, ours: bool) -> int:
-    stands = _read(job)
-    if stands > epoch or (stands == epoch and not ours):
-        return stands
+    current_epoch = _read(job)
+    if current_epoch > epoch or (current_epoch == epoch and not ours):
+        return current_epoch
     _change(job, epoch)
     return 0
 
 
 def _lower(job: str, epoch: int) -> int:
-    """Also where the store has it so, or has none: see _raise."""
-    stands = _read(job)
-    if stands > epoch + 1:
-        return stands
+    """Write also if the store has this epoch, or none: see _raise."""
+    current_epoch = _read(job)
+    if current_epoch > epoch + 1:
+        return current_epoch
     _change(job, epoch)
     return epoch
 
 
 def _change(job: str, epoch: int) -> None:
-    """What was read of a cluster that was left says nothing about the next one."""
+    """Write a fence.
+
+    Raises ClusterLeft if the cluster was left: what was read there is not valid for the next one.
+    """
     if RAY.left:
         raise ClusterLeft("change a fence")
     _write(job, epoch)
@@ -166,12 +172,12 @@ def _key(job: str) -> str:
 def _read(job: str) -> int:
     from ray.experimental.internal_kv import _internal_kv_get
 
-    found: bytes | None = _internal_kv_get(_key(job))
-    return int(found) if found else 0
+    value: bytes | None = _internal_kv_get(_key(job))
+    return int(value) if value else 0
 
 
 def _write(job: str, epoch: int) -> None:
-    """First where it is read second: what was told to be written can be read everywhere."""
+    """Write the folder first, which is read second: a fence reported as written is then in both."""
     from ray.experimental.internal_kv import _internal_kv_put
 
     fences.write(fences.local_folder(), job, epoch)

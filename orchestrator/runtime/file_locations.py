@@ -1,6 +1,4 @@
-"""Where the files of a job lie: in the folder of its newest attempt, on the node that it ran on, or on a node that sees
-the same storage.
-"""
+"""Locate a job's files: the folder of its newest attempt, on its node or one with the same storage."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,8 +13,10 @@ from orchestrator.runtime.step_batch import now
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """What `node` reads in the storage of `pool`. `storage` names that storage: nodes may share one. `node_rank` is of
-    the attempt's part that wrote there.
+    """A job's output folder, read through `node`.
+
+    `storage` identifies the storage of `pool` that has it; nodes may share one. `node_rank`: rank of the attempt's part
+    that wrote there.
     """
 
     epoch: int
@@ -31,8 +31,9 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One folder, or several of the newest attempt where its nodes share no storage. `away`: nodes that may have one
-    and cannot be asked.
+    """The folders of the newest attempt: several if its nodes do not share storage.
+
+    `away`: nodes that may have a folder but cannot be asked.
     """
 
     folders: tuple[Folder, ...] = ()
@@ -43,38 +44,42 @@ class FilePlaces:
     def __init__(self, agents: Agents):
         self._agents = agents
 
-    def find(self, job: str, ran: Sequence[Ran]) -> Found:
-        """`ran` are its attempts, the newest first. Folders older than the newest attempt that started count no more:
-        it began with what there was, and what appears there later is of a process that was replaced.
+    def find(self, job: str, attempts: Sequence[Ran]) -> Found:
+        """Find the job's newest folders. `attempts`: newest first.
+
+        Folders older than the newest started attempt are ignored: that attempt started with their files, and anything
+        that appears there later is from a process that was replaced.
         """
-        floor = max((one.epoch for one in ran if one.started), default=0)
+        floor = max((attempt.epoch for attempt in attempts if attempt.started), default=0)
         folders: dict[str, Folder] = {}
         away: list[str] = []
-        for one in (one for one in ran if one.epoch >= floor):
-            for rank, node in enumerate(one.nodes):
-                seen = self._seen(job, one.pool, node, rank, floor)
-                if seen is None:
+        for attempt in (attempt for attempt in attempts if attempt.epoch >= floor):
+            for rank, node in enumerate(attempt.nodes):
+                candidate = self._seen(job, attempt.pool, node, rank, floor)
+                if candidate is None:
                     away.append(node)
-                elif seen.epoch >= floor and seen.epoch:
-                    folders.setdefault(seen.storage, seen)
+                elif candidate.epoch >= floor and candidate.epoch:
+                    folders.setdefault(candidate.storage, candidate)
         newest = max((folder.epoch for folder in folders.values()), default=0)
-        counting = (folder for folder in folders.values() if folder.epoch == newest)
-        return Found(tuple(sorted(counting, key=lambda f: f.node_rank)), tuple(dict.fromkeys(away)))
+        newest_folders = (folder for folder in folders.values() if folder.epoch == newest)
+        return Found(tuple(sorted(newest_folders, key=lambda f: f.node_rank)), tuple(dict.fromkeys(away)))
 
     def _seen(self, job: str, pool: str, node: str, rank: int, floor: int) -> Folder | None:
-        """The newest folder of the job where that node's storage is seen; of epoch 0 where there is none. None where
-        nobody can tell.
+        """The job's newest folder in the storage of `node`, of epoch 0 if there is none.
+
+        None if no node can read that storage.
         """
         for reader in self._readers(node, pool):
-            told = self._agents.call(reader, "files_of", job, pool)
-            folder = Folder(int(told["epoch"]), reader, pool, str(told["storage"]), rank)
+            reply = self._agents.call(reader, "files_of", job, pool)
+            folder = Folder(int(reply["epoch"]), reader, pool, str(reply["storage"]), rank)
             if folder.epoch >= max(floor, 1) or reader == node or self._share(reader, node, pool):
                 return folder
         return None
 
     def _readers(self, node: str, pool: str) -> Iterator[str]:
-        """The node itself first, then others that may see its storage. One that has been silent is asked for nothing:
-        whoever takes over from it would wait for it.
+        """Nodes to ask: the node itself, or else others that may see its storage.
+
+        A silent node is not asked, because the next attempt would have to wait for it.
         """
         ready = {name: other for name, other in self._agents.ready() if other.silent_s(now().s) <= NODE_SILENT_S}
         if node in ready:
@@ -84,20 +89,22 @@ class FilePlaces:
         yield from (name for name, other in ready.items() if other.facts and pool in other.facts.neighbours)
 
     def _share(self, reader: str, node: str, pool: str) -> bool:
-        """Whether both certainly see one storage: they are of one machine."""
-        one, other = self._facts(reader), self._facts(node)
-        if one is None or other is None or one.host != other.host:
+        """Check that both nodes certainly use the same storage: they are on one machine."""
+        reader_facts, node_facts = self._facts(reader), self._facts(node)
+        if reader_facts is None or node_facts is None or reader_facts.host != node_facts.host:
             return False
-        return one.storage == other.storage if one.pool == pool else pool in one.neighbours
+        return (
+            reader_facts.storage == node_facts.storage if reader_facts.pool == pool else pool in reader_facts.neighbours
+        )
 
     def _facts(self, name: str) -> NodeFacts | None:
         node = self._agents.get(name)
         return node.facts if node else None
 
     def is_away(self, job: str, nodes: Sequence[str]) -> FleetError:
-        """What to tell whoever asks for files that nobody reaches."""
-        told = "; ".join(f"node {name}, {self._agents.away_reason(name)}" for name in nodes)
-        remedy = "bring that node back: `polyfleet up` starts lost ones; its files stay"
+        """Make the error for files that no reachable node has."""
+        reasons = "; ".join(f"node {name}, {self._agents.away_reason(name)}" for name in nodes)
+        remedy = "run `polyfleet up` to restart lost nodes; the files stay on the node"
         if not (self._agents.trouble or any(map(self._agents.get, nodes))):
-            remedy = "where it was given back, they are gone with it: give its pool a shared storage"
-        return FleetError(f"the files of {job} lie on {told}", remedy)
+            remedy = "if the node was given back, the files are lost; use a shared storage for its pool"
+        return FleetError(f"the files of {job} are on {reasons}", remedy)

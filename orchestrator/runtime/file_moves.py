@@ -1,4 +1,4 @@
-"""A job's files go where its next attempt runs: under the new attempt's name in the same storage, else copied there."""
+"""Move a job's files to where its next attempt runs: rename them in one storage, or copy them."""
 
 import hashlib
 import logging
@@ -21,7 +21,7 @@ from orchestrator.runtime.file_locations import FilePlaces, Folder, Found
 log = logging.getLogger(__name__)
 
 IN_FLIGHT = 4
-"""Pieces on their way at once; the server holds none."""
+"""Maximum number of pieces in flight; they go from node to node, not through the server."""
 TRIES = 3
 PIECE_S = 120.0
 COMMIT_S = 3600.0
@@ -33,55 +33,56 @@ class FileMoves:
         self._agents, self._pace = agents, pace or Pace()
         self._places = FilePlaces(agents)
 
-    def bring(self, asked: Launch, tell: Tell) -> str:
-        """What the attempts before have left is what this one begins with; returns what it begins without, or "".
-        Raises FleetError: it is tried again.
+    def bring(self, launch: Launch, set_activity: Tell) -> str:
+        """Give an attempt the files of earlier attempts; return a sentence on files that are missing, or "".
+
+        Raises FleetError; the launch is then retried.
         """
-        if not any(one.started for one in asked.ran):
+        if not any(attempt.started for attempt in launch.ran):
             return ""
-        tell("looks for its files")
-        found = self._places.find(asked.job, asked.ran)
-        away = f"what it left on {', '.join(found.away)} cannot be reached" if found.away else ""
+        set_activity("looks for its files")
+        located = self._places.find(launch.job, launch.ran)
+        away = f"its files on {', '.join(located.away)} cannot be reached" if located.away else ""
         try:
-            missed = "; ".join(filter(None, (away, *self._bring(asked, found, tell))))
-            if missed:
-                log.warning("%s starts without all of its files: %s", asked.job, missed)
-            return missed
+            missing = "; ".join(filter(None, (away, *self._bring(launch, located, set_activity))))
+            if missing:
+                log.warning("%s starts without some of its files: %s", launch.job, missing)
+            return missing
         except FleetError:
             raise
         except PolyfleetError as e:
-            raise FleetError(f"its files could not be brought: {e.message}", e.remedy) from e
+            raise FleetError(f"its files could not be copied: {e.message}", e.remedy) from e
 
-    def _bring(self, asked: Launch, found: Found, tell: Tell) -> list[str]:
-        """What could not be taken along, a sentence for each node."""
-        if not found.folders:
+    def _bring(self, launch: Launch, located: Found, set_activity: Tell) -> list[str]:
+        """Bring the files to each storage of the attempt; return sentences on files that were left behind."""
+        if not located.folders:
             return []
-        missed: list[str] = []
-        over = {one.epoch: one.over for one in asked.ran}
+        missing: list[str] = []
+        has_ended = {attempt.epoch: attempt.over for attempt in launch.ran}
         used = set()
-        for rank, node, storage, epoch in self._targets(asked):
-            source = _source(found, rank)
-            if source is None or epoch >= asked.epoch:
+        for rank, node, storage, epoch in self._targets(launch):
+            source = _source(located, rank)
+            if source is None or epoch >= launch.epoch:
                 continue
             used.add(source.storage)
-            if source.storage == storage and over.get(source.epoch):
-                self._agents.call(node, "rename_files", asked.job, source.epoch, asked.epoch)
+            if source.storage == storage and has_ended.get(source.epoch):
+                self._agents.call(node, "rename_files", launch.job, source.epoch, launch.epoch)
                 continue
-            missed.append(self._copy(asked, source, node, tell))
-        for source in found.folders:
+            missing.append(self._copy(launch, source, node, set_activity))
+        for source in located.folders:
             if source.storage in used and self._pool(source.node) == source.pool:
-                with suppress(PolyfleetError):  # an older attempt's folder counts no more in any case
-                    self._agents.call(source.node, "remove_files", asked.job, source.epoch)
-        return missed
+                with suppress(PolyfleetError):  # the folder of an older attempt is ignored in any case
+                    self._agents.call(source.node, "remove_files", launch.job, source.epoch)
+        return missing
 
-    def _targets(self, asked: Launch) -> Iterator[tuple[int, str, str, int]]:
-        """Each storage of the attempt once: node rank, node, its name, and the epoch of what is there already."""
-        seen = set()
-        for rank, node in enumerate(asked.nodes):
-            told = self._agents.call(node, "files_of", asked.job, "")
-            if told["storage"] not in seen:
-                seen.add(told["storage"])
-                yield rank, node, str(told["storage"]), int(told["epoch"])
+    def _targets(self, launch: Launch) -> Iterator[tuple[int, str, str, int]]:
+        """For each storage of the attempt: (node rank, node, storage, epoch of the newest folder in it)."""
+        storages = set()
+        for rank, node in enumerate(launch.nodes):
+            reply = self._agents.call(node, "files_of", launch.job, "")
+            if reply["storage"] not in storages:
+                storages.add(reply["storage"])
+                yield rank, node, str(reply["storage"]), int(reply["epoch"])
 
     def _facts(self, name: str) -> NodeFacts | None:
         node = self._agents.get(name)
@@ -91,37 +92,43 @@ class FileMoves:
         facts = self._facts(name)
         return facts.pool if facts else ""
 
-    def _copy(self, asked: Launch, source: Folder, node: str, tell: Tell) -> str:
-        """Which files did not follow. What arrived stays when this is cut, and the next try goes on from there."""
-        folder = source.path(asked.job)
+    def _copy(self, launch: Launch, source: Folder, node: str, set_activity: Tell) -> str:
+        """Copy the files to a node; return a sentence on files that could not be copied, or "".
+
+        If this is interrupted, files that have arrived stay, and the next try continues from there.
+        """
+        folder = source.path(launch.job)
         upload = hashlib.sha256(f"{folder} {source.storage}".encode()).hexdigest()[:24]
         entries = list(self._listed(source, folder))
         refused = [entry for entry in entries if entry["refused"]]
-        good = [entry for entry in entries if not entry["refused"]]
-        have = self._agents.call(node, "begin_upload", upload)
-        files = [entry for entry in good if entry["type"] == "file"]
+        accepted = [entry for entry in entries if not entry["refused"]]
+        arrived = self._agents.call(node, "begin_upload", upload)
+        files = [entry for entry in accepted if entry["type"] == "file"]
         wait = partial(self._pace.wait, self._facts(source.node), self._facts(node))
-        Copy(self._agents, source, folder, node, upload, tell, wait).send(files, have)
-        others = [entry for entry in good if entry["type"] != "file"]
+        Copy(self._agents, source, folder, node, upload, set_activity, wait).send(files, arrived)
+        others = [entry for entry in accepted if entry["type"] != "file"]
         self._agents.call(node, "write_others", upload, others, timeout_s=COMMIT_S)
-        self._agents.call(node, "keep_only", upload, [entry["path"] for entry in good], timeout_s=COMMIT_S)
-        self._agents.call(node, "files_arrived", upload, asked.job, asked.epoch, timeout_s=COMMIT_S)
+        self._agents.call(node, "keep_only", upload, [entry["path"] for entry in accepted], timeout_s=COMMIT_S)
+        self._agents.call(node, "files_arrived", upload, launch.job, launch.epoch, timeout_s=COMMIT_S)
         if not refused:
             return ""
         first = refused[0]
-        return f"{len(refused)} of its files did not follow it to {node}, such as {first['path']!r}: {first['refused']}"
+        return f"{len(refused)} of its files were not copied to {node}, such as {first['path']!r}: {first['refused']}"
 
     def _listed(self, source: Folder, folder: str) -> Iterator[Entry]:
         after = ""
         while True:
-            told = self._agents.call(source.node, "list_files", folder, "", after, source.pool)
-            yield from told["entries"]
-            if not (after := told["after"]):
+            page = self._agents.call(source.node, "list_files", folder, "", after, source.pool)
+            yield from page["entries"]
+            if not (after := page["after"]):
                 return
 
 
 class Copy:
-    """Files of one folder on their way into an upload. `told` says what it does, once so many bytes are there."""
+    """Copies files of one folder into an upload on another node.
+
+    `describe(bytes_copied)` makes an activity text.
+    """
 
     def __init__(
         self,
@@ -130,36 +137,36 @@ class Copy:
         folder: str,
         node: str,
         upload: str,
-        tell: Tell,
+        set_activity: Tell,
         wait: Callable[[int], None],
-        told: Callable[[int], str] | None = None,
+        describe: Callable[[int], str] | None = None,
     ):
-        self._told = told or self._of_a_job
+        self._told = describe or self._of_a_job
         self._agents, self._source, self._folder = agents, source, folder
-        self._node, self._upload, self._tell, self._wait = node, upload, tell, wait
+        self._node, self._upload, self._tell, self._wait = node, upload, set_activity, wait
         self._pending: deque[tuple[str, Any]] = deque()
         self._versions: dict[str, set[str]] = {}
         self._done_bytes = self._total_bytes = 0
 
-    def send(self, files: list[Entry], have: dict[str, int]) -> None:
+    def send(self, files: list[Entry], arrived: dict[str, int]) -> None:
         self._total_bytes = sum(entry["bytes"] for entry in files)
         for _ in range(TRIES):
             for entry in files:
-                self._send(entry, have.get(entry["path"], 0))
+                self._send(entry, arrived.get(entry["path"], 0))
             self._settle(0)
             changed = {path for path, versions in self._versions.items() if len(versions) > 1}
-            files, have = [entry for entry in files if entry["path"] in changed], {}
+            files, arrived = [entry for entry in files if entry["path"] in changed], {}
             self._versions.clear()
             if not files:
                 return
         raise FleetError(f"{files[0]['path']!r} changes while it is copied, although its attempt has ended")
 
-    def _send(self, entry: Entry, have_bytes: int) -> None:
-        """The last piece, which makes the file whole, goes after the others."""
+    def _send(self, entry: Entry, arrived_bytes: int) -> None:
+        """Copy one file. Its last piece, which completes it, is sent after all others have arrived."""
         offsets = range(0, max(entry["bytes"], 1), PIECE_BYTES)
-        same = self._same(entry["path"], have_bytes) if have_bytes else set()
+        arrived = self._same(entry["path"], arrived_bytes) if arrived_bytes else set()
         for index, offset in enumerate(offsets[:-1]):
-            if index not in same:
+            if index not in arrived:
                 self._wait(PIECE_BYTES)
                 self._piece(entry["path"], offset, False)
         if len(offsets) > 1:
@@ -172,33 +179,35 @@ class Copy:
     def _of_a_job(self, done_bytes: int) -> str:
         return f"copies its files from {self._source.pool} ({done_bytes >> 20} of {self._total_bytes >> 20} MiB)"
 
-    def _same(self, path: str, have_bytes: int) -> set[int]:
-        """Pieces that an earlier try has brought."""
-        same: set[int] = set()
-        for first in range(0, have_bytes // PIECE_BYTES, 32):
-            here = self._agents.call(self._source.node, "file_hashes", self._folder, path, first, self._source.pool)
-            there = self._agents.call(self._node, "file_hashes", f".uploads/{self._upload}", path, first, "")
-            pairs = enumerate(zip(here["sha256"], there["sha256"], strict=False), first)
-            same |= {index for index, (one, other) in pairs if one == other}
-        return same
+    def _same(self, path: str, arrived_bytes: int) -> set[int]:
+        """Indexes of pieces that an earlier try has copied."""
+        equal: set[int] = set()
+        for first in range(0, arrived_bytes // PIECE_BYTES, 32):
+            source_hashes = self._agents.call(
+                self._source.node, "file_hashes", self._folder, path, first, self._source.pool
+            )
+            target_hashes = self._agents.call(self._node, "file_hashes", f".uploads/{self._upload}", path, first, "")
+            pairs = enumerate(zip(source_hashes["sha256"], target_hashes["sha256"], strict=False), first)
+            equal |= {index for index, (one, other) in pairs if one == other}
+        return equal
 
     def _piece(self, path: str, offset: int, last: bool) -> None:
-        """From one node straight to the other."""
+        """Copy one piece directly between the nodes."""
         read = self._agents.actor(self._source.node).file_piece
         write = self._agents.actor(self._node).take_piece
         piece = read.remote(self._folder, path, offset, self._source.pool)
         self._pending.append((path, write.remote(self._upload, path, offset, piece, last)))
         self._settle(IN_FLIGHT - 1)
 
-    def _settle(self, most: int) -> None:
-        while len(self._pending) > most:
+    def _settle(self, maximum: int) -> None:
+        while len(self._pending) > maximum:
             path, ref = self._pending.popleft()
             version = actors.answer(ref, f"node {self._node}: take_piece", PIECE_S)
             self._versions.setdefault(path, set()).add(version)
 
 
-def _source(found: Found, rank: int) -> Folder | None:
-    """What the part of that node rank begins with: of several folders its own."""
-    if len(found.folders) == 1:
-        return found.folders[0]
-    return next((folder for folder in found.folders if folder.node_rank == rank), None)
+def _source(located: Found, rank: int) -> Folder | None:
+    """The folder that the part with this node rank starts with: the only one, or its own."""
+    if len(located.folders) == 1:
+        return located.folders[0]
+    return next((folder for folder in located.folders if folder.node_rank == rank), None)

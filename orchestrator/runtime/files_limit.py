@@ -1,4 +1,4 @@
-"""How much the files of ended jobs may take in one pool's storage: those that ended longest ago go first."""
+"""Limit the files of ended jobs in each pool's storage: remove those of the jobs that ended first."""
 
 import logging
 import os
@@ -18,53 +18,59 @@ MEASURE_S = 600.0
 
 
 def keep_files_bytes(environment: Mapping[str, str] = os.environ) -> int | None:
-    """Of one pool; None: as long as their jobs are kept. Raises UserError for what is not a size."""
-    wanted = environment.get(SETTING, "").strip() or FOREVER
-    if wanted.lower() == FOREVER:
+    """Maximum bytes per pool (None: files are kept as long as their jobs).
+
+    Raises UserError if it is not a size.
+    """
+    text = environment.get(SETTING, "").strip() or FOREVER
+    if text.lower() == FOREVER:
         return None
     try:
-        return size_bytes(wanted)
+        return size_bytes(text)
     except UserError as e:
         raise UserError(f"{SETTING}: {e.message}", f"write e.g. {SETTING}=500GB, or {SETTING}={FOREVER}") from None
 
 
-def chosen(sizes: Mapping[str, int], ended_s: Mapping[str, float], most_bytes: int) -> list[str]:
-    """Of jobs with files of these `sizes`, those that lose them: ended ones, until the rest is within the limit."""
-    total, doomed = sum(sizes.values()), []
+def chosen(sizes: Mapping[str, int], ended_s: Mapping[str, float], limit_bytes: int) -> list[str]:
+    """Select ended jobs whose files are removed, so that the rest of `sizes` is within the limit."""
+    total, selected = sum(sizes.values()), []
     for job in sorted(ended_s, key=lambda job: ended_s[job]):
-        if total <= most_bytes:
+        if total <= limit_bytes:
             break
         total -= sizes[job]
-        doomed.append(job)
-    return doomed
+        selected.append(job)
+    return selected
 
 
 class FilesLimit:
-    """`remove` is called now and then by the thread that keeps house, and calls `then`."""
+    """Removes files beyond the limit.
 
-    def __init__(self, agents: Agents, jobs: Jobs, most_bytes: int | None, then: Callable[[], None] = lambda: None):
-        self._agents, self._jobs, self._most_bytes, self._then = agents, jobs, most_bytes, then
+    The housekeeping thread calls `remove` regularly, which also calls `then`.
+    """
+
+    def __init__(self, agents: Agents, jobs: Jobs, limit_bytes: int | None, then: Callable[[], None] = lambda: None):
+        self._agents, self._jobs, self._most_bytes, self._then = agents, jobs, limit_bytes, then
 
     def remove(self) -> None:
         if self._most_bytes is not None:
             self._of_all(self._most_bytes)
         self._then()
 
-    def _of_all(self, most_bytes: int) -> None:
+    def _of_all(self, limit_bytes: int) -> None:
         nodes = {node.facts.pool: name for name, node in self._agents.ready() if node.facts}
         for pool, node in sorted(nodes.items()):
             try:
-                self._of_pool(pool, node, most_bytes)
+                self._of_pool(pool, node, limit_bytes)
             except PolyfleetError as e:
-                log.info("the files of jobs in pool %s are looked at later: %s", pool, e)
+                log.info("the files of jobs in pool %s could not be checked; they are checked again later: %s", pool, e)
 
-    def _of_pool(self, pool: str, node: str, most_bytes: int) -> None:
+    def _of_pool(self, pool: str, node: str, limit_bytes: int) -> None:
         sizes: dict[str, int] = self._agents.call(node, "files_sizes", timeout_s=MEASURE_S)
         ended_s, epochs = {}, {}
-        for job in sizes if sum(sizes.values()) > most_bytes else ():
+        for job in sizes if sum(sizes.values()) > limit_bytes else ():
             record = self._jobs.get(job)
             if record and record.job.state in TERMINAL and record.live is None and record.ended_s is not None:
                 ended_s[job], epochs[job] = record.ended_s, record.job.epoch
-        for job in chosen(sizes, ended_s, most_bytes):
+        for job in chosen(sizes, ended_s, limit_bytes):
             self._agents.call(node, "remove_files", job, epochs[job])
-            log.info("the files of %s in pool %s were removed: %s is %d bytes", job, pool, SETTING, most_bytes)
+            log.info("the files of %s in pool %s were removed: %s is %d bytes", job, pool, SETTING, limit_bytes)

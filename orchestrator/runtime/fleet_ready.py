@@ -1,4 +1,4 @@
-"""What the nodes of the fleet that is up have shown: waited for where the server, or the fleet, has just begun."""
+"""Wait until all nodes of a fleet have reported, after the server or the fleet has started."""
 
 import time
 
@@ -12,61 +12,72 @@ from orchestrator.runtime.last_inventory import KnownDevices
 from orchestrator.runtime.ray_calls import RAY
 
 BRING_UP = "run `polyfleet up` first"
-UP_SHOWS = "`polyfleet status` shows how far it is, and `polyfleet up` brings it back"
+UP_SHOWS = "`polyfleet status` shows its progress, and `polyfleet up` restarts lost parts"
 FIRST_NODES_WAIT_S = 20.0
 SUBMIT_WAIT_S = 4.0
-"""For the nodes of a fleet that has just come up; then a job is accepted and waits for them."""
+"""Seconds that a submission waits for the nodes of a fleet that is starting; the job is then accepted unchecked."""
 NOT_YET = "no node has reported yet"
 
 
 class FleetSeen:
-    """Safe to use from many threads. `known` keeps the devices that were seen last."""
+    """The fleet's devices, once its nodes have reported. Thread-safe. `inventory`: the last known one."""
 
-    def __init__(self, runtime: Runtime, agents: Agents, known: KnownDevices):
-        self._runtime, self._agents, self._known = runtime, agents, known
+    def __init__(self, runtime: Runtime, agents: Agents, inventory: KnownDevices):
+        self._runtime, self._agents, self._known = runtime, agents, inventory
         self._settled = ""
-        runtime.seen, runtime.heard = self._look, known.hear
+        runtime.seen, runtime.heard = self._look, inventory.hear
 
     def devices(self) -> tuple[tuple[Devices, ...] | None, str]:
-        """What a submission is checked against, None where no fleet was ever seen; and why a job will wait, or ""."""
+        """Return (devices to check a submission against, why its job will wait or "").
+
+        The devices are None if the fleet has not reported yet and none is known from before.
+        """
         self.settle(SUBMIT_WAIT_S)
-        trouble, known, fleet = self._runtime.trouble, self._known.newest, self._runtime.fleet
-        if known is None or (fleet is not None and not self._complete(fleet)):
-            return None, f"{trouble or NOT_YET}; the job waits, and what it asks for is checked once a fleet is up"
-        waits = f"{trouble}; the job waits, checked against the fleet of {known.seen_at}" if trouble else ""
-        return known.devices, waits
+        trouble, inventory, fleet = self._runtime.trouble, self._known.newest, self._runtime.fleet
+        if inventory is None or (fleet is not None and not self._complete(fleet)):
+            return None, f"{trouble or NOT_YET}; the job waits, and its resources are checked once a fleet is up"
+        note = f"{trouble}; the job waits, checked against the fleet of {inventory.seen_at}" if trouble else ""
+        return inventory.devices, note
 
     def snapshot(self) -> Snapshot:
-        """The snapshot, once the fleet that is up has shown its nodes. Raises FleetError when there is none."""
+        """The planner's snapshot, once the fleet's nodes have reported.
+
+        Raises FleetError if no fleet is served.
+        """
         self.check_served()
         if not (self._agents.items() or self._grows):
             raise FleetError("no node has reported yet", "`polyfleet status` shows what is missing")
         return self._runtime.snapshot()
 
     def check_served(self, elsewhere: str = "") -> None:
-        """Raises FleetError where no fleet is served: to answer with nothing would say that there is nothing.
+        """Raise FleetError if no fleet is served: an empty result would look as if there was nothing.
 
-        `elsewhere` is what there may be nevertheless, behind "no fleet is up, and ".
+        `elsewhere`: clause that is added to the message after ", and ".
         """
         self.settle()
         fleet = fleet_record.read()
         is_up = fleet is not None and fleet.state == "up"
         if trouble := self._runtime.trouble or ("" if is_up else NO_FLEET):
-            told = f"{trouble}, and {elsewhere}" if elsewhere else trouble
-            raise FleetError(told, UP_SHOWS if is_up else BRING_UP)
+            message = f"{trouble}, and {elsewhere}" if elsewhere else trouble
+            raise FleetError(message, UP_SHOWS if is_up else BRING_UP)
 
     def pools(self) -> dict[str, list[str]]:
-        """Nodes by pool, of the fleet that is up, or else as they were seen last."""
+        """Nodes by pool, of the fleet that is up or else of the last known inventory."""
         if self._runtime.trouble:
-            known = self._known.newest
-            pairs = {(d.pool, d.node) for d in known.devices} if known else set()
+            inventory = self._known.newest
+            pairs = {(d.pool, d.node) for d in inventory.devices} if inventory else set()
         else:
             pairs = {(node.facts.pool, name) for name, node in self._agents.items() if node.facts}
-        return {pool: sorted(node for of, node in pairs if of == pool) for pool in sorted({of for of, _ in pairs})}
+        return {
+            pool: sorted(node for pool_of, node in pairs if pool_of == pool)
+            for pool in sorted({pool_of for pool_of, _ in pairs})
+        }
 
     def settle(self, wait_s: float = FIRST_NODES_WAIT_S) -> None:
-        """Until every node of the fleet that is up is known: a server that has just started knows none, and would
-        answer that there are no nodes, no checkpoints and no logs.
+        """Wait until every node of the fleet has reported.
+
+        A server that has just started knows no nodes, and would otherwise answer that there are no nodes, no
+        checkpoints and no logs.
         """
         joined = self._runtime.fleet
         if joined is not None and joined.address == self._settled and not self._runtime.trouble:
@@ -77,7 +88,7 @@ class FleetSeen:
             if fleet is None or fleet.state != "up" or fleet.headless:
                 return
             if RAY.blocked() or self._agents.overtaken:
-                return  # what has not shown itself by now does not within a moment
+                return  # nodes that have not reported by now will not soon
             if self._complete(fleet):
                 self._known.look(self._runtime.snapshot().possible)
                 self._settled = fleet.address
@@ -86,18 +97,18 @@ class FleetSeen:
 
     @property
     def _grows(self) -> bool:
-        """It may have no node, until a job needs one."""
+        """Whether the fleet is autoscaled: it may have no node until a job needs one."""
         return bool(self._runtime.control.scaling.groups)
 
     def _complete(self, fleet: FleetRecord) -> bool:
-        """Every node of the fleet has told what it has, or is lost."""
+        """Whether every node of the fleet has reported its facts or is lost."""
         if self._settled == fleet.address:
             return True
-        known = {name for name, agent in self._agents.items() if agent.facts or agent.lost}
-        return bool(known or self._grows) and known >= {p.node for p in fleet.living() if p.role == "worker"}
+        reported = {name for name, agent in self._agents.items() if agent.facts or agent.lost}
+        return bool(reported or self._grows) and reported >= {p.node for p in fleet.living() if p.role == "worker"}
 
     def _look(self, devices: tuple[Devices, ...]) -> None:
-        """Half of a fleet is not its inventory."""
+        """Store the devices as inventory once the fleet is complete."""
         fleet = self._runtime.fleet
         if fleet is not None and self._complete(fleet):
             self._known.look(devices)

@@ -1,4 +1,4 @@
-"""What is wrong with the server and its fleet, from what was seen of them. Pure: data in, findings out."""
+"""Derive findings about the server and its fleet from a health snapshot. Pure: data in, findings out."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from orchestrator.runtime.ray_link import HEAD_GONE, HEAD_STARTS
 TURN_LATE_S = 5.0
 STARTING_S = 60.0
 TROUBLE_S = 3.0
-"""To join a cluster takes a second; longer is worth telling."""
+"""Seconds after which trouble is reported: joining a cluster takes one second."""
 
 LITTLE_ROOM_BYTES = 256 << 20
 NAMED = 5
-AGAIN = "it is tried again by itself; the server's log and those it names tell more"
-UNMADE_REMEDY = f"{code_delivery.REMEDY}; it is tried again every few minutes"
+AGAIN = "nothing to do: the server retries; see its log and the logs named there"
+UNMADE_REMEDY = f"{code_delivery.REMEDY}; the server retries every few minutes"
 GIB = 1 << 30
 MIB = 1 << 20
 NoteOf = tuple[str, Finding]
@@ -27,9 +27,11 @@ NoteOf = tuple[str, Finding]
 
 @dataclass(frozen=True, slots=True)
 class ControllerSeen:
-    """`trouble` is why no fleet is served, for `trouble_s`; `holding` why nothing is placed; `failing` the last turn's
-    error. `overtaken`: another server controls the fleet, and `trouble` says what to do. `gap`: 0 to 1, what
-    any other than the last full decision could gain at most, by the measure of `policy`; 0 where order decides.
+    """State of the controller.
+
+    `trouble`: why no fleet is served, for `trouble_s`. `holding`: why no job is placed. `failing`: error of the last
+    cycle. `overtaken`: another server controls the fleet, and `trouble` says what to do. `gap`: 0 to 1, upper bound of
+    what another decision than the last full one could gain, by the measure of `policy`; 0 if the policy is an order.
     """
 
     turn_age_s: float
@@ -47,7 +49,10 @@ class ControllerSeen:
 
 @dataclass(frozen=True, slots=True)
 class NodeSeen:
-    """`unknown`: attempts that run there and are not in the database. `unmade`: why it has no agent."""
+    """State of a node.
+
+    `unknown`: attempts there that are not in the database. `unmade`: why it has no agent.
+    """
 
     node: str
     lost: str
@@ -59,7 +64,10 @@ class NodeSeen:
 
 @dataclass(frozen=True, slots=True)
 class StoreSeen:
-    """`damaged` are the rows by name, `damaged_rows` how many there are."""
+    """State of the job store.
+
+    `damaged`: names of damaged rows, at most NAMED_ROWS; `damaged_rows`: number of all.
+    """
 
     where: str
     error: str = ""
@@ -73,8 +81,10 @@ class StoreSeen:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """`repairs`: (when, subject, sentence). `not_repaired`: why lost nodes are not started now. `replaced`: this
-    database is not the one the fleet began with. `repairing`: the server starts lost nodes again.
+    """Health snapshot of the server and its fleet.
+
+    `repairs`: (when, subject, sentence). `not_repaired`: why lost nodes are not restarted now. `replaced`: this
+    database is not the one that the fleet was started with. `repairing`: the server restarts lost nodes.
     """
 
     controller: ControllerSeen
@@ -89,21 +99,28 @@ class Seen:
     repairing: bool = True
 
 
-def findings(seen: Seen) -> list[NoteOf]:
+def findings(snapshot: Seen) -> list[NoteOf]:
     """(node or "", finding), errors first."""
     order = {"error": 0, "warning": 1, "info": 2}
-    found = [*_controller(seen), *_head(seen), *_nodes(seen), *_strangers(seen), *_leaks(seen), *_store(seen.store)]
-    repaired = [(node, Finding("info", "repair", f"{said} at {when}")) for when, node, said in seen.repairs]
+    problems = [
+        *_controller(snapshot),
+        *_head(snapshot),
+        *_nodes(snapshot),
+        *_strangers(snapshot),
+        *_leaks(snapshot),
+        *_store(snapshot.store),
+    ]
+    repaired = [(node, Finding("info", "repair", f"{message} at {when}")) for when, node, message in snapshot.repairs]
     waiting = [
         (
             "",
             Finding(
-                "warning", "repair", said, "it is tried again by itself; the logs it names and the server's tell more"
+                "warning", "repair", message, "nothing to do: the server retries; see its log and the logs named here"
             ),
         )
-        for said in seen.not_repaired
+        for message in snapshot.not_repaired
     ]
-    return sorted([*found, *waiting, *repaired], key=lambda pair: order[pair[1].level])
+    return sorted([*problems, *waiting, *repaired], key=lambda pair: order[pair[1].level])
 
 
 def age(seconds: float) -> str:
@@ -113,103 +130,113 @@ def age(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
 
 
-def _controller(seen: Seen) -> Iterator[NoteOf]:
-    own = seen.controller
-    if own.policy_fault:
-        said = f"{own.policy_fault}; jobs are served in the order of submission meanwhile"
-        yield "", Finding("error", "policy", said, "fix or replace it, or name another `policy` in the fleet file")
-    if own.turn_age_s > TURN_LATE_S:
-        said = f"the controller has not finished a cycle for {age(own.turn_age_s)}: {own.doing}"
-        remedy = "see the server's log; `polyfleet server stop` stops it: jobs keep running, the next server continues"
-        yield "", Finding("error", "controller", said, remedy)
-    if own.failing and own.failures > 1:
-        said = f"the last {own.failures} turns failed: {own.failing}"
-        yield "", Finding("error", "controller", said, "its traceback is in the server's log")
-
-
-def _head(seen: Seen) -> Iterator[NoteOf]:
-    own = seen.controller
-    if own.trouble and own.trouble != NO_FLEET and own.trouble_s > TROUBLE_S:
-        remedy = "`polyfleet up`" if not seen.repairing else "wait, or run `polyfleet up`"
-        yield "", Finding("error", "fleet", own.trouble, "" if own.overtaken else remedy)
-    if own.holding:
-        said = f"{own.holding}: running jobs go on, nothing new is started"
-        yield "", Finding("error", "head", said, _remedy(own.holding, seen.repairing))
-    if seen.blocked:
-        first = seen.blocked[:NAMED]
-        calls = ", ".join(f"{call.name} for {age(call.waiting_s)}" for call in first)
-        more = f" and {len(seen.blocked) - len(first)} more" if len(seen.blocked) > len(first) else ""
-        said = f"calls into Ray without an answer: {calls}{more}"
-        said += "; no thread is left for others" if seen.exhausted else ""
+def _controller(snapshot: Seen) -> Iterator[NoteOf]:
+    controller = snapshot.controller
+    if controller.policy_fault:
+        message = f"{controller.policy_fault}; until it is fixed, jobs are served in the order of submission"
         yield (
             "",
-            Finding("error" if seen.exhausted else "warning", "ray", said, "they end when Ray's head answers again"),
+            Finding("error", "policy", message, "fix or replace the policy, or set another `policy` in the fleet file"),
+        )
+    if controller.turn_age_s > TURN_LATE_S:
+        message = f"the controller has not finished a cycle for {age(controller.turn_age_s)}: {controller.doing}"
+        remedy = "see the server's log; run `polyfleet server stop` to replace the server: jobs keep running"
+        yield "", Finding("error", "controller", message, remedy)
+    if controller.failing and controller.failures > 1:
+        message = f"the last {controller.failures} cycles failed: {controller.failing}"
+        yield "", Finding("error", "controller", message, "its traceback is in the server's log")
+
+
+def _head(snapshot: Seen) -> Iterator[NoteOf]:
+    controller = snapshot.controller
+    if controller.trouble and controller.trouble != NO_FLEET and controller.trouble_s > TROUBLE_S:
+        remedy = "run `polyfleet up`" if not snapshot.repairing else "wait, or run `polyfleet up`"
+        yield "", Finding("error", "fleet", controller.trouble, "" if controller.overtaken else remedy)
+    if controller.holding:
+        message = f"{controller.holding}: running jobs continue, no job is started"
+        yield "", Finding("error", "head", message, _remedy(controller.holding, snapshot.repairing))
+    if snapshot.blocked:
+        named = snapshot.blocked[:NAMED]
+        calls = ", ".join(f"{call.name} for {age(call.waiting_s)}" for call in named)
+        more = f" and {len(snapshot.blocked) - len(named)} more" if len(snapshot.blocked) > len(named) else ""
+        message = f"Ray has not answered: {calls}{more}"
+        message += "; no thread is left for other calls" if snapshot.exhausted else ""
+        yield (
+            "",
+            Finding(
+                "error" if snapshot.exhausted else "warning",
+                "ray",
+                message,
+                "wait: the calls end when Ray's head answers",
+            ),
         )
 
 
 def _remedy(holding: str, repairing: bool) -> str:
     if holding == HEAD_STARTS:
-        return "wait for it"
+        return "wait until it has started"
     if holding != HEAD_GONE:
-        return "see whether its gcs_server runs; if it has ended, the server or `polyfleet up` starts it again"
-    return "the server starts it again" if repairing else "`polyfleet up` starts it again"
+        return "check that the head's gcs_server is running; if it has ended, run `polyfleet up`"
+    return "nothing to do: the server restarts it" if repairing else "run `polyfleet up` to restart it"
 
 
-def _nodes(seen: Seen) -> Iterator[NoteOf]:
-    for node in seen.nodes:
+def _nodes(snapshot: Seen) -> Iterator[NoteOf]:
+    for node in snapshot.nodes:
         if node.unmade:
             yield node.node, Finding("error", "agent", node.unmade, UNMADE_REMEDY)
         elif node.lost:
-            remedy = "the server starts it again" if seen.repairing else "`polyfleet up` restarts lost nodes"
+            remedy = (
+                "nothing to do: the server restarts it" if snapshot.repairing else "run `polyfleet up` to restart it"
+            )
             yield node.node, Finding("error", "node", f"lost: {node.lost}", remedy)
         elif node.silent_s > (NODE_SILENT_S if node.ready else STARTING_S):
-            said = f"its agent has not answered for {age(node.silent_s)}"
-            yield node.node, Finding("warning", "agent", said, "it is started again if it stays silent")
+            message = f"its agent has not answered for {age(node.silent_s)}"
+            yield node.node, Finding("warning", "agent", message, "nothing to do: it is restarted if it stays silent")
 
 
-def _strangers(seen: Seen) -> Iterator[NoteOf]:
-    there = [(node.node, key) for node in seen.nodes for key in node.unknown]
-    if not there:
+def _strangers(snapshot: Seen) -> Iterator[NoteOf]:
+    unknown = [(node.node, key) for node in snapshot.nodes for key in node.unknown]
+    if not unknown:
         return
     cause = (
         "the database of this home was replaced or emptied"
-        if seen.replaced
+        if snapshot.replaced
         else "this database is an older copy, or another home uses this cluster"
     )
-    names = ", ".join(f"{key} on {node}" for node, key in there[:NAMED])
-    more = f" and {len(there) - NAMED} more" if len(there) > NAMED else ""
-    many = (
-        f"{len(there)} attempts of jobs it does not know run"
-        if there[1:]
-        else "1 attempt of a job it does not know runs"
+    names = ", ".join(f"{key} on {node}" for node, key in unknown[:NAMED])
+    more = f" and {len(unknown) - NAMED} more" if len(unknown) > NAMED else ""
+    count_text = (
+        f"{len(unknown)} attempts of jobs that it does not contain are running"
+        if unknown[1:]
+        else "1 attempt of a job that it does not contain is running"
     )
-    said = f"{cause}: {many} ({names}{more}); nothing new is started on those nodes"
-    remedy = "`polyfleet server stop` and restore the database, or `polyfleet down` ends them"
-    yield "", Finding("error", "store", said, remedy)
+    message = f"{cause}: {count_text} ({names}{more}); no job is started on those nodes"
+    remedy = "run `polyfleet server stop` and restore the database, or run `polyfleet down` to end these attempts"
+    yield "", Finding("error", "store", message, remedy)
 
 
-def _leaks(seen: Seen) -> Iterator[NoteOf]:
-    for leak in seen.leaks:
-        remedy = "`polyfleet down` and `up` free what nothing else does"
+def _leaks(snapshot: Seen) -> Iterator[NoteOf]:
+    for leak in snapshot.leaks:
+        remedy = "if it stays, run `polyfleet down`, then `polyfleet up`"
         if leak.node:
-            remedy = "it is started again once nothing runs there" if seen.repairing else "start that Ray node again"
+            remedy = "nothing to do: it is restarted once it is idle" if snapshot.repairing else "restart that Ray node"
         yield leak.node, Finding("warning", "allocation", f"{leak.holder}: {leak.reason}", remedy)
 
 
 def _store(store: StoreSeen) -> Iterator[NoteOf]:
     if store.error:
         when = f"its last write failed {age(store.failed_s)} ago" if store.failed_s else "it cannot be written"
-        said = f"{when}: {store.error}"
-        yield "", Finding("error", "store", said, "nothing is accepted or placed until a write succeeds")
+        message = f"{when}: {store.error}"
+        yield "", Finding("error", "store", message, "no job is accepted or placed until a write succeeds")
     if store.free_bytes is not None and store.free_bytes < LITTLE_ROOM_BYTES:
         size = f", which takes {(store.size_bytes or 0) / MIB:.0f} MiB"
-        said = f"{store.free_bytes / MIB:.0f} MiB are free on the disk of {store.where}{size}"
-        yield "", Finding("warning", "store", said, "free space there: jobs cannot be accepted on a full disk")
+        message = f"{store.free_bytes / MIB:.0f} MiB are free on the disk of {store.where}{size}"
+        yield "", Finding("warning", "store", message, "free space there: no job is accepted while the disk is full")
     for row in store.damaged[:NAMED]:
-        remedy = "a job concerned was cancelled: submit it again, or restore the database from a backup"
+        remedy = "an affected job was cancelled: submit it again, or restore the database from a backup"
         yield "", Finding("error", "store", f"{store.where}: {row}", remedy)
     if (more := store.damaged_rows - NAMED) > 0:
         yield "", Finding("error", "store", f"{store.where}: {more} more damaged rows", "the server's log names them")
     if store.reports_lost:
-        said = f"{store.reports_lost} reports of metrics were dropped since the server's start"
-        yield "", Finding("info", "store", said, "the disk was full, or jobs report faster than it writes")
+        message = f"{store.reports_lost} reports of metrics were dropped since the server's start"
+        yield "", Finding("info", "store", message, "the disk was full, or jobs report faster than it can write")

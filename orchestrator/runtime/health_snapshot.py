@@ -1,6 +1,7 @@
-"""The server and its fleet as they are now, gathered for `doctor` and `status` in the thread of whoever asks.
+"""Collect the current state of the server and its fleet for `doctor` and `status`.
 
-It takes no lock that the controller's thread holds while it waits, and asks neither Ray nor an agent.
+Runs in the request's thread. It takes no lock that the controller's thread holds while waiting, and calls neither Ray
+nor an agent, so it answers even if these hang.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,10 @@ NAMED_ROWS = 20
 
 
 class Watched:
-    """`repairs` are the threads that start again what was lost; none where that is switched off."""
+    """Makes health snapshots.
+
+    `repairs`: the threads that restart lost parts of the fleet; empty if switched off.
+    """
 
     def __init__(
         self, store: EventStore, agents: Agents, runtime: Runtime, repairs: Sequence[RepairThread | RejoinThread]
@@ -52,18 +56,18 @@ class Watched:
             ),
             tuple(leaks(runtime.control, at)),
             tuple(runtime.pulse.repairs(REPAIRS_TOLD_S)),
-            tuple(dict.fromkeys(why for repair in self._repairs for why in repair.waiting.values())),
+            tuple(dict.fromkeys(reason for repair in self._repairs for reason in repair.waiting.values())),
             runtime.replaced,
             runtime.repairs,
         )
 
     def _controller(self) -> ControllerSeen:
-        runtime, pulse = self._runtime, self._runtime.pulse
+        runtime, liveness = self._runtime, self._runtime.pulse
         return ControllerSeen(
-            pulse.age_s,
-            pulse.doing,
-            pulse.failing,
-            pulse.failures,
+            liveness.age_s,
+            liveness.doing,
+            liveness.failing,
+            liveness.failures,
             runtime.trouble,
             runtime.trouble_s,
             runtime.holding,
@@ -92,11 +96,11 @@ class Watched:
         return [*health.findings(self.seen()), *unreadable_output.findings(self._agents.poison())]
 
     def view(self) -> dict[str, Any]:
-        """For `status`: what is seen, and the findings about it."""
+        """The snapshot and its findings as JSON data, for `status`."""
         view: dict[str, Any] = to_plain(self.seen())
         return view | {"findings": [{"node": node, **to_plain(finding)} for node, finding in self.findings()]}
 
 
 def _down(node: Node) -> str:
-    """Why it cannot be used at all, or ""."""
+    """Why the node cannot be used at all, or ""."""
     return node.lost or node.refused or node.broken

@@ -1,4 +1,4 @@
-"""What jobs took that ended, for the planner: device-seconds by workload, task and kind, from the store."""
+"""History of finished jobs for the planner: device-seconds by workload, task and kind, from the store."""
 
 import threading
 from collections import Counter, OrderedDict, deque
@@ -11,7 +11,7 @@ from orchestrator.core.throughput import History, of_folder
 from orchestrator.runtime.jobs import Jobs
 
 LAST = 20
-"""The median is of so many."""
+"""Number of newest jobs of which the median is taken."""
 AT_START = 500
 WORKLOADS = 10_000
 
@@ -19,7 +19,7 @@ Key = tuple[str, str]
 
 
 class Histories:
-    """Of those in the store at a start, and of each that finishes. Safe to use from many threads."""
+    """Cost of finished jobs: those in the store at the start, and each that finishes later. Thread-safe."""
 
     def __init__(self, jobs: Jobs):
         self._jobs = jobs
@@ -39,32 +39,34 @@ class Histories:
             return self._known
 
     def _finished(self) -> list[Record]:
-        """Since the last look, or of late; the oldest first."""
-        new, begun = self._jobs.finished(), self._begun
-        if not begun:
+        """Jobs that finished since the last call; at the first call, the newest in the store. Oldest first."""
+        new, has_started = self._jobs.finished(), self._begun
+        if not has_started:
             new = self._jobs.page(TERMINAL, limit=AT_START).records
         self._begun = True
         return new
 
     def _add(self, record: Record) -> None:
-        if took := ran_on(record.attempts):
+        if device_s_by_kind := ran_on(record.attempts):
             for name in {record.job.workload, of_folder(record.job.content_sha)} - {""}:
                 key = name, record.job.task
-                self._count(key, took)
-                if record.job.state is State.SUCCEEDED and len(took) == 1:  # of several kinds it says nothing of either
-                    self._succeeded(key, *took.items())
+                self._count(key, device_s_by_kind)
+                if (
+                    record.job.state is State.SUCCEEDED and len(device_s_by_kind) == 1
+                ):  # with several kinds, the cost of each alone is not known
+                    self._succeeded(key, *device_s_by_kind.items())
 
-    def _count(self, key: Key, took: dict[str, float]) -> None:
-        self._tried.setdefault(key, Counter()).update(took)
+    def _count(self, key: Key, device_s_by_kind: dict[str, float]) -> None:
+        self._tried.setdefault(key, Counter()).update(device_s_by_kind)
         self._tried.move_to_end(key)
         if len(self._tried) > WORKLOADS:
             self._tried.popitem(last=False)
 
     def _succeeded(self, key: Key, on: tuple[str, float]) -> None:
         kind, device_s = on
-        of = self._took.setdefault(key, {})
-        of.setdefault(kind, deque(maxlen=LAST)).append(device_s)
+        by_kind = self._took.setdefault(key, {})
+        by_kind.setdefault(kind, deque(maxlen=LAST)).append(device_s)
         self._took.move_to_end(key)
-        self._rows[key] = {at: median(took) for at, took in of.items()}
+        self._rows[key] = {kind_name: median(device_times) for kind_name, device_times in by_kind.items()}
         if len(self._took) > WORKLOADS:
             del self._rows[self._took.popitem(last=False)[0]]

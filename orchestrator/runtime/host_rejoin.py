@@ -1,4 +1,4 @@
-"""The thread that joins hosts again whose nodes are away."""
+"""Thread that reconnects hosts whose nodes are away."""
 
 import logging
 import threading
@@ -11,8 +11,10 @@ LOOK_EVERY_S = 5.0
 
 
 class RejoinThread(threading.Thread):
-    """`ready` gives the names of nodes that answer; `repaired` gets a node and a sentence. `waiting` says by node why
-    a host could not be joined again.
+    """The reconnecting thread.
+
+    `ready` returns the names of nodes that answer; `repaired` gets a node and a sentence. `waiting`: by node, why its
+    host could not be reconnected.
     """
 
     def __init__(self, ready: Callable[[], Collection[str]], repaired: Callable[[str, str], None]):
@@ -25,12 +27,12 @@ class RejoinThread(threading.Thread):
     def run(self) -> None:
         while not self._closing.wait(LOOK_EVERY_S):
             try:
-                done = self._rejoins.look(self._ready())
+                result = self._rejoins.look(self._ready())
             except Exception:
-                log.exception("looking for hosts that are away failed; it is tried again")
+                log.exception("checking for hosts that are away failed; it will be retried")
                 continue
-            self.waiting = done.waiting
-            for node in done.started:
+            self.waiting = result.waiting
+            for node in result.started:
                 self._repaired(node, f"the host of {node} had been away and was joined again")
 
     def close(self) -> None:

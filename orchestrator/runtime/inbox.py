@@ -1,4 +1,7 @@
-"""What other threads tell the controller. What has come is kept until all that follows from it is stored."""
+"""Queue of messages for the controller's thread.
+
+Messages stay until all events that follow from them are stored.
+"""
 
 import queue
 import threading
@@ -12,8 +15,11 @@ from orchestrator.runtime.pending_request import ANSWER_S, Ask
 
 
 class Inbox:
-    """`put` may be called by any thread, all else but `ask` by the controller's alone. `kept` are messages, Asks, and
-    what the link to Ray's cluster tells, as tuples.
+    """The controller's inbox.
+
+    Any thread may call `put` and `ask`; only the controller's thread calls the rest.
+
+    `kept`: received items: messages, Asks, and tuples from the link to Ray's cluster.
     """
 
     def __init__(self) -> None:
@@ -21,17 +27,23 @@ class Inbox:
         self.kept: list[Any] = []
 
     def put(self, item: Any) -> None:
-        """None only wakes the controller."""
+        """Add an item; None only wakes the controller."""
         self._queue.put(item)
 
     def ask(self, message: m.Message, doing: Callable[[], str], timeout_s: float = ANSWER_S) -> None:
-        """Have it done; durable when this returns. Raises NotFound or FleetError as the controller refuses it, Busy."""
-        asked = Ask(message)
-        self._queue.put(asked)
-        asked.wait(timeout_s, doing)
+        """Post a message and wait until its effect is durable.
+
+        Raises NotFound or FleetError if refused, and Busy.
+        """
+        pending = Ask(message)
+        self._queue.put(pending)
+        pending.wait(timeout_s, doing)
 
     def drain(self, wait_s: float, due_s: float, closing: threading.Event) -> None:
-        """Keep what has come, in order, once there is something and it is `due_s`; submissions become one message."""
+        """Wait up to `wait_s` for an item, then until `due_s` (monotonic); move all items to `kept`.
+
+        Submissions are merged into one message.
+        """
         items: list[Any] = []
         try:
             items.append(self._queue.get(timeout=wait_s))
@@ -45,13 +57,13 @@ class Inbox:
         self.kept += [item for item in items if item is not None and not isinstance(item, m.Submitted)]
 
     def of_the_link(self) -> list[tuple[Any, ...]]:
-        """No longer kept: the link has them."""
-        told = [item for item in self.kept if isinstance(item, tuple)]
+        """Remove and return the tuples from the link."""
+        link_messages = [item for item in self.kept if isinstance(item, tuple)]
         self.kept = [item for item in self.kept if not isinstance(item, tuple)]
-        return told
+        return link_messages
 
     def refuse_asks(self, error: PolyfleetError) -> None:
-        """Whoever waits is told; messages that nobody waits for are taken again."""
-        for ask in [item for item in self.kept if isinstance(item, Ask)]:
-            ask.answer(error)
+        """Answer all waiting callers with an error; messages without a waiting caller stay for the next cycle."""
+        for request in [item for item in self.kept if isinstance(item, Ask)]:
+            request.answer(error)
         self.kept = [item for item in self.kept if not isinstance(item, Ask)]

@@ -1,4 +1,4 @@
-"""Jobs and their events as the server shows them."""
+"""Views of jobs and events for the API, with the state of the running fleet."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,15 +22,15 @@ from orchestrator.show.units import when
 
 
 class JobViews:
-    """`launching` tells by the key of an attempt what its launch does now, `known` when nodes were heard last."""
+    """Makes views. `launching`: what a launch does now, by attempt key. `inventory`: has last contacts."""
 
-    def __init__(self, jobs: Jobs, runtime: Runtime, launching: Mapping[str, str], known: KnownDevices):
-        self._jobs, self._runtime, self._launching, self._known_devices = jobs, runtime, launching, known
+    def __init__(self, jobs: Jobs, runtime: Runtime, launching: Mapping[str, str], inventory: KnownDevices):
+        self._jobs, self._runtime, self._launching, self._known_devices = jobs, runtime, launching, inventory
         self._line = Line(Plan(), {})
 
     def fields(self, record: Record, fields: tuple[str, ...]) -> dict[str, Any]:
-        whole = self.whole(record)
-        return {name: whole[name] for name in fields}
+        view = self.whole(record)
+        return {name: view[name] for name in fields}
 
     def whole(self, record: Record) -> dict[str, Any]:
         metrics = self._jobs.metrics(record.job.id) if record.attempts else {}
@@ -43,36 +43,41 @@ class JobViews:
         return Known(throughput, progress, history, ran_on(record.attempts, now().wall_s))
 
     def why(self, record: Record) -> str:
-        """Why a waiting job, one whose node is silent or down, or one whose launch takes long waits, in one
-        sentence; "" for others.
+        """Why a job waits, in one sentence; "" for other jobs.
+
+        It is pending, its node is silent or down, or its launch takes long.
         """
         if record.live is not None:
             if trouble := self._runtime.trouble:
                 at = when(self._known_until_s(record) or 0.0)
-                return f"{trouble}; it was {record.job.state} when it was last heard of, at {at} UTC"
+                return f"{trouble}; it was {record.job.state} at the last contact, {at} UTC"
             doing = self._launching.get(f"{record.job.id}.{record.live.epoch}", "")
             return waits_for(self._runtime.control, record.job.id, now(), doing)
         if record.job.state not in WAITING:
             return ""
-        if waits := self._runtime.trouble or self._runtime.holding:
-            return waits
+        if problem := self._runtime.trouble or self._runtime.holding:
+            return problem
         if (line := self._line).plan is not self._runtime.planned:
             line = self._line = Line(self._runtime.planned, self._runtime.control.records)
-        why, paused_s = line.why(record.job), self._runtime.control.paused_until_s.get(record.job.id, 0.0)
-        return f"{record.reason}; {why}" if why and record.reason and paused_s > now().s else why
+        queue_reason, paused_s = line.why(record.job), self._runtime.control.paused_until_s.get(record.job.id, 0.0)
+        return (
+            f"{record.reason}; {queue_reason}"
+            if queue_reason and record.reason and paused_s > now().s
+            else queue_reason
+        )
 
     def _known_until_s(self, record: Record) -> float | None:
-        """Until when its state is known (seconds since the epoch); None while all its nodes are heard."""
+        """Time of the job's last known state (seconds since the epoch); None while all its nodes answer."""
         if (live := record.live) is None or not live.leases:
             return None
         at = now()
-        heard_s = min(self._heard_s(node_of(devices_id), at) for devices_id, _ in live.leases)
-        told_s = max(live.placed_s, live.started_s or 0.0)
-        is_unheard = self._runtime.trouble or heard_s < at.wall_s - NODE_SILENT_S
-        return max(told_s, heard_s) if is_unheard else None
+        last_contact_s = min(self._heard_s(node_of(devices_id), at) for devices_id, _ in live.leases)
+        last_event_s = max(live.placed_s, live.started_s or 0.0)
+        is_silent = self._runtime.trouble or last_contact_s < at.wall_s - NODE_SILENT_S
+        return max(last_event_s, last_contact_s) if is_silent else None
 
     def _heard_s(self, name: str, at: Now) -> float:
-        """When the node was heard last, seconds since the epoch; 0 where nobody knows."""
+        """Last contact with a node, seconds since the epoch; 0 if unknown."""
         node = None if self._runtime.trouble else self._runtime.control.nodes.get(name)
         return self._known_devices.heard_s(name) if node is None else at.wall_s - node.silent_s(at.s)
 

@@ -1,4 +1,7 @@
-"""The jobs of this server: open ones in memory, the others in the store. An event counts once it is stored."""
+"""The jobs of this server: open jobs in memory, all others in the store.
+
+An event takes effect once it is stored.
+"""
 
 import secrets
 import threading
@@ -18,27 +21,28 @@ NEAREST_OF = 50
 METRICS_KEPT = 10_000
 CHECKED_AT_ONCE = 100
 FINISHED_KEPT = 50
-"""Newest jobs that finished since somebody looked: with more of them each says less."""
+"""Maximum number of newest finished jobs kept for `finished`; further ones would add little to the history."""
 GONE = "jobs that ended long ago are removed; set POLYFLEET_KEEP_JOBS to keep them longer"
 
 
 class NotStored(FleetError):
-    """The job store cannot take anything now: a full disk, a database that is gone. Later it may, unless its
-    `retry_after_s` is None.
+    """The job store cannot be written now, for example because its disk is full.
+
+    Retry after `retry_after_s`, unless that is None.
     """
 
     retry_after_s: int | None = 5
 
     @classmethod
     def of(cls, error: FleetError) -> "NotStored":
-        made = cls(error.message, error.remedy)
-        if isinstance(error, ReplacedError):  # asking again helps nobody
-            made.retry_after_s = None
-        return made
+        stored_error = cls(error.message, error.remedy)
+        if isinstance(error, ReplacedError):  # a retry cannot succeed
+            stored_error.retry_after_s = None
+        return stored_error
 
 
 class Jobs:
-    """Safe to use from several threads."""
+    """All jobs, by id. Thread-safe."""
 
     def __init__(self, store: EventStore):
         self._store, self._table = store, store.jobs
@@ -48,20 +52,20 @@ class Jobs:
 
     @property
     def damaged(self) -> dict[str, str]:
-        """Open jobs whose history cannot be trusted, and why: none of them may go on."""
+        """Open jobs with a damaged history, and the reason. None of them may continue."""
         return self._table.damaged
 
     def new_id(self, name: str) -> str:
-        """Unique with high probability; the store refuses one that is taken."""
+        """Make a job id. It is unique with high probability; the store refuses a duplicate."""
         return f"{name}-{secrets.token_hex(4)}"
 
     # -- writing
 
     def commit(self, events: Sequence[Event]) -> list[Event]:
-        """All of them in one transaction, in order, with the rows of their jobs; they come back with their numbers.
+        """Store events, and the rows of their jobs, in one transaction; return the events with their numbers.
 
-        Raises NotStored, with nothing changed, when the store cannot take them now; EventIgnored when the job's history
-        has no place for one of them; UserError for data that it never takes.
+        Raises NotStored, with nothing changed, if the store cannot be written now; EventIgnored if an event is not
+        allowed after the job's history; UserError for data that the store never accepts.
         """
         try:
             numbers = self._store.append(events, strict=True)
@@ -71,21 +75,22 @@ class Jobs:
         return [replace(event, seq=seq) for event, seq in zip(events, numbers, strict=True)]
 
     def finished(self) -> list[Record]:
-        """Those that were committed since the last call, the newest ones at least; oldest first. They are in memory."""
+        """Jobs that finished since the last call, oldest first, at most FINISHED_KEPT."""
         ids = [self._finished.popleft() for _ in range(len(self._finished))]
         return [record for job in ids if (record := self.get(job))]
 
-    # -- what may not be trusted, and what is too old
+    # -- damaged histories
 
     def check_histories(self, pause: Callable[[], bool] = lambda: False) -> int:
-        """Read the events of all jobs that are open now; those with a row that cannot be used are in `damaged`
-        afterwards. How many were read. `pause` is called between a few and the next, and ends it by True.
+        """Read the events of all open jobs, and add those with an invalid row to `damaged`.
+
+        Returns the number of open jobs. `pause` is called between batches; if it returns True, the check stops.
         """
         ids = [record.job.id for record in self.open()]
         for start in range(0, len(ids), CHECKED_AT_ONCE):
-            for job, why in self._table.distrusted(ids[start : start + CHECKED_AT_ONCE]).items():
+            for job, reason in self._table.distrusted(ids[start : start + CHECKED_AT_ONCE]).items():
                 if job not in self.damaged:
-                    self._store.mark_damaged(job, why)
+                    self._store.mark_damaged(job, reason)
             if pause():
                 break
         return len(ids)
@@ -93,7 +98,7 @@ class Jobs:
     # -- reading
 
     def open(self) -> list[Record]:
-        """Those that have not ended or whose attempt still holds devices, in the order of submission."""
+        """Jobs that have not ended, or whose attempt still holds devices, in the order of submission."""
         return self._table.open()
 
     def __getitem__(self, job_id: str) -> Record:
@@ -109,12 +114,12 @@ class Jobs:
         return self._table.get(job_id)
 
     def find(self, ref: str) -> Record:
-        """By id, the newest job of that name, or by a unique prefix of an id. Raises NotFound with the nearest."""
-        if found := self.get(ref) or self._newest_of(ref):
-            return found
+        """Find a job by id, by name (the newest), or by a unique id prefix. Raises NotFound, with similar ids."""
+        if record := self.get(ref) or self._newest_of(ref):
+            return record
         ids = self._table.ids_from(ref)
-        if len(ids) == 1 and (found := self.get(ids[0])):
-            return found
+        if len(ids) == 1 and (record := self.get(ids[0])):
+            return record
         if ids:
             count = f"{MANY} jobs or more" if len(ids) == MANY else f"{len(ids)} jobs"
             raise NotFound(f"{ref!r} could be any of {count}", f"give more of the id: {', '.join(ids[:5])}")
@@ -123,17 +128,18 @@ class Jobs:
         raise NotFound(f"no job {ref!r}", nearest(ref, self._table.newest_ids(NEAREST_OF)[::-1]))
 
     def id_of(self, name: str) -> str:
-        """The newest job that is called so, "" where none is."""
-        found = self._newest_of(name)
-        return found.job.id if found else ""
+        """Id of the newest job with that name, or ""."""
+        record = self._newest_of(name)
+        return record.job.id if record else ""
 
     def _newest_of(self, name: str) -> Record | None:
-        found = self._table.page((), name, None, 1).records if name.isprintable() and name else []
-        return found[0] if found else None
+        records = self._table.page((), name, None, 1).records if name.isprintable() and name else []
+        return records[0] if records else None
 
     def page(self, states: Iterable[str], before: int | None = None, limit: int = 100, name: str = "") -> JobPage:
-        """The newest `limit` jobs of those states (none: all) and that name ("": any; with `*` or `?` a pattern),
-        newest last. `before` is the cursor of the page that was asked for last.
+        """The newest `limit` jobs with those states and that name, newest last.
+
+        `states`: empty for all. `name`: "" for any; `*` and `?` are wildcards. `before`: cursor of the previous page.
         """
         page = self._table.page(states, name, before, limit)
         with self._lock:
@@ -143,7 +149,7 @@ class Jobs:
         return page
 
     def counts(self) -> dict[str, int]:
-        """How many jobs are in which state."""
+        """Number of jobs in each state."""
         return self._table.counts()
 
     def measured(self, job_id: str, metrics: dict[str, Any]) -> None:
@@ -152,13 +158,13 @@ class Jobs:
             self._remember(job_id, metrics)
 
     def metrics(self, job_id: str) -> dict[str, Any]:
-        """The newest that the job reported, {} when it reported none."""
+        """The newest metrics that the job reported, {} if it has reported none."""
         with self._lock:
-            known = self._metrics.get(job_id)
-        if known is None:
-            known = self._store.last_report(job_id)
-            self.measured(job_id, known)
-        return known
+            metrics = self._metrics.get(job_id)
+        if metrics is None:
+            metrics = self._store.last_report(job_id)
+            self.measured(job_id, metrics)
+        return metrics
 
     def _remember(self, job: str, metrics: dict[str, Any]) -> None:
         self._metrics[job] = metrics

@@ -9,9 +9,9 @@ from orchestrator.runtime.jobs import Jobs
 
 @dataclass(frozen=True, slots=True)
 class JobsWanted:
-    """`before` is the cursor of the page asked for last. `since_s` is in seconds since the epoch.
+    """A request for a page. `before`: cursor of the previous page. `since_s`: seconds since the epoch.
 
-    No states, "" and 0 mean all; no fields mean all.
+    Empty `states`, `name` and `since_s` select all jobs; empty `fields` selects all fields.
     """
 
     states: tuple[str, ...] = ()
@@ -24,14 +24,14 @@ class JobsWanted:
 
 @dataclass(frozen=True, slots=True)
 class JobsPage:
-    """`rows` are views, the newest last; `before` is what to ask for next, None where there is no more."""
+    """A page of views, newest last. `before`: cursor for the next page, None if this is the last."""
 
     rows: list[dict[str, Any]]
     before: int | None = None
 
 
-def page(jobs: Jobs, wanted: JobsWanted) -> tuple[list[Record], int | None]:
-    """The newest of them, the newest last, and the cursor of the page before."""
-    found = jobs.page(wanted.states, wanted.before, wanted.limit, wanted.name)
-    records = [record for record in found.records if record.job.submitted_s >= wanted.since_s]
-    return records, found.before if len(records) == len(found.records) else None
+def page(jobs: Jobs, request: JobsWanted) -> tuple[list[Record], int | None]:
+    """Return (the newest matching records, newest last; the cursor of the next, older page)."""
+    result = jobs.page(request.states, request.before, request.limit, request.name)
+    records = [record for record in result.records if record.job.submitted_s >= request.since_s]
+    return records, result.before if len(records) == len(result.records) else None

@@ -1,9 +1,10 @@
-"""Logs of attempts on nodes that an autoscaler may take away, kept in the server's home: what lies on such a node alone
-goes with it. They are read here from then on, so that reading keeps no node from being given back.
+"""Copies, in the server's home, of logs from nodes that an autoscaler may remove with their disks.
+
+Logs are then read here, so that reading does not keep a node from being given back.
 
     JOB/EPOCH.RANK/log, log.N   as on the node (cluster/log_files.py)
 
-A folder gets its name by one rename, once all of it was copied.
+A folder is complete when it has this name: it is renamed once all of it was copied.
 """
 
 import shutil
@@ -19,7 +20,7 @@ from cluster.paths import private_dir
 from orchestrator.runtime.agents import Agents
 
 MOST_BYTES = 16 << 20
-"""Of one rank: the beginning and the end of a longer log."""
+"""Maximum bytes per rank; of a longer log the beginning and the end are kept."""
 FIRST_BYTES = 1 << 20
 PAGE_BYTES = 1 << 20
 BEGUN = "new-"
@@ -27,33 +28,36 @@ LOG = "log"
 
 
 class KeptLogs:
-    """Below `folder`, which is made on first use. Safe to use from several threads."""
+    """Log copies in `folder`, which is created on first use. Thread-safe."""
 
     def __init__(self, folder: Path, agents: Agents):
         self._folder, self._agents = folder, agents
 
     def keep(self, job: str, epoch: int, rank: int, node: str) -> None:
-        """Copy the log of a rank that has ended, unless it is here. Raises FleetError where that cannot be done now."""
+        """Copy the log of a rank that has ended, unless it is here.
+
+        Raises FleetError if that is not possible now.
+        """
         target = self._of(job, epoch, rank)
         if target.is_dir():
             return
-        begun = private_dir(self._folder) / f"{BEGUN}{uuid.uuid4().hex}"
+        unfinished = private_dir(self._folder) / f"{BEGUN}{uuid.uuid4().hex}"
         try:
-            begun.mkdir(mode=0o700)
-            copy = Copy(begun / LOG)
+            unfinished.mkdir(mode=0o700)
+            copy = Copy(unfinished / LOG)
             for offset, until in self._wanted(job, epoch, rank, node):
                 self._copy(copy, (job, epoch, rank), node, offset, until)
             private_dir(target.parent)
-            begun.rename(target)
+            unfinished.rename(target)
         except NotFound:
-            return  # it never printed there
+            return  # the rank printed nothing
         except OSError as e:
-            raise FleetError(f"a log of {job} cannot be kept: {e.strerror or e}", "free space at the server") from e
+            raise FleetError(f"a log of {job} cannot be stored: {e.strerror or e}", "free space at the server") from e
         finally:
-            shutil.rmtree(begun, ignore_errors=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
 
     def _wanted(self, job: str, epoch: int, rank: int, node: str) -> tuple[tuple[int, int], ...]:
-        """From which byte to which."""
+        """Byte ranges (start, end) of the log to copy."""
         end = int(self._agents.call(node, "log_tail", job, epoch, rank, 0)["end"])
         if end <= MOST_BYTES:
             return ((0, end),)
@@ -68,13 +72,13 @@ class KeptLogs:
             offset = page["next"]
 
     def read(self, job: str, epoch: int, rank: int, offset: int, limit_bytes: int) -> dict[str, Any] | None:
-        """As an agent answers; None where nothing is kept."""
+        """Read from a copy, with the result of an agent's `logs`; None if there is no copy."""
         try:
-            found = log_files.read(self._of(job, epoch, rank) / LOG, offset, limit_bytes)
+            page = log_files.read(self._of(job, epoch, rank) / LOG, offset, limit_bytes)
         except FileNotFoundError:
             return None
-        text = found.data.decode("utf-8", "replace")
-        return {"data": text, "next": found.next, "more": found.more, "ended": not found.more}
+        text = page.data.decode("utf-8", "replace")
+        return {"data": text, "next": page.next, "more": page.more, "ended": not page.more}
 
     def tail(self, job: str, epoch: int, rank: int, count: int) -> dict[str, int] | None:
         try:
@@ -87,7 +91,7 @@ class KeptLogs:
         return self._of(job, epoch, rank).is_dir()
 
     def remove_unknown(self, exists: Callable[[str], bool]) -> None:
-        """Logs of jobs that were removed."""
+        """Remove logs of jobs that no longer exist."""
         for path in self._jobs():
             if not exists(path.name):
                 shutil.rmtree(path, ignore_errors=True)
@@ -101,24 +105,28 @@ class KeptLogs:
 
 
 class Copy:
-    """A log whose lines come in pages, maybe with gaps. Offsets stay what they were."""
+    """Writes a log copy from pages, possibly with gaps. Byte offsets are those of the original."""
 
     def __init__(self, path: Path):
         self._path = path
         self._part, self._end = path, 0
         path.touch(0o600)
 
-    def add(self, asked: int, data: bytes, following: int) -> None:
-        """What was answered to `asked`, up to byte `following` of the log. Before lines that follow a gap stands one
-        that tells how much is missing: whoever reads this copy is told it again.
+    def add(self, offset: int, data: bytes, end: int) -> None:
+        """Add the page that was read at `offset` and ends at byte `end` of the log.
+
+        After a gap, the agent's page starts with a line on how much is missing. It is dropped here, because reading the
+        copy reports the gap again.
         """
-        if asked + len(data) != following:
+        if offset + len(data) != end:
             data = data.partition(b"\n")[2]
-        begin = following - len(data)
-        if begin != self._end:
-            whole = data.partition(b"\n")[2]  # an offset that nobody read before may be within a line
-            begin, data = (begin, data) if begin != asked else (following - len(whole), whole)
-            self._part = self._path.with_name(f"{self._path.name}.{begin}")
+        start = end - len(data)
+        if start != self._end:
+            complete_lines = data.partition(b"\n")[
+                2
+            ]  # an offset that is not the end of an earlier page may be within a line
+            start, data = (start, data) if start != offset else (end - len(complete_lines), complete_lines)
+            self._part = self._path.with_name(f"{self._path.name}.{start}")
         with self._part.open("ab") as file:
             file.write(data)
-        self._end = following
+        self._end = end

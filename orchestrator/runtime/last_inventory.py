@@ -1,6 +1,6 @@
-"""The devices that the fleet had when it was seen last: what is submitted while no fleet is up is checked against them.
+"""The fleet's last known devices, to check jobs that are submitted while no fleet is up.
 
-The controller tells what it sees; the file in the home outlives the server.
+The controller updates them; they are in a file in the server's home, which survives the server.
 """
 
 import json
@@ -22,8 +22,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """`devices` with nothing held, as they were at `seen_s` (seconds since the epoch). `heard_s` has when each node
-    answered last, as far as the fleet is down or the server has ended.
+    """Devices, with all of them free, as of `seen_s` (seconds since the epoch).
+
+    `heard_s`: last contact of each node, written when the fleet goes down or the server ends.
     """
 
     seen_s: float
@@ -36,7 +37,10 @@ class Inventory:
 
 
 class KnownDevices:
-    """Safe to use from several threads. `newest` is None until a fleet was seen in this home."""
+    """The last known inventory and its file.
+
+    Thread-safe. `newest`: None until a fleet was seen in this home.
+    """
 
     def __init__(self, path: Path):
         self._path = path
@@ -44,31 +48,34 @@ class KnownDevices:
         self.newest = _read(path)
 
     def look(self, devices: tuple[Devices, ...]) -> None:
-        """What there is now; written down when it differs from what was there. A fleet without nodes is not one yet."""
+        """Update the inventory, and write it if it changed.
+
+        A fleet without nodes is ignored: it is still starting.
+        """
         if not devices:
             return
         now = tuple(replace(d, free=(), schedulable=True, reason="") for d in sorted(devices, key=lambda d: d.id))
         with self._lock:
             if self.newest is not None and self.newest.devices == now:
                 return
-            heard_s = self.newest.heard_s if self.newest else {}
-            self._write(Inventory(time.time(), now, heard_s))
+            last_contact_s = self.newest.heard_s if self.newest else {}
+            self._write(Inventory(time.time(), now, last_contact_s))
 
-    def hear(self, heard_s: Mapping[str, float]) -> None:
-        """When nodes answered last: nobody hears them from now on."""
+    def hear(self, last_contact_s: Mapping[str, float]) -> None:
+        """Store the last contact of nodes, when the server loses them or ends."""
         with self._lock:
-            if heard_s and self.newest is not None:
-                self._write(replace(self.newest, heard_s={**self.newest.heard_s, **heard_s}))
+            if last_contact_s and self.newest is not None:
+                self._write(replace(self.newest, heard_s={**self.newest.heard_s, **last_contact_s}))
 
     def heard_s(self, node: str) -> float:
-        """When it answered last, seconds since the epoch, before nobody heard it any more; 0 where nobody knows."""
+        """Last contact of a node before the server lost it, seconds since the epoch; 0 if unknown."""
         return self.newest.heard_s.get(node, 0.0) if self.newest else 0.0
 
     def _write(self, newest: Inventory) -> None:
         self.newest = newest
         try:
             write_private(self._path, json.dumps(to_plain(newest)))
-        except OSError as e:  # a full disk: the next server knows an older inventory
+        except OSError as e:  # the disk may be full: the next server then has an older inventory
             log.warning("%s cannot be written: %s", self._path, e.strerror or e)
 
 
@@ -79,5 +86,5 @@ def _read(path: Path) -> Inventory | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError, UserError) as e:
-        log.warning("%s cannot be read and is written anew with the next fleet: %s", path, e)
+        log.warning("%s cannot be read and will be replaced when a fleet is up: %s", path, e)
         return None

@@ -1,5 +1,6 @@
-"""Carrying out one placement: reserve, bring checkpoint and code to the nodes, give the orders. Runs in a thread of its
-own; what concerns several nodes is done on all of them at once.
+"""Carry out one placement: reserve devices, copy data and code to the nodes, start the ranks.
+
+Each launch runs in its own thread, and works on its nodes in parallel.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -26,12 +27,13 @@ from workers.errors import EpochPast
 from workers.messages import Order
 
 MOST_NODES_AT_ONCE = 32
-"""Asked side by side by one launch."""
+"""Maximum number of nodes that one launch calls in parallel."""
 
 
 class NotStarted(Exception):
-    """Some node refused, or gave no answer. `nodes` are those where ranks may have been started, `failed` those of them
-    that gave no answer.
+    """A node refused to start its ranks, or did not answer.
+
+    `nodes`: nodes where ranks may have been started; `failed`: those of them that did not answer.
     """
 
     def __init__(self, cause: PolyfleetError, nodes: tuple[str, ...], failed: tuple[str, ...]):
@@ -41,7 +43,7 @@ class NotStarted(Exception):
 
 @dataclass(frozen=True)
 class Launcher:
-    """What a placement needs to be carried out. `doing` tells what each launch does now, by the key of its attempt."""
+    """Services that a launch uses. `doing`: what each launch does now, by attempt key."""
 
     agents: Agents
     packages: Packages
@@ -53,75 +55,82 @@ class Launcher:
     def _bringer(self) -> Bringer:
         return Bringer(self.agents, self.checkpoints)
 
-    def launch(self, asked: Launch) -> Launched | LaunchFailed:
-        """Start every part. Raises nothing that is foreseen."""
+    def launch(self, command: Launch) -> Launched | LaunchFailed:
+        """Start every part of an attempt. Expected errors are returned as LaunchFailed."""
         try:
-            return self._launch(asked)
+            return self._launch(command)
         finally:
-            self.doing.pop(asked.attempt, None)
+            self.doing.pop(command.attempt, None)
 
-    def _launch(self, asked: Launch) -> Launched | LaunchFailed:
+    def _launch(self, command: Launch) -> Launched | LaunchFailed:
         try:
-            self._does(asked, "waits for Ray to reserve its devices")
-            self._reserve(asked)
-            self._does(asked, "waits for Ray to raise its fence")
-            if stands := fences.take(asked.job, asked.epoch, asked.fenced):
-                why = f"attempt {stands} of it may have run before: its fence stands there already"
-                return LaunchFailed(asked.job, asked.epoch, "launch", why, seen=stands)
-            brought = self._bringer.bring(asked, partial(self._does, asked))
-            missed_files = FileMoves(self.agents, self.checkpoints.pace).bring(asked, partial(self._does, asked))
-            handed = hand_on(self.agents, asked, partial(self._does, asked))
-            mounts = self.data.bring(asked, partial(self._does, asked))
-            ready = replace(asked, orders=tuple(replace(order, data=mounts) for order in asked.orders))
-            self._start(ready, brought.found, handed)
+            self._does(command, "waits for Ray to reserve its devices")
+            self._reserve(command)
+            self._does(command, "waits for Ray to raise its fence")
+            if newest_epoch := fences.take(command.job, command.epoch, command.fenced):
+                message = (
+                    f"attempt {newest_epoch} of it may have run before: the fence of the job is already at this attempt"
+                )
+                return LaunchFailed(command.job, command.epoch, "launch", message, seen=newest_epoch)
+            brought = self._bringer.bring(command, partial(self._does, command))
+            missing_files = FileMoves(self.agents, self.checkpoints.pace).bring(command, partial(self._does, command))
+            script = hand_on(self.agents, command, partial(self._does, command))
+            mounts = self.data.bring(command, partial(self._does, command))
+            ready = replace(command, orders=tuple(replace(order, data=mounts) for order in command.orders))
+            self._start(ready, brought.found, script)
         except NotStarted as e:
-            return replace(_failed(asked, e.cause), nodes=e.nodes, failed=e.failed)
+            return replace(_failed(command, e.cause), nodes=e.nodes, failed=e.failed)
         except NoRoom as e:
-            return replace(_failed(asked, e), short=e.short, unheld=e.unheld)
+            return replace(_failed(command, e), short=e.short, unheld=e.unheld)
         except PolyfleetError as e:
-            return _failed(asked, e)
+            return _failed(command, e)
         step = brought.found["step"] if brought.found else None
         source = f"{brought.found['pool']}:{brought.found['path']}" if brought.found else ""
-        told = {"missed": brought.missed, "missed_files": missed_files, "script": handed.text, "source": source}
-        return Launched(asked.job, asked.epoch, step, **told)
-
-    def _does(self, asked: Launch, what: str) -> None:
-        self.doing[asked.attempt] = what
-
-    def _reserve(self, asked: Launch) -> None:
-        ids = [self.agents[node].ray_id for node in asked.nodes]
-        try:
-            reservations.reserve(asked.place, [dict(bundle) for bundle in asked.bundles], ids)
-        except NoRoom as e:
-            raise e.named(dict(zip(ids, asked.nodes, strict=True))) from e
-
-    def _start(self, asked: Launch, resumed: dict[str, Any] | None, handed: HandedOn) -> None:
-        """Nothing is started before every node has the code. Raises NotStarted, PolyfleetError."""
-        secrets = resolve_secrets(asked.secrets)
-        if asked.package:
-            self._does(asked, "sends its code to its nodes")
-            send = partial(self.packages.send, asked.package, agents=self.agents)
-            _raise_first(self._on_each(dict.fromkeys(asked.nodes), send))
-        self._does(asked, f"waits for {', '.join(asked.nodes)} to start its ranks")
-        alone = len(asked.nodes) == 1  # its agent says where its ranks meet
-        address, port = ("", 0) if alone else self.agents.call(asked.nodes[0], "meeting_place")
-        given = {
-            node: replace(order, master_address=address, master_port=port, resume_from=_resume(order, resumed))
-            for node, order in zip(asked.nodes, map(handed.given_to, asked.orders), strict=True)
+        result_fields = {
+            "missed": brought.missed,
+            "missed_files": missing_files,
+            "script": script.text,
+            "source": source,
         }
-        failed = self._on_each(given, lambda node: self._order(node, given[node], secrets))
+        return Launched(command.job, command.epoch, step, **result_fields)
+
+    def _does(self, command: Launch, activity: str) -> None:
+        self.doing[command.attempt] = activity
+
+    def _reserve(self, command: Launch) -> None:
+        ids = [self.agents[node].ray_id for node in command.nodes]
+        try:
+            reservations.reserve(command.place, [dict(bundle) for bundle in command.bundles], ids)
+        except NoRoom as e:
+            raise e.named(dict(zip(ids, command.nodes, strict=True))) from e
+
+    def _start(self, command: Launch, resumed: dict[str, Any] | None, script: HandedOn) -> None:
+        """Send the code to all nodes, then start the ranks. Raises NotStarted, PolyfleetError."""
+        secrets = resolve_secrets(command.secrets)
+        if command.package:
+            self._does(command, "sends its code to its nodes")
+            send = partial(self.packages.send, command.package, agents=self.agents)
+            _raise_first(self._on_each(dict.fromkeys(command.nodes), send))
+        self._does(command, f"waits for {', '.join(command.nodes)} to start its ranks")
+        is_alone = len(command.nodes) == 1  # a single agent chooses the rendezvous address itself
+        address, port = ("", 0) if is_alone else self.agents.call(command.nodes[0], "meeting_place")
+        orders = {
+            node: replace(order, master_address=address, master_port=port, resume_from=_resume(order, resumed))
+            for node, order in zip(command.nodes, map(script.given_to, command.orders), strict=True)
+        }
+        failed = self._on_each(orders, lambda node: self._order(node, orders[node], secrets))
         if failed:
             refused = {node for node, e in failed.items() if isinstance(e, UserError | Conflict)}
-            causes = [failed[node] for node in asked.nodes if node in failed]
+            causes = [failed[node] for node in command.nodes if node in failed]
             first = next((e for e in causes if isinstance(e, EpochPast)), causes[0])
-            maybe = tuple(node for node in asked.nodes if node not in refused)
-            raise NotStarted(first, maybe, tuple(node for node in maybe if node in failed))
+            maybe_started = tuple(node for node in command.nodes if node not in refused)
+            raise NotStarted(first, maybe_started, tuple(node for node in maybe_started if node in failed))
 
     def _order(self, node: str, order: Order, secrets: Mapping[str, str]) -> None:
         self.agents.call(node, "start", self.agents.generation, order.to_plain(), dict(secrets))
 
     def _on_each(self, nodes: Iterable[str], do: Callable[[str], None]) -> dict[str, PolyfleetError]:
-        """Side by side; what went wrong, by node."""
+        """Call `do` for all nodes in parallel; return the errors by node."""
         names = list(nodes)
         if len(names) == 1:
             return {name: e for name in names if (e := _error(do, name)) is not None}
@@ -131,15 +140,17 @@ class Launcher:
 
 
 def _resume(order: Order, resumed: dict[str, Any] | None) -> str:
-    """A checkpoint's path as the node sees it: beside the job's own folder, in the pool's storage."""
+    """Path of the checkpoint as the node sees it: in the pool's storage, beside the job's own folder."""
     return str(Path(order.checkpoint_root).parent / resumed["path"]) if resumed else ""
 
 
-def _failed(asked: Launch, error: PolyfleetError) -> LaunchFailed:
-    """What the user got wrong ends the job; trouble of the fleet does not."""
-    of_the_user = isinstance(error, UserError) and not isinstance(error, NotFound | Conflict)
-    seen = error.newest if isinstance(error, EpochPast) else 0
-    return LaunchFailed(asked.job, asked.epoch, "user" if of_the_user else "launch", str(error), seen=seen)
+def _failed(command: Launch, error: PolyfleetError) -> LaunchFailed:
+    """Classify a launch error: a user's error ends the job, an error of the fleet is retried."""
+    is_user_error = isinstance(error, UserError) and not isinstance(error, NotFound | Conflict)
+    newest_epoch = error.newest if isinstance(error, EpochPast) else 0
+    return LaunchFailed(
+        command.job, command.epoch, "user" if is_user_error else "launch", str(error), seen=newest_epoch
+    )
 
 
 def _error(do: Callable[[str], None], node: str) -> PolyfleetError | None:

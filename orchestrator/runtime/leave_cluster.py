@@ -1,4 +1,4 @@
-"""A cluster that is not ours gets back what we hold there; attempts save, and stop by themselves."""
+"""Leave a cluster that others run: let attempts save and stop, end agents, release reservations."""
 
 import logging
 import queue
@@ -16,27 +16,30 @@ from orchestrator.runtime.ray_calls import RAY
 log = logging.getLogger(__name__)
 
 STOPS_S = 5.0
-"""So long a cluster that is left waits for its nodes to have heard that their attempts are to stop."""
+"""Seconds to wait until all nodes have received the request to stop their attempts."""
 
 
-def give_back(agents: Agents, lives: Iterable[Live], grows: bool = False) -> None:
-    """It waits for Ray. `grows`: its autoscaler has nodes for us."""
+def give_back(agents: Agents, attempts: Iterable[Live], grows: bool = False) -> None:
+    """Give back everything that we hold in the cluster.
+
+    Waits for Ray. `grows`: its autoscaler has nodes for us.
+    """
     if grows:
         _need_no_nodes()
-    heard: queue.SimpleQueue[None] = queue.SimpleQueue()
+    replies: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def done(node: str, error: BaseException | None) -> None:
         if error is not None:
-            log.warning("node %s was not asked to stop: %s", node, error)
-        heard.put(None)
+            log.warning("node %s could not be asked to stop its attempts: %s", node, error)
+        replies.put(None)
 
-    asked = [(live, node) for live in lives for node in {part.node for part in live.parts}]
-    for live, node in asked:
+    stops = [(live, node) for live in attempts for node in {part.node for part in live.parts}]
+    for live, node in stops:
         agents.tell(node, "stop", live.job, live.epoch, "preempt", done=partial(done, node))
     until_s = time.monotonic() + STOPS_S
-    with suppress(queue.Empty):  # a stop that an agent has not begun is lost with it
-        for _ in asked:
-            heard.get(timeout=max(0.0, until_s - time.monotonic()))
+    with suppress(queue.Empty):  # ending an agent loses a stop that it has not started
+        for _ in stops:
+            replies.get(timeout=max(0.0, until_s - time.monotonic()))
     agents.dismiss()
     for place in reservations.held():
         reservations.release(place)
@@ -44,6 +47,6 @@ def give_back(agents: Agents, lives: Iterable[Live], grows: bool = False) -> Non
 
 def _need_no_nodes() -> None:
     try:
-        RAY.run("ask its autoscaler for nodes", lambda: autoscaler.ask(()), autoscaler.LIMIT_S)
+        RAY.run("request nodes from its autoscaler", lambda: autoscaler.ask(()), autoscaler.LIMIT_S)
     except Exception as e:
-        log.warning("Ray's autoscaler was not told that its nodes are needed no more: %s", first_line(e))
+        log.warning("Ray's autoscaler was not told that its nodes are no longer needed: %s", first_line(e))

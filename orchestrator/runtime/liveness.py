@@ -1,4 +1,7 @@
-"""Whether the controller's thread goes on: when its last turn ended, what it does now. Read by other threads."""
+"""Liveness of the controller's thread: when its last cycle ended and what it does now.
+
+Read by other threads.
+"""
 
 import logging
 import time
@@ -10,7 +13,7 @@ REPAIRS_KEPT = 50
 
 
 class Pulse:
-    """`doing` is what the turn is at; `failing` the error of the last turn, "" when it ended well."""
+    """Liveness data. `doing`: current activity. `failing`: error of the last cycle, "" if it succeeded."""
 
     def __init__(self) -> None:
         self.doing, self.failing, self.failures = "starting", "", 0
@@ -19,7 +22,7 @@ class Pulse:
 
     @property
     def age_s(self) -> float:
-        """Since the end of the last turn."""
+        """Seconds since the end of the last cycle."""
         return time.monotonic() - self._ended_s
 
     def ended(self, error: str = "") -> None:
@@ -31,6 +34,6 @@ class Pulse:
         self._repairs.append((time.time(), node, sentence))
 
     def repairs(self, within_s: float) -> list[tuple[str, str, str]]:
-        """(when, node, sentence) of what was started again lately."""
+        """Recent repairs as (time, node, sentence)."""
         recent = [r for r in list(self._repairs) if time.time() - r[0] < within_s]
         return [(time.strftime("%H:%M:%S UTC", time.gmtime(t)), node, sentence) for t, node, sentence in recent]

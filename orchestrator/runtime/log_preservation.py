@@ -1,4 +1,4 @@
-"""Before a node that may be given back forgets an attempt that has ended, the attempt's logs are kept by the server."""
+"""Copy the logs of an ended attempt to the server before a node that may be given back removes them."""
 
 import logging
 from collections import Counter
@@ -15,51 +15,55 @@ log = logging.getLogger(__name__)
 
 THREADS = 2
 TRIES = 5
-"""A log that cannot be kept does not hold its node for ever: somebody pays for it."""
+"""After this many failures the log is given up: its node costs money and must not be held for ever."""
 
 
 class Keeping:
-    """`pools` are those whose nodes may be given back. Only the controller's thread calls `before`."""
+    """Copies logs.
 
-    def __init__(self, kept: KeptLogs, agents: Agents, jobs: Jobs):
-        self._kept, self._agents, self._jobs = kept, agents, jobs
+    `pools`: pools whose nodes may be given back. Only the controller's thread calls `before`.
+    """
+
+    def __init__(self, log_copies: KeptLogs, agents: Agents, jobs: Jobs):
+        self._kept, self._agents, self._jobs = log_copies, agents, jobs
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kept-logs")
         self._under_way: set[Forget] = set()
         self._failed: Counter[Forget] = Counter()
         self.pools: frozenset[str] = frozenset()
 
-    def before(self, asked: Forget, then: Callable[[], None]) -> None:
-        """`then` at once where nothing is to be kept, else in another thread. Where that fails it is not called: the
-        controller asks for the same again.
+    def before(self, command: Forget, callback: Callable[[], None]) -> None:
+        """Call `callback` after copying the logs, in another thread, or at once if there is nothing to copy.
+
+        If copying fails, `callback` is not called, and the controller repeats its command.
         """
-        node = self._agents.get(asked.node)
+        node = self._agents.get(command.node)
         if node is None or node.facts is None or node.facts.pool not in self.pools:
-            then()
-        elif asked not in self._under_way:
-            self._under_way.add(asked)
-            self._threads.submit(self._then, asked, then)
+            callback()
+        elif command not in self._under_way:
+            self._under_way.add(command)
+            self._threads.submit(self._then, command, callback)
 
-    def _then(self, asked: Forget, then: Callable[[], None]) -> None:
+    def _then(self, command: Forget, callback: Callable[[], None]) -> None:
         try:
-            self._keep(asked)
+            self._keep(command)
         except Exception as e:
-            self._failed[asked] += 1
-            if self._failed[asked] < TRIES:
-                log.info("the logs of %s on %s are kept later: %s", asked.job, asked.node, e)
+            self._failed[command] += 1
+            if self._failed[command] < TRIES:
+                log.info("the logs of %s on %s could not be copied yet: %s", command.job, command.node, e)
                 return
-            log.warning("the logs of %s are lost if node %s is given back: %s", asked.job, asked.node, e)
+            log.warning("the logs of %s are lost if node %s is given back: %s", command.job, command.node, e)
         finally:
-            self._under_way.discard(asked)
-        self._failed.pop(asked, None)
-        then()
+            self._under_way.discard(command)
+        self._failed.pop(command, None)
+        callback()
 
-    def _keep(self, asked: Forget) -> None:
-        if (record := self._jobs.get(asked.job)) is None:
+    def _keep(self, command: Forget) -> None:
+        if (record := self._jobs.get(command.job)) is None:
             return
-        for attempt in (attempt for attempt in record.attempts if attempt.epoch == asked.epoch):
+        for attempt in (attempt for attempt in record.attempts if attempt.epoch == command.epoch):
             for rank, node in placed_ranks(record, attempt):
-                if node == asked.node:
-                    self._kept.keep(asked.job, asked.epoch, rank, node)
+                if node == command.node:
+                    self._kept.keep(command.job, command.epoch, rank, node)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

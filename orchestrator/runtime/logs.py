@@ -1,4 +1,4 @@
-"""What the ranks of a job printed, read from the nodes they ran on and put in order by time."""
+"""Read the output of a job's ranks from their nodes, merged by time."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -13,17 +13,17 @@ from orchestrator.log_lines import joined, parsed
 from orchestrator.runtime.agents import Agents
 from orchestrator.runtime.kept_logs import KeptLogs
 
-BACK = "`polyfleet up` brings back a node that is down"
+BACK = "run `polyfleet up` to restart a node that is down"
 STAMP = len("2026-11-20T23:14:53.123456Z")
 LEAST_BYTES = 64 << 10
-"""Of one rank; a page of a job of many ranks may be so much longer than asked for."""
+"""Minimum bytes read per rank: a page of a job with many ranks may be longer than requested."""
 TAIL_PAGE_BYTES = 1 << 20
 MOST_READ_TO_END = 10_000
 
 
 @dataclass
 class Page:
-    """Lines of one rank up to byte `next` of its log; `more`: it has more of them now."""
+    """Lines of one rank up to byte `next` of its log. `more`: the log has more lines now."""
 
     epoch: int
     rank: int
@@ -40,24 +40,27 @@ class Page:
         return self.texts[-1][:STAMP]
 
     def cut(self, latest: str) -> None:
-        """Keep lines up to that time; the others are read again with the next page."""
+        """Drop lines later than `latest`; they are read again with the next page."""
         keep = next((i for i, text in enumerate(self.texts) if text[:STAMP] > latest), len(self.texts))
         self.next -= sum(len(text.encode()) + 1 for text in self.texts[keep:])
         del self.texts[keep:]
 
 
 class Logs:
-    """Cursors have keys `epoch.rank` and byte offsets for values. Safe to use from several threads."""
+    """Reads logs. A cursor maps `epoch.rank` to a byte offset. Thread-safe."""
 
-    def __init__(self, agents: Agents, kept: KeptLogs):
-        self._agents, self._kept = agents, kept
-        self._read_to_end: dict[tuple[str, str], int] = {}  # where logs end to which nothing is added any more
+    def __init__(self, agents: Agents, log_copies: KeptLogs):
+        self._agents, self._kept = agents, log_copies
+        self._read_to_end: dict[tuple[str, str], int] = {}  # ends of complete logs
         self._unanswered: dict[str, str] = {}  # why a node did not answer when it was asked last
 
     def read(
         self, record: Record, rank: int | None, epoch: int | None, cursor: dict[str, int], limit_bytes: int
     ) -> dict[str, Any]:
-        """About `limit_bytes` of whole lines past `cursor`, attempt by attempt. `ended` once no more can come."""
+        """Read about `limit_bytes` of complete lines after `cursor`, one attempt at a time.
+
+        `ended` in the result: there will be no more lines.
+        """
         lines: list[dict[str, Any]] = []
         at = dict(cursor)
         for attempt in self._attempts(record, epoch):
@@ -66,29 +69,31 @@ class Logs:
         return {"job": record.job.id, "lines": lines, "cursor": at, "ended": _settled(record) and not lines}
 
     def tail(self, record: Record, rank: int | None, epoch: int | None, count: int) -> dict[str, Any]:
-        """The last `count` lines there are now, read from the logs' ends; the cursor is behind them."""
+        """Read the last `count` lines from the ends of the logs; the returned cursor points behind them."""
         lines: list[dict[str, Any]] = []
         at: dict[str, int] = {}
         for attempt in reversed(self._attempts(record, epoch)):
-            wanted = count - len(lines)
-            lines = [*self._last_whole(record, attempt, rank, at, wanted), *lines]
+            missing = count - len(lines)
+            lines = [*self._last_whole(record, attempt, rank, at, missing), *lines]
         return {"job": record.job.id, "lines": lines, "cursor": at, "ended": _settled(record)}
 
     def away(self, record: Record, rank: int | None, epoch: int | None, first: int = 0) -> list[str]:
-        """What is not shown, once the rest was read, since it lies on a node that did not answer: a sentence for each.
-        Of attempts before `first` nothing was asked for.
+        """After reading: a sentence for each log that is on a node that did not answer.
+
+        Attempts before `first` are not included.
         """
         sentences: dict[str, None] = {}
         for attempt in self._attempts(record, epoch):
             for number, name in placed_ranks(record, attempt, rank) if attempt.epoch >= first else ():
-                why = self._unread_reason(name)
-                if why and not self._kept.has(record.job.id, attempt.epoch, number):
-                    sentences[f"the log of attempt {attempt.epoch} is on node {name}, {why}; {BACK}"] = None
+                reason = self._unread_reason(name)
+                if reason and not self._kept.has(record.job.id, attempt.epoch, number):
+                    sentences[f"the log of attempt {attempt.epoch} is on node {name}, {reason}; {BACK}"] = None
         return list(sentences)
 
     def _unread_reason(self, name: str) -> str:
-        """Why the node's logs were not read just now, as words behind its name; "" where they were. A node that is
-        silent may answer nevertheless, and one that is not yet called silent may not.
+        """Why the node's logs could not be read, as a clause to follow its name; "" if they were read.
+
+        A node that counts as silent may still answer, and one that does not may be unreachable.
         """
         failed, node = self._unanswered.get(name, ""), self._agents.get(name)
         if node is not None and node.ready and not failed:
@@ -104,25 +109,28 @@ class Logs:
     def _last_whole(
         self, record: Record, attempt: Attempt, rank: int | None, at: dict[str, int], count: int
     ) -> list[dict[str, Any]]:
-        """The last `count` lines, also where a line lies in several pieces: it is begun once there is one before it."""
+        """The last `count` complete lines.
+
+        A line may be in several pieces; it is complete if one is before it.
+        """
         pieces = count + 1 if count else 0
         while True:
-            found = self._last(record, attempt, rank, at, pieces)
-            lines = joined(found)
-            if len(lines) > count or len(found) < pieces or not count:
+            last_pieces = self._last(record, attempt, rank, at, pieces)
+            lines = joined(last_pieces)
+            if len(lines) > count or len(last_pieces) < pieces or not count:
                 return lines[len(lines) - count :] if len(lines) > count else lines
             pieces *= 2
 
     def _last(
         self, record: Record, attempt: Attempt, rank: int | None, at: dict[str, int], count: int
     ) -> list[dict[str, Any]]:
-        """Of one attempt; `at` is moved to the ends of its logs."""
+        """The last `count` pieces of lines of one attempt. Moves the cursor `at` to the ends of its logs."""
         ends = {}
         for number, node in placed_ranks(record, attempt, rank):
             log = record.job.id, attempt.epoch, number
-            if found := self._kept.tail(*log, count) or self._ask(node, "log_tail", *log, count):
+            if position := self._kept.tail(*log, count) or self._ask(node, "log_tail", *log, count):
                 key = f"{attempt.epoch}.{number}"
-                at[key], ends[key] = found["start"], found["end"]
+                at[key], ends[key] = position["start"], position["end"]
         last: deque[dict[str, Any]] = deque(maxlen=count)
         while any(at[key] < end for key, end in ends.items()):
             page = self._page(record, attempt, rank, at, TAIL_PAGE_BYTES)
@@ -134,16 +142,16 @@ class Logs:
     def _page(
         self, record: Record, attempt: Attempt, rank: int | None, at: dict[str, int], limit_bytes: int
     ) -> list[dict[str, Any]]:
-        """Lines of one attempt in the order of their times; `at` is moved behind them.
+        """Lines of one attempt, sorted by time. Moves the cursor `at` behind them.
 
-        What a rank has printed later than the last line read of another one, which has more, waits for the next page.
+        If a rank's log has more lines, later lines of other ranks wait for the next page, so that the order holds.
         """
         ranks = [
             (n, node) for n, node in placed_ranks(record, attempt, rank) if not self._is_read(record, attempt, n, at)
         ]
         share = max(limit_bytes // max(len(ranks), 1), LEAST_BYTES)
-        asked = (self._of_rank(record.job.id, attempt.epoch, n, node, at, share) for n, node in ranks)
-        pages = [page for page in asked if page is not None]
+        requested = (self._of_rank(record.job.id, attempt.epoch, n, node, at, share) for n, node in ranks)
+        pages = [page for page in requested if page is not None]
         first = min((p for p in pages if p.more and p.texts), key=lambda p: p.latest, default=None)
         for page in pages:
             if first is not None and page is not first:
@@ -157,32 +165,32 @@ class Logs:
 
     def _of_rank(self, job: str, epoch: int, rank: int, node: str, at: dict[str, int], limit_bytes: int) -> Page | None:
         key = f"{epoch}.{rank}"
-        asked = job, epoch, rank, at.get(key, 0), limit_bytes
-        found = self._kept.read(*asked) or self._ask(node, "logs", *asked)
-        if found is None:
+        arguments = job, epoch, rank, at.get(key, 0), limit_bytes
+        reply = self._kept.read(*arguments) or self._ask(node, "logs", *arguments)
+        if reply is None:
             return None
-        if found["ended"]:
-            self._remember_end(job, key, found["next"])
-        # Nothing else ends a line: what code prints may hold any other separator, and must not look like a line.
-        texts = found["data"].split("\n")
+        if reply["ended"]:
+            self._remember_end(job, key, reply["next"])
+        # Only \n ends a line: output may contain any other separator, which must not start a new line.
+        texts = reply["data"].split("\n")
         if not texts[-1]:
             texts.pop()
-        return Page(epoch, rank, texts, found["next"], found["more"])
+        return Page(epoch, rank, texts, reply["next"], reply["more"])
 
     def _ask(self, node: str, method: str, *arguments: Any) -> Any:
-        """None where there is nothing yet, or the node went away: its lines come later."""
+        """Call an agent; None if it has no log yet or cannot be reached: its lines come later."""
         agent = self._agents.get(node)
         if agent is None or not agent.ready:
             return None
         try:
-            answer = self._agents.call(node, method, *arguments)
+            reply = self._agents.call(node, method, *arguments)
         except FleetError as e:
             self._unanswered[node] = e.message
             return None
         except PolyfleetError:
-            answer = None
+            reply = None
         self._unanswered.pop(node, None)
-        return answer
+        return reply
 
     def _remember_end(self, job: str, key: str, end: int) -> None:
         if len(self._read_to_end) >= MOST_READ_TO_END:
@@ -190,17 +198,17 @@ class Logs:
         self._read_to_end[job, key] = end
 
     def _is_read(self, record: Record, attempt: Attempt, rank: int, at: dict[str, int]) -> bool:
-        """To its end, by whomever: a job with many attempts is not asked for each of them with every page."""
+        """Whether the cursor is at the known end of a log, so that its node need not be called for each page."""
         key = f"{attempt.epoch}.{rank}"
         end = self._read_to_end.get((record.job.id, key))
         return end is not None and at.get(key, 0) >= end
 
 
-def placed_ranks(record: Record, attempt: Attempt, wanted: int | None = None) -> Iterator[tuple[int, str]]:
-    """Global ranks of an attempt with the node each ran on."""
-    each = [(node_of(d), ranks_of(record.job.task, attempt.launch, len(numbers))) for d, numbers in attempt.leases]
-    nodes = [node for node, count in each for _ in range(count)]
-    return ((number, node) for number, node in enumerate(nodes) if wanted in (None, number))
+def placed_ranks(record: Record, attempt: Attempt, rank: int | None = None) -> Iterator[tuple[int, str]]:
+    """Yield (global rank, node) for each rank of an attempt; `rank` selects one rank."""
+    groups = [(node_of(d), ranks_of(record.job.task, attempt.launch, len(numbers))) for d, numbers in attempt.leases]
+    nodes = [node for node, count in groups for _ in range(count)]
+    return ((number, node) for number, node in enumerate(nodes) if rank in (None, number))
 
 
 def _settled(record: Record) -> bool:

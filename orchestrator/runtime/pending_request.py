@@ -1,4 +1,4 @@
-"""What somebody waits for the controller to do."""
+"""Requests to the controller whose callers wait until the result is stored."""
 
 import threading
 from collections.abc import Callable
@@ -12,14 +12,14 @@ ANSWER_S = 5.0
 
 
 class Busy(FleetError):
-    """The controller did not get to it in time."""
+    """The controller did not process the request in time."""
 
     retry_after_s = 2
 
 
 @dataclass(eq=False)
 class Ask:
-    """A message that somebody waits for: until what follows from it is stored."""
+    """A message whose sender waits until all events that follow from it are stored."""
 
     message: Message
     done: threading.Event = field(default_factory=threading.Event)
@@ -30,12 +30,12 @@ class Ask:
         self.done.set()
 
     def refused(self, refuse: Refuse | None) -> None:
-        """Keep what the controller said to it, None being nothing, until all of its turn is stored."""
+        """Record the controller's refusal, if any, until all events of this cycle are stored."""
         if refuse is not None:
             self.error = (NotFound if refuse.absent else Conflict)(refuse.message, refuse.remedy)
 
     def wait(self, timeout_s: float, doing: Callable[[], str]) -> None:
-        """Until it is durable. Raises NotFound or Conflict as the controller refused it, FleetError, Busy."""
+        """Wait until the effect is durable. Raises NotFound or Conflict if refused, FleetError, Busy."""
         if not self.done.wait(timeout_s):
             raise Busy(
                 f"the server did not process the request within {timeout_s:.0f} s: it is {doing()}",

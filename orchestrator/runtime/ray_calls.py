@@ -1,6 +1,8 @@
-"""Calls into Ray, each in a thread of its own: while the head does not answer they do not return, and take no time-out.
+"""Run calls into Ray in threads, with time limits.
 
-Calls of an actor's methods are not among them: they go to the actor's process, also while the head is away.
+While the head does not answer, such calls block, and they accept no timeout.
+
+Actor method calls do not need this: they go directly to the actor's process, also while the head is away.
 """
 
 import logging
@@ -22,24 +24,24 @@ log = logging.getLogger(__name__)
 os.environ.update(NO_CLUSTER_OF_ITS_OWN)  # before anything here imports Ray
 
 MOST_THREADS = 64
-"""More than all launches and releases can hold at once (runtime/command_executor.py): nodes are listed and fences
-raised also while every launch waits for room.
+"""More than all launches and releases can use at once (runtime/command_executor.py), so that nodes can be listed and
+fences raised while every launch waits for free resources.
 """
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class ClusterLeft(FleetError):
-    """Whether what was asked for has happened there is not known."""
+    """The cluster was left during a call. It is not known whether the call took effect."""
 
     def __init__(self, name: str):
-        super().__init__(f"the cluster was left while Ray was asked to {name}", "ask again")
+        super().__init__(f"the cluster was left while Ray was asked to {name}", "try again")
         self.args = (name,)
 
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A call that takes longer than it may: what it asks Ray for, and for how long it has waited."""
+    """A call that has exceeded its time limit."""
 
     name: str
     waiting_s: float
@@ -47,8 +49,10 @@ class Blocked:
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """Whoever sets `over` calls `done`, once, unless nobody waits any more; `given_up` gets a value that comes after
-    that.
+    """A queued or running call.
+
+    The code that sets `over` calls `done` once, unless the caller has given up; `given_up` gets a value that arrives
+    after `over` was set.
     """
 
     name: str
@@ -61,7 +65,10 @@ class _Call:
 
 
 class Engine:
-    """Threads are made while all others are at work, up to `most`; further calls wait for one. Safe from any thread."""
+    """Thread pool for calls into Ray.
+
+    Starts a thread if all others are busy, up to `most`; further calls are queued. Thread-safe.
+    """
 
     def __init__(self, most: int = MOST_THREADS):
         self.most = most
@@ -73,76 +80,83 @@ class Engine:
 
     @property
     def cluster(self) -> int:
-        """For a call, in its own thread: the number of the cluster of which it was asked; elsewhere, of the present."""
+        """In the thread of a call: number of the cluster that the call is for.
+
+        Elsewhere: of the current cluster.
+        """
         return int(getattr(self._here, "generation", self._generation))
 
     @property
     def left(self) -> bool:
-        """For a call, in its own thread: the cluster of which it was asked was left meanwhile."""
+        """In the thread of a call: whether the cluster that the call is for has been left."""
         return self.cluster != self._generation
 
     @property
     def late(self) -> bool:
-        """For a call, in its own thread: nobody waits for what it returns any more."""
+        """In the thread of a call: whether its caller has stopped waiting for it."""
         call: _Call | None = getattr(self._here, "call", None)
         return call is not None and call.over
 
     @property
     def exhausted(self) -> bool:
-        """Every thread is in a call: further calls are not made until one returns."""
+        """Whether every thread is in a call, so that further calls wait until one returns."""
         return self._threads - self._idle >= self.most
 
     def blocked(self) -> list[Blocked]:
-        """The calls that are late, the longest first."""
+        """Calls that have exceeded their time limit, longest first."""
         now = time.monotonic()
         with self._changed:
-            late = [Blocked(c.name, now - c.asked_s) for c in self._calls if now - c.asked_s > c.limit_s]
-        return sorted(late, key=lambda b: -b.waiting_s)
+            late_calls = [Blocked(c.name, now - c.asked_s) for c in self._calls if now - c.asked_s > c.limit_s]
+        return sorted(late_calls, key=lambda b: -b.waiting_s)
 
     def ask(self, name: str, make: Callable[[], Any], limit_s: float, answered: Callable[[Any], None]) -> None:
-        """Does not wait. `answered` gets the value or the exception once, in another thread, also where that is late:
-        past `limit_s`. When the cluster is left, it gets ClusterLeft in the thread that leaves.
+        """Start a call without waiting.
+
+        `answered` gets the value or exception once, in another thread, even if it arrives after `limit_s`. If the
+        cluster is left, it gets ClusterLeft in the thread that leaves.
         """
         self._begin(_Call(name, make, limit_s, lambda value, e: answered(value if e is None else e), _ignore))
 
     def run(
         self, name: str, make: Callable[[], Any], timeout_s: float, given_up: Callable[[Any], None] | None = None
     ) -> Any:
-        """What `make` returns or raises. Raises FleetError after `timeout_s`, ClusterLeft. What comes later goes to
-        `given_up`.
+        """Call `make` in a pool thread and return its result.
+
+        Raises its error, FleetError after `timeout_s`, or ClusterLeft. A value that arrives later goes to `given_up`.
         """
-        answer: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-        call = _Call(name, make, timeout_s, lambda value, e: answer.put((value, e)), given_up or _ignore)
+        replies: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        call = _Call(name, make, timeout_s, lambda value, e: replies.put((value, e)), given_up or _ignore)
         self._begin(call)
         try:
-            value, error = answer.get(timeout=timeout_s)
+            value, error = replies.get(timeout=timeout_s)
         except queue.Empty:
             with self._changed:
-                late, call.over = not call.over, True
-            if late:
+                is_late, call.over = not call.over, True
+            if is_late:
                 raise FleetError(
-                    f"Ray gave no answer to {name} within {timeout_s:.0f} s",
-                    "`polyfleet doctor` tells what the server waits for",
+                    f"Ray did not answer the request to {name} within {timeout_s:.0f} s",
+                    "`polyfleet doctor` shows what the server waits for",
                 ) from None
-            value, error = answer.get()  # whoever was quicker is about to put it
+            value, error = replies.get()  # the call has just finished and is about to put its result
         if error is not None:
             raise error
         return value
 
     def forget(self) -> None:
-        """The cluster was left: whoever waits for what is still asked of it is told so, and the threads in there do not
-        count.
+        """Abandon all calls to a cluster that was left.
+
+        Waiting callers get ClusterLeft, and threads that are still in a call no longer count.
         """
         with self._changed:
             self._generation += 1
-            waited_for = [call for call in self._calls if not call.over]
-            for call in waited_for:
+            abandoned = [call for call in self._calls if not call.over]
+            for call in abandoned:
                 call.over = True
             self._calls.clear()
             self._waiting.clear()
             self._threads = self._idle = 0
             self._changed.notify_all()
-        for call in waited_for:
+        for call in abandoned:
             _done(call, None, ClusterLeft(call.name))
 
     def _begin(self, call: _Call) -> None:
@@ -181,8 +195,8 @@ class Engine:
                 error = e
         with self._changed:
             self._calls.discard(call)
-            late, call.over = call.over, True
-        if not late:
+            is_late, call.over = call.over, True
+        if not is_late:
             _done(call, value, error)
         elif value is not None:
             _given_up(call, value)
@@ -192,33 +206,33 @@ def _done(call: _Call, value: Any, error: BaseException | None) -> None:
     try:
         call.done(value, error)
     except Exception:
-        log.exception("the answer to %s is dropped", call.name)
+        log.exception("the result of the call to %s is dropped", call.name)
 
 
 def _given_up(call: _Call, value: Any) -> None:
     try:
         call.given_up(value)
     except Exception:
-        log.exception("what %s gave too late is not given back", call.name)
+        log.exception("the late result of the call to %s could not be given back", call.name)
 
 
 def _ignore(_: Any) -> None: ...
 
 
 RAY = Engine()
-"""Ray is one for the whole process, and so are the threads that wait for it."""
+"""One for the process, as there is one Ray connection."""
 
 
 def in_time(
     name: str, timeout_s: float, given_up: Callable[[Any], None] | None = None
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A function that calls Ray is made in a thread of RAY. It may raise FleetError, when it takes too long."""
+    """Decorator: run a function that calls Ray in a thread of RAY. It raises FleetError after `timeout_s`."""
 
     def bound(function: Callable[P, T]) -> Callable[P, T]:
         @wraps(function)
         def bounded(*args: P.args, **kwargs: P.kwargs) -> T:
-            made: T = RAY.run(name, lambda: function(*args, **kwargs), timeout_s, given_up)
-            return made
+            result: T = RAY.run(name, lambda: function(*args, **kwargs), timeout_s, given_up)
+            return result
 
         return bounded
 

@@ -1,4 +1,4 @@
-"""Whether Ray has room on its nodes for what is to be reserved, and who holds it where it has not."""
+"""Check whether Ray's nodes have free resources for a reservation, and otherwise what uses them."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,31 +10,33 @@ from cluster.paths import home
 
 PLACES = 4
 SMALLEST = 10.0**-PLACES
-"""Ray counts in ten-thousandths: each amount is rounded to that."""
+"""Ray counts resources in units of 0.0001 and rounds each amount to that."""
 
 Resources = dict[str, float]
 
 
 class NoRoom(FleetError):
-    """Ray did not reserve `wanted` (Ray resources by node). `short`: the nodes that do not have it free; `unheld`:
-    those of them where nobody whom Ray knows holds it.
+    """Ray did not reserve `wanted` (Ray resources by node).
+
+    `short`: nodes where they are not free; `unheld`: those of them where nothing that Ray lists uses them.
     """
 
-    def __init__(self, wanted: Mapping[str, Resources], short: Sequence[str], unheld: Sequence[str]):
-        super().__init__(_said(wanted, short, unheld))
-        self.args = (dict(wanted), tuple(short), tuple(unheld))
-        self.wanted, self.short, self.unheld = wanted, tuple(short), tuple(unheld)
+    def __init__(self, requested: Mapping[str, Resources], short: Sequence[str], unheld: Sequence[str]):
+        super().__init__(_said(requested, short, unheld))
+        self.args = (dict(requested), tuple(short), tuple(unheld))
+        self.wanted, self.short, self.unheld = requested, tuple(short), tuple(unheld)
 
     def named(self, names: Mapping[str, str]) -> "NoRoom":
-        """With names for Ray ids."""
+        """The same error with node names instead of Ray ids."""
         short, unheld = ([names[node] for node in nodes] for nodes in (self.short, self.unheld))
-        return NoRoom({names[node]: wanted for node, wanted in self.wanted.items()}, short, unheld)
+        return NoRoom({names[node]: requested for node, requested in self.wanted.items()}, short, unheld)
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What Ray tells of its nodes, by Ray id: what they have, what is free, what placement groups hold there, and
-    which may run what others started (`shared`).
+    """Ray's resources, by Ray id of the node.
+
+    `has`: total; `free`; `held`: reserved by placement groups. `shared`: nodes that may run work of other programs.
     """
 
     has: Mapping[str, Resources]
@@ -44,46 +46,46 @@ class Held:
 
 
 def fits(bundles: Sequence[Resources], ray_node_ids: Sequence[str], free: Mapping[str, Resources]) -> bool:
-    """Whether every node has room for the sum of its bundles. `free` is by node; a dead one is not in it."""
-    return all(_covers(free.get(node, {}), wanted) for node, wanted in _sums(bundles, ray_node_ids).items())
+    """Check that every node has the sum of its bundles free. `free` is by node, without dead ones."""
+    return all(_covers(free.get(node, {}), requested) for node, requested in _sums(bundles, ray_node_ids).items())
 
 
 def short(bundles: Sequence[Resources], ray_node_ids: Sequence[str]) -> NoRoom:
-    """The error that says which nodes have no room, and why. Asks Ray."""
+    """Make the error that names the nodes without free resources, and the reason. Calls Ray."""
     return explained(bundles, ray_node_ids, _ask())
 
 
 def explained(bundles: Sequence[Resources], ray_node_ids: Sequence[str], ray: Held) -> NoRoom:
-    """As `short`, from what Ray has told."""
-    wanted = _sums(bundles, ray_node_ids)
-    lacking = [node for node in wanted if not _covers(ray.free.get(node, {}), wanted[node])]
-    unheld = [node for node in lacking if _is_unheld(node, wanted[node], ray)]
-    return NoRoom(wanted, lacking, unheld)
+    """Same as `short`, but from resources that were already read."""
+    requested = _sums(bundles, ray_node_ids)
+    lacking = [node for node in requested if not _covers(ray.free.get(node, {}), requested[node])]
+    unheld = [node for node in lacking if _is_unheld(node, requested[node], ray)]
+    return NoRoom(requested, lacking, unheld)
 
 
-def _said(wanted: Mapping[str, Resources], lacking: Sequence[str], unheld: Sequence[str]) -> str:
+def _said(requested: Mapping[str, Resources], lacking: Sequence[str], unheld: Sequence[str]) -> str:
     if not lacking:
-        return f"Ray reports {_amounts(wanted, wanted)} as free, but did not reserve them in time"
-    needed = f"Ray does not report {_amounts(wanted, lacking)} as free"
+        return f"Ray reports {_amounts(requested, requested)} as free, but did not reserve them in time"
+    needed = f"Ray does not report {_amounts(requested, lacking)} as free"
     if len(unheld) == len(lacking):
         return f"{needed}: nothing that Ray lists uses them, so Ray missed that they were given back"
     return f"{needed}: another program of this Ray cluster uses them, or Ray missed that they were given back"
 
 
-def _amounts(wanted: Mapping[str, Resources], nodes: Iterable[str]) -> str:
+def _amounts(requested: Mapping[str, Resources], nodes: Iterable[str]) -> str:
     """`1 CPU and 2 GPU of node a`"""
     return ", ".join(
-        f"{' and '.join(f'{amount:g} {name}' for name, amount in wanted[node].items())} of node {node}"
+        f"{' and '.join(f'{amount:g} {name}' for name, amount in requested[node].items())} of node {node}"
         for node in nodes
     )
 
 
-def _is_unheld(node: str, wanted: Resources, ray: Held) -> bool:
+def _is_unheld(node: str, requested: Resources, ray: Held) -> bool:
     if node not in ray.has or node not in ray.free or node in ray.shared:
         return False
     held = ray.held.get(node, {})
-    left = {resource: amount - held.get(resource, 0.0) for resource, amount in ray.has[node].items()}
-    return _covers(left, wanted)
+    remaining = {resource: amount - held.get(resource, 0.0) for resource, amount in ray.has[node].items()}
+    return _covers(remaining, requested)
 
 
 def _sums(bundles: Sequence[Resources], ray_node_ids: Sequence[str]) -> dict[str, Resources]:
@@ -93,27 +95,28 @@ def _sums(bundles: Sequence[Resources], ray_node_ids: Sequence[str]) -> dict[str
 def _by_node(parts: Iterable[tuple[str, Resources]]) -> dict[str, Resources]:
     sums: dict[str, Resources] = {}
     for node, bundle in parts:
-        so_far = sums.setdefault(node, {})
+        node_sums = sums.setdefault(node, {})
         for resource, amount in bundle.items():
-            so_far[resource] = so_far.get(resource, 0.0) + round(amount, PLACES)
+            node_sums[resource] = node_sums.get(resource, 0.0) + round(amount, PLACES)
     return sums
 
 
-def _covers(free: Mapping[str, float], wanted: Resources) -> bool:
-    return all(amount <= free.get(resource, 0.0) + SMALLEST for resource, amount in wanted.items())
+def _covers(free: Mapping[str, float], requested: Resources) -> bool:
+    return all(amount <= free.get(resource, 0.0) + SMALLEST for resource, amount in requested.items())
 
 
 def withholds(ray_id: str) -> bool:
-    """Whether Ray reserves something there for nobody: no group lies there and nobody else runs there, yet not all is
-    free. Asks Ray.
+    """Check whether Ray keeps resources of a node reserved for nothing. Calls Ray.
+
+    That is: no placement group and no other program is on the node, yet not all of it is free.
     """
     return is_withheld(ray_id, _ask())
 
 
 def is_withheld(ray_id: str, ray: Held) -> bool:
-    """As `withholds`, from what Ray has told."""
-    known = ray_id in ray.has and ray_id in ray.free
-    if not known or ray_id in ray.shared or ray.held.get(ray_id):
+    """Same as `withholds`, but from resources that were already read."""
+    is_listed = ray_id in ray.has and ray_id in ray.free
+    if not is_listed or ray_id in ray.shared or ray.held.get(ray_id):
         return False
     counted = {resource: amount for resource, amount in ray.has[ray_id].items() if "memory" not in resource}
     return not _covers(ray.free[ray_id], counted)
@@ -135,15 +138,15 @@ def _ask() -> Held:
 
 
 def held(groups: Iterable[Mapping[str, Any]]) -> dict[str, Resources]:
-    """By node, what placement groups hold there. `groups`: rows of Ray's table."""
-    standing = [row for row in groups if row["state"] != "REMOVED"]
+    """Resources that placement groups hold, by node. `groups`: rows of Ray's table."""
+    existing = [row for row in groups if row["state"] != "REMOVED"]
     return _by_node(
-        (node, row["bundles"][n]) for row in standing for n, node in row["bundles_to_node_id"].items() if node
+        (node, row["bundles"][n]) for row in existing for n, node in row["bundles_to_node_id"].items() if node
     )
 
 
 def _has_other_drivers() -> bool:
-    """Their tasks may run anywhere."""
+    """Whether other programs use this cluster: their tasks may run on any node."""
     import ray
     from ray._private.state import state
 
@@ -152,7 +155,7 @@ def _has_other_drivers() -> bool:
 
 
 def _shared() -> frozenset[str]:
-    """Nodes with an actor that is not our agent there: it may hold resources without a group."""
+    """Nodes with an actor other than our agent: it may use resources without a placement group."""
     from ray._private.state import state
     from ray.util import list_named_actors
 
@@ -164,8 +167,9 @@ def _shared() -> frozenset[str]:
 
 
 def shared(actors: Iterable[Mapping[str, Any]], foreign: Collection[str]) -> frozenset[str]:
-    """Nodes with a living actor that is not our agent there. `foreign`: names that actors bear in other namespaces:
-    agents of other fleets are called like ours.
+    """Nodes with a running actor other than our agent.
+
+    `foreign`: names of actors in other namespaces, because agents of other fleets have the same names as ours.
     """
     rows = [(row["Address"]["NodeID"], row["Name"]) for row in actors]
     return frozenset(node for node, name in rows if name != agent_name(node) or name in foreign)

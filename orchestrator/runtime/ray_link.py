@@ -1,4 +1,7 @@
-"""This process's place in the fleet's Ray cluster: it joins, and parts when that cluster is over. It never waits."""
+"""Membership of this process in the fleet's Ray cluster: join it, and disconnect when it has ended.
+
+Never waits.
+"""
 
 import logging
 import time
@@ -27,9 +30,11 @@ HEAD_STARTS = "the fleet's head is starting"
 
 
 class Link:
-    """`fleet` is the record of the cluster we are in, or None. `holding` is "" or why nothing new can be started there,
-    while agents and attempts are followed as ever. Messages: ("joined", fleet, error or None), ("left", fleet, error or
-    None), ("parted", error or None). Only the controller's thread calls it.
+    """State of the membership. Only the controller's thread uses it.
+
+    `fleet`: record of the joined cluster, or None. `holding`: why no job can be started there, or ""; agents and
+    attempts are followed as usual. Posts ("joined", fleet, error or None), ("left", fleet, error or None) and
+    ("parted", error or None).
     """
 
     def __init__(self, agents: Agents, post: Callable[[tuple[Any, ...]], None]):
@@ -43,13 +48,14 @@ class Link:
         self._raylet: ProcessId | None = None
 
     def trouble(self, recorded: FleetRecord | None, give_back: Callable[[], None]) -> str:
-        """ "" when we are in the recorded fleet's cluster, else why not; what leads there is begun. A fleet that
-        another server has taken over is left to it.
+        """Return "" if we are in the recorded fleet's cluster, else why not, and start the steps towards it.
 
-        A head that is gone is no trouble but `holding`: agents are asked without it, and it comes back to the same
-        cluster. When it is back, the cluster is joined anew: the head's own node, which we used, is another.
+        A fleet that another server has taken over is left to that server.
 
-        `give_back` returns what we hold of a cluster that is to be left; it may wait.
+        If the head is gone, only `holding` is set: agents answer without it, and it restarts with the same cluster.
+        The cluster is then joined again, because the head's own node, through which we worked, is a new one.
+
+        `give_back` returns what we hold in a cluster that we leave; it may wait.
         """
         self.holding = ""
         if self._under_way:
@@ -76,7 +82,7 @@ class Link:
         return f"joining the Ray cluster at {recorded.address} again"
 
     def joined(self, fleet: FleetRecord, error: BaseException | None) -> bool:
-        """Whether it worked."""
+        """Handle the result of joining; return whether it succeeded."""
         self._under_way, self._since_s = "", time.monotonic()
         self._failed = "" if error is None else first_line(error)
         self._failures = 0 if error is None else self._failures + 1
@@ -84,27 +90,27 @@ class Link:
         return error is None
 
     def left(self, fleet: FleetRecord, error: BaseException | None) -> None:
-        """The record says so too, for the `down` that waits for it."""
+        """Handle the result of leaving, and record it for the `polyfleet down` that waits for this."""
         if error is not None:
-            log.warning("leaving %s: %s", fleet.address, first_line(error))
+            log.warning("leaving the Ray cluster at %s failed: %s", fleet.address, first_line(error))
         self._under_way, self.fleet = "", None
         self._agents.clear()
         try:
             fleet_record.write(replace(fleet, state="left"))
-        except OSError as e:  # it still says that it is leaving, and comes here again
-            log.warning("that %s was left cannot be written down, and is tried again: %s", fleet.address, e)
+        except OSError as e:  # the record still says `leaving`, so this is repeated
+            log.warning("leaving %s could not be recorded; it will be retried: %s", fleet.address, e)
 
     def close(self) -> None:
-        """At the server's end; a head that does not answer does not keep it."""
+        """Disconnect when the server ends, within END_S even if the head does not answer."""
         if self.fleet is None:
             return
         try:
-            RAY.run("part from the cluster", connect.disconnect, END_S)
+            RAY.run("disconnect from the cluster", connect.disconnect, END_S)
         except FleetError as e:
             log.warning("%s", e)
 
     def _join(self, fleet: FleetRecord) -> str:
-        """The reason why we are not in it yet."""
+        """Start joining if possible; return why we have not joined yet."""
         if not _answers(fleet):
             return HEAD_GONE if fleet.headless else HEAD_STARTS
         if not self._failed or time.monotonic() - self._since_s > _rest_s(fleet, self._failures):
@@ -113,64 +119,71 @@ class Link:
         return self._failed or f"joining the Ray cluster at {fleet.address}"
 
     def _enter(self, fleet: FleetRecord) -> None:
-        """In a thread of RAY."""
+        """Join; runs in a thread of RAY."""
         connect.prepare(fleet)
         self._raylet = connect.connect(fleet)
 
     def _works(self) -> bool:
-        """Whether the raylet that we work through lives, where it may end without the head: it was cut off from it, or
-        whoever runs it has stopped it.
+        """Whether the raylet that we work through is running.
+
+        It may end without the head, if it was cut off from the head or stopped by its owner.
         """
         return self._raylet is None or alive(self._raylet)
 
     def _leave(self, fleet: FleetRecord, give_back: Callable[[], None]) -> None:
         self._begin(f"leaving the Ray cluster at {fleet.address}")
-        there = self.fleet is not None
-        self._ask("leave the cluster", lambda: _leave(give_back) if there else None, LEAVE_S, ("left", fleet))
+        has_joined = self.fleet is not None
+        self._ask("leave the cluster", lambda: _leave(give_back) if has_joined else None, LEAVE_S, ("left", fleet))
 
     def _part(self) -> None:
-        """That cluster is over, or its head is another."""
+        """Disconnect from a cluster that has ended or has a new head."""
         if self.fleet is None:
             return
-        log.info("parting from the Ray cluster at %s", self.fleet.address)
+        log.info("disconnecting from the Ray cluster at %s", self.fleet.address)
         address, self.fleet = self.fleet.address, None
         self._agents.clear()
         RAY.forget()
-        self._begin(f"parting from the Ray cluster at {address}")
-        self._ask("part from the cluster", connect.disconnect, LEAVE_S, ("parted",))
+        self._begin(f"disconnecting from the Ray cluster at {address}")
+        self._ask("disconnect from the cluster", connect.disconnect, LEAVE_S, ("parted",))
 
     def parted(self, error: BaseException | None) -> None:
         self._under_way = ""
         if error is not None:
-            log.warning("parting from a cluster: %s", first_line(error))
+            log.warning("disconnecting from a Ray cluster failed: %s", first_line(error))
 
-    def _begin(self, what: str) -> None:
-        self._under_way, self._since_s = what, time.monotonic()
+    def _begin(self, activity: str) -> None:
+        self._under_way, self._since_s = activity, time.monotonic()
 
     def _ask(self, name: str, make: Callable[[], Any], limit_s: float, message: tuple[Any, ...]) -> None:
-        """The answer is `message` with None or the error."""
+        """Start a call to Ray; its result is posted as `message` with None or the error."""
         RAY.ask(name, make, limit_s, lambda e: self._post((*message, e if isinstance(e, BaseException) else None)))
 
 
 def before_joining(fleet: FleetRecord | None) -> str:
-    """Why a server that has just started serves no fleet yet."""
+    """Why a server that has just started does not serve a fleet yet."""
     return f"joining the Ray cluster at {fleet.address}" if fleet and fleet.state == "up" else _no_cluster(fleet)
 
 
 def _no_cluster(fleet: FleetRecord | None) -> str:
-    """Why there is no cluster to be in, or ""."""
+    """Why there is no cluster to join, or ""."""
     if fleet is None:
         return NO_FLEET
     return "" if fleet.state == "up" else f"the fleet is {fleet.state}"
 
 
 def _answers(fleet: FleetRecord) -> bool:
-    """Whether the head of an embedded fleet lives and listens: parting and joining wait for one that does not."""
+    """Whether the head is running and listening; true for clusters of others, of which this is not known.
+
+    Joining and disconnecting would block on a head that does not listen.
+    """
     return not fleet.embedded or not (fleet.headless or listener_uids(port_of(fleet.address)) == frozenset())
 
 
 def _rest_s(fleet: FleetRecord, failures: int) -> float:
-    """Before the next try. Where nodes are others' to start again, and ours to be started with each try, it grows."""
+    """Seconds until the next try to join.
+
+    Grows for clusters of others, where each try starts a node of ours.
+    """
     return AGAIN_S if fleet.embedded else min(LONGEST_REST_S, AGAIN_S * 2.0 ** min(failures, 9))
 
 

@@ -1,5 +1,6 @@
-"""The thread that starts again what the embedded fleet has lost, and nodes that are to be. A cluster that others run is
-theirs to repair.
+"""Thread that restarts lost parts of our own fleet, and nodes on request.
+
+Clusters of others are not repaired.
 """
 
 import logging
@@ -14,21 +15,27 @@ from cluster.node_repair import NodeRepair
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.2
-"""A look takes a millisecond; attempts on a lost node have one lease until its next agent is there."""
+"""A check takes a millisecond. Attempts on a lost node end with their lease unless its next agent is up by then."""
 REST_S = 5.0
-"""After a look that failed for a reason that nobody foresaw: the next one may fail alike."""
+"""Pause after a check with an unexpected error: the next one may fail in the same way."""
 SWITCH = "POLYFLEET_REPAIR"
 ASKED_S = 10.0
-"""A node is to be ended at once or not at all: while a head is being started again, jobs may be placed there anew."""
+"""Requests older than this are dropped: while the head was restarting, jobs may have been placed on the node."""
 
 
 def wanted(environment: Mapping[str, str] = os.environ) -> bool:
-    """POLYFLEET_REPAIR=off leaves lost nodes as they are, for whoever wants to look at them."""
+    """Whether repair is on.
+
+    POLYFLEET_REPAIR=off leaves lost nodes as they are, so that they can be inspected.
+    """
     return environment.get(SWITCH, "").lower() not in ("off", "0", "false", "no")
 
 
 class RepairThread(threading.Thread):
-    """`repaired` gets a node and a sentence. `waiting` says by node why a lost one is not started now."""
+    """The repair thread.
+
+    `repaired` gets a node and a sentence. `waiting`: by node, why it is not restarted now.
+    """
 
     def __init__(self, repaired: Callable[[str, str], None]):
         super().__init__(name="repair", daemon=True)
@@ -39,36 +46,37 @@ class RepairThread(threading.Thread):
         self._ended: dict[str, str] = {}
         self.waiting: Mapping[str, str] = {}
 
-    def restart(self, node: str, why: str) -> bool:
-        """End that node, on which nothing runs, and start it again. Does not wait. False where that was done too often
-        lately: ended, it would be away for minutes.
+    def restart(self, node: str, reason: str) -> bool:
+        """Request that an idle node is ended and restarted; does not wait.
+
+        Returns False if the node was restarted too often lately: it would then stay down for minutes.
         """
         if self._repairs.is_held(node):
             return False
-        self._asked.append((time.monotonic(), node, why))
+        self._asked.append((time.monotonic(), node, reason))
         return True
 
     def run(self) -> None:
-        failed = 0
-        while not self._closing.wait(REST_S if failed else LOOK_EVERY_S):
+        failures = 0
+        while not self._closing.wait(REST_S if failures else LOOK_EVERY_S):
             try:
                 self._end()
-                done = self._repairs.restart_lost()
+                result = self._repairs.restart_lost()
             except Exception:
-                failed += 1
-                if failed & (failed - 1) == 0:  # the 1st, 2nd, 4th, 8th, … time
-                    log.exception("looking for lost nodes failed %d times; it is tried every %.0f s", failed, REST_S)
+                failures += 1
+                if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, … time
+                    log.exception("checking for lost nodes failed %d times; retrying every %.0f s", failures, REST_S)
                 continue
-            failed, self.waiting = 0, done.waiting
-            for node in done.started:
+            failures, self.waiting = 0, result.waiting
+            for node in result.started:
                 self._repaired(node, self._ended.pop(node, f"node {node} had ended and was started again"))
 
     def _end(self) -> None:
         while self._asked:
-            asked_s, node, why = self._asked.popleft()
-            if time.monotonic() - asked_s < ASKED_S:
+            requested_s, node, reason = self._asked.popleft()
+            if time.monotonic() - requested_s < ASKED_S:
                 self._repairs.end(node)
-                self._ended[node] = why
+                self._ended[node] = reason
 
     def close(self) -> None:
         self._closing.set()

@@ -1,7 +1,7 @@
-"""Every allocation is backed by a Ray placement group, so that other users of the same Ray cluster are respected.
+"""Ray placement groups behind our allocations, so that other programs in the cluster see them.
 
-A group bears the name of its place (core/attempts.py), not of an attempt: the next attempt on the same devices takes it
-over as it is.
+A group is named after its devices (`place`, core/attempts.py), not after an attempt: the next attempt on the same
+devices takes it over.
 """
 
 import threading
@@ -18,12 +18,14 @@ WAIT_S = 10.0
 LOOK_EVERY_S = 0.005
 LIMIT_S = 10.0
 PENDING_S = 2.0
-"""Ray tries a group that did not fit again every second."""
+"""Seconds to wait for a pending group: Ray retries a group that did not fit every second."""
 
 
 class _Places:
-    """Who may change the reservation of a place: of one cluster, one call at a time, also those that are late, as after
-    a head that did not answer. A reservation that came too late goes back, unless the next launch has taken it over.
+    """Locks and newest groups: per cluster, one call at a time changes the reservation of a place.
+
+    That includes late calls, after a head that did not answer. A reservation that arrives too late is removed, unless
+    the next launch has taken it over.
     """
 
     def __init__(self) -> None:
@@ -31,7 +33,7 @@ class _Places:
         self._newest: dict[str, Any] = {}
 
     def alone(self, place: str) -> threading.Lock:
-        """A call to a cluster that was left may never return, and keeps nobody in the next one waiting."""
+        """Lock of a place in the current cluster. Calls to a cluster that was left may hold theirs for ever."""
         return self._locks.setdefault((RAY.cluster, place), threading.Lock())
 
     def handed_out(self, place: str, group: Any) -> None:
@@ -59,8 +61,9 @@ def _remove(group: Any) -> None:
 
 @in_time("reserve devices", 2 * WAIT_S + LIMIT_S, given_up=_PLACES.came_late)
 def reserve(place: str, bundles: list[Resources], ray_node_ids: list[str]) -> Any:
-    """Hold `bundles[i]` on node i until released, whoever lives; what is held there already stays. Raises NoRoom
-    when others hold them.
+    """Reserve `bundles[i]` on node i until released, independent of this process.
+
+    An existing group for the place on these nodes is kept. Raises NoRoom if the resources are not free.
     """
     with _PLACES.alone(place):
         group = _reserve(place, bundles, ray_node_ids)
@@ -69,18 +72,20 @@ def reserve(place: str, bundles: list[Resources], ray_node_ids: list[str]) -> An
 
 
 def _reserve(place: str, bundles: list[Resources], ray_node_ids: list[str]) -> Any:
-    """None where nobody waits for it any more: what is begun late would be removed while Ray is still at it, and Ray
-    may then go on reserving its resources for nobody.
+    """Reserve, or return None if the caller has stopped waiting.
+
+    A group created late would be removed while Ray is still creating it, and Ray might then keep its resources reserved
+    for nothing.
     """
     from ray.util.placement_group import placement_group
 
-    held = _find(place)
+    existing = _find(place)
     if RAY.late:
         return None
-    if held is not None:
-        if _settled(held) and _lies_on(held, ray_node_ids):
-            return held
-        _remove(held)
+    if existing is not None:
+        if _settled(existing) and _lies_on(existing, ray_node_ids):
+            return existing
+        _remove(existing)
     _await_room(bundles, ray_node_ids)
     if RAY.late:
         return None
@@ -99,7 +104,7 @@ def _name(place: str) -> str:
 
 
 def _find(place: str) -> Any:
-    """By name: Ray's table keeps all that ever were."""
+    """Find the group of a place by its name, because Ray's table also keeps removed groups."""
     from ray.util.placement_group import get_placement_group
 
     try:
@@ -109,7 +114,7 @@ def _find(place: str) -> Any:
 
 
 def _settled(group: Any) -> bool:
-    """Whether it stands. One that a server before us began may still be under way."""
+    """Check that a group is created; wait shortly for one that an earlier server has requested."""
     return _state(group) == "CREATED" or (_state(group) == "PENDING" and bool(group.wait(timeout_seconds=PENDING_S)))
 
 
@@ -120,16 +125,18 @@ def _state(group: Any) -> str:
 
 
 def _lies_on(group: Any, ray_node_ids: list[str]) -> bool:
-    """A node that was started again has another id."""
+    """Check that a group is on exactly these nodes. A restarted node has a new id."""
     from ray.util.placement_group import placement_group_table
 
-    lies = placement_group_table(group).get("bundles_to_node_id", {})
-    return [lies.get(i) for i in range(len(ray_node_ids))] == ray_node_ids
+    node_by_bundle = placement_group_table(group).get("bundles_to_node_id", {})
+    return [node_by_bundle.get(i) for i in range(len(ray_node_ids))] == ray_node_ids
 
 
 def _await_room(bundles: list[Resources], ray_node_ids: list[str]) -> None:
-    """What an attempt gave back reaches the head up to 0.1 s later, and Ray looks only once a second at a group that
-    did not fit at first: so look ourselves, and ask when there is room. Raises NoRoom when there comes none.
+    """Wait until the nodes have the resources free. Raises NoRoom after WAIT_S.
+
+    Resources that an attempt gave back reach the head up to 0.1 s later, and Ray retries a group that did not fit only
+    once a second. Polling before the group is requested is faster.
     """
     from ray._private.state import available_resources_per_node
 
@@ -141,7 +148,10 @@ def _await_room(bundles: list[Resources], ray_node_ids: list[str]) -> None:
 
 
 def give_back(place: str) -> None:
-    """Nothing when it holds nothing, and where nobody waits for it any more: it is asked for again, or taken over."""
+    """Remove the group of a place, if there is one.
+
+    Does nothing if the caller has stopped waiting: the release is repeated, or the next attempt takes the group over.
+    """
     with _PLACES.alone(place):
         group = _find(place)
         if group is not None and not RAY.late:
@@ -150,7 +160,7 @@ def give_back(place: str) -> None:
 
 
 def list_held() -> frozenset[str]:
-    """The places of ours that are held in this Ray cluster."""
+    """Places for which we hold a group in this Ray cluster."""
     from ray.util.placement_group import placement_group_table
 
     prefix = _name("")

@@ -1,6 +1,6 @@
-"""The checkpoint that an attempt goes on from: found among all that its nodes left, and copied to where they run.
+"""Find the checkpoint that an attempt resumes from, and copy it to the storage of the attempt's nodes.
 
-Nodes of one pool may see one storage (a mount that they share) or each its own disk: their `storage_id` tells.
+Nodes of a pool may share one storage (a mount) or have a disk each; their `storage_id` shows which.
 """
 
 import time
@@ -28,7 +28,7 @@ RESUME_FROM = "checkpoint.resume_from"
 
 
 class UnusableError(SpecError):
-    """What the job was told to start from is not there: its user alone can help."""
+    """The checkpoint in the job's `checkpoint.resume_from` does not exist: only the user can correct this."""
 
     def __init__(self, message: str, remedy: str):
         super().__init__(RESUME_FROM, message, remedy)
@@ -37,8 +37,10 @@ class UnusableError(SpecError):
 
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """`found`: pool, path and step of what the attempt goes on from, as its nodes see it; None: from its beginning.
-    `missed` says which newer checkpoint could not be reached.
+    """Result of `bring`.
+
+    `found`: pool, path and step of the checkpoint to resume from, as the attempt's nodes see it; None: start from the
+    beginning. `missed`: sentence on a newer checkpoint that could not be reached, or "".
     """
 
     found: Data | None
@@ -49,119 +51,135 @@ class Bringer:
     def __init__(self, agents: Agents, checkpoints: CheckpointService):
         self.agents, self.checkpoints = agents, checkpoints
 
-    def bring(self, asked: Launch, does: Does) -> Brought:
-        """What is in its way is trouble of the fleet, FleetError: tried again; not so what is absent (UnusableError)
-        or damaged (CheckpointError).
+    def bring(self, launch: Launch, set_activity: Does) -> Brought:
+        """Find and copy the checkpoint for a launch.
+
+        Raises UnusableError if it does not exist, CheckpointError if it is damaged, and FleetError, after which the
+        launch is retried, for all else.
         """
         try:
-            return self._bring(asked, does)
+            return self._bring(launch, set_activity)
         except (UnusableError, CheckpointError):
             raise
         except UserError as e:
             raise FleetError(e.message, e.remedy) from e
 
-    def _bring(self, asked: Launch, does: Does) -> Brought:
-        """The job's newest checkpoint, else the one it was told to start from, in the storage of each of its nodes.
+    def _bring(self, launch: Launch, set_activity: Does) -> Brought:
+        """Copy the job's newest checkpoint, or else its `resume_from`, to the storage of each of its nodes.
 
-        Its bytes are proved while they move, or by the ranks that load them. One that is damaged is marked where it
-        lies, and the one before it moves.
+        The data is verified while it is copied, or by the ranks that load it. A damaged checkpoint is marked as such in
+        its storage, and the one before it is used.
         """
         tried = set[CheckpointLocation]()
         while True:
-            does("looks for the newest checkpoint")
-            source = self._newest(asked)
-            missed = self._missed(asked, source)
-            if source is None and asked.resume_from:
-                source = self._asked_for(asked.resume_from, asked.pool)
+            set_activity("looks for the newest checkpoint")
+            source = self._newest(launch)
+            missed = self._missed(launch, source)
+            if source is None and launch.resume_from:
+                source = self._asked_for(launch.resume_from, launch.pool)
             if source is None:
                 return Brought(None, missed)
-            targets = self._targets(asked, source)
-            same = source["pool"] == asked.pool or not targets
-            final = source["path"] if same else f"{asked.job}/{Path(source['path']).name}"
-            if self._moved(asked, (source, final), targets, tried, does):
-                found = {"pool": asked.pool, "path": final, "step": source["step"]}
-                return Brought(found, missed)
+            targets = self._targets(launch, source)
+            is_same_pool = source["pool"] == launch.pool or not targets
+            final = source["path"] if is_same_pool else f"{launch.job}/{Path(source['path']).name}"
+            if self._moved(launch, (source, final), targets, tried, set_activity):
+                checkpoint = {"pool": launch.pool, "path": final, "step": source["step"]}
+                return Brought(checkpoint, missed)
 
     def _moved(
-        self, asked: Launch, what: tuple[Data, str], targets: list[str], tried: set[CheckpointLocation], does: Does
+        self,
+        launch: Launch,
+        source_and_path: tuple[Data, str],
+        targets: list[str],
+        tried: set[CheckpointLocation],
+        set_activity: Does,
     ) -> bool:
-        """Copied to each of `targets`. False where it was found damaged: another one is looked for."""
-        source, final = what
-        there, reader = CheckpointLocation(source["pool"], source["path"]), source["node"]
+        """Copy a checkpoint to each of `targets`.
+
+        Return False if it is damaged: the caller then tries another one.
+        """
+        source, final = source_and_path
+        location, reader = CheckpointLocation(source["pool"], source["path"]), source["node"]
         for node in targets:
-            copies = f"copies step {source['step']} from {_where(source, asked.pool)}"
-            does(copies)
-            progress = partial(_copying, does, copies)
+            activity = f"copies step {source['step']} from {_where(source, launch.pool)}"
+            set_activity(activity)
+            progress = partial(_copying, set_activity, activity)
             try:
-                self.checkpoints.move((reader, there), node, final, progress)
+                self.checkpoints.move((reader, location), node, final, progress)
             except CheckpointError as e:
-                if there in tried:
+                if location in tried:
                     raise
-                does(f"reads all of {there}, which could not be copied")
-                if self.checkpoints.is_sound(reader, there):
-                    raise FleetError(f"{there} is sound, and did not reach {node}: {e.message}") from e
-                tried.add(there)
+                set_activity(f"reads all of {location}, which could not be copied")
+                if self.checkpoints.is_sound(reader, location):
+                    raise FleetError(f"{location} is intact, but could not be copied to {node}: {e.message}") from e
+                tried.add(location)
                 return False
         return True
 
-    def _targets(self, asked: Launch, source: Data) -> list[str]:
-        """One node for each storage of the attempt's nodes, but for the one that it lies in."""
-        by_storage = {self._storage_of(node, asked.pool): node for node in reversed(asked.nodes)}
+    def _targets(self, launch: Launch, source: Data) -> list[str]:
+        """One node for each storage of the attempt's nodes, except the one that has the checkpoint."""
+        by_storage = {self._storage_of(node, launch.pool): node for node in reversed(launch.nodes)}
         by_storage.pop(source["storage"], None)
         return list(by_storage.values())
 
-    def _newest(self, asked: Launch) -> Data | None:
-        """Of all pools the job has been to: an attempt cut off from us may have saved after it last reported. Copies of
-        it may lie in others.
+    def _newest(self, launch: Launch) -> Data | None:
+        """The job's newest checkpoint in all pools that it has run in or that have copies.
+
+        An attempt that was cut off from the server may have saved after its last report.
         """
-        found = []
-        for pool in dict.fromkeys((*asked.visited, *(replica["pool"] for replica in asked.replicas))):
+        checkpoints = []
+        for pool in dict.fromkeys((*launch.visited, *(replica["pool"] for replica in launch.replicas))):
             for storage, node in self._storages(pool).items():
-                if newest := self.checkpoints.newest(node, CheckpointLocation(pool, asked.job)):
-                    found.append(newest | {"node": node, "storage": storage})
-        return max(found, key=lambda f: int(f["step"]), default=None)
+                if newest := self.checkpoints.newest(node, CheckpointLocation(pool, launch.job)):
+                    checkpoints.append(newest | {"node": node, "storage": storage})
+        return max(checkpoints, key=lambda f: int(f["step"]), default=None)
 
-    def _missed(self, asked: Launch, newest: Data | None) -> str:
-        """Which newer checkpoint of the job is known and lies where no node can look, "" when there is none.
+    def _missed(self, launch: Launch, newest: Data | None) -> str:
+        """Return a sentence on a newer known checkpoint that no node can read now, or "".
 
-        Raises FleetError where the job waits for it: where no node of its pool is up and there is no copy elsewhere to
-        go on from, and where its user said so. Progress is not thrown away in silence.
+        Raises FleetError if the job waits for that checkpoint, so that progress is not lost silently: when no node of
+        its pool is up and there is no copy elsewhere, and when `recovery.on_disconnect` is `wait`.
         """
-        known = asked.known
-        if known is None or (newest is not None and newest["step"] >= known["step"]):
+        last = launch.known
+        if last is None or (newest is not None and newest["step"] >= last["step"]):
             return ""
-        pool = known["pool"]
+        pool = last["pool"]
         storages = self._storages(pool)
         if not storages:
-            said = f"the newest checkpoint (step {known['step']}) lies in pool {pool}, of which no node is up"
-            if newest is not None and asked.replicas and not asked.patient:
-                return said
-            raise FleetError(said, "`polyfleet up` restarts lost nodes; the job goes on from it then")
-        away = [name for name in self._untold(pool) if self._storage_of(name, pool) not in storages]
-        if not away:
+            message = f"the newest checkpoint (step {last['step']}) is in pool {pool}, which has no node that is up"
+            if newest is not None and launch.replicas and not launch.patient:
+                return message
+            raise FleetError(message, "run `polyfleet up` to restart lost nodes; the job then resumes from it")
+        unread = [name for name in self._untold(pool) if self._storage_of(name, pool) not in storages]
+        if not unread:
             return ""
-        said = f"the newest checkpoint (step {known['step']}) lies on {' or '.join(away)}, which cannot be reached"
-        if asked.patient:
-            raise FleetError(said, "the job waits for it (recovery.on_disconnect is wait)")
-        return said
+        message = f"the newest checkpoint (step {last['step']}) is on {' or '.join(unread)}, which cannot be reached"
+        if launch.patient:
+            raise FleetError(message, "the job waits for it (recovery.on_disconnect is wait)")
+        return message
 
     def _asked_for(self, text: str, pool: str) -> Data:
-        """Raises UnusableError once nobody is left who may have it."""
+        """Find the checkpoint in `resume_from`.
+
+        Raises UnusableError if it does not exist, FleetError if a node that may have it cannot be asked now.
+        """
         reference = checkpoint_location.parse_pool_path(text, RESUME_FROM, pool)
         if not self.agents.of_pool(reference.pool):
-            why = f"{RESUME_FROM}: no node of pool {reference.pool!r} is up to read {reference} from"
-            raise FleetError(why, "`polyfleet status` lists the nodes; the job starts once one is up")
+            message = f"{RESUME_FROM}: no node of pool {reference.pool!r} is up to read {reference}"
+            raise FleetError(message, "`polyfleet status` lists the nodes; the job starts once one is up")
         for storage, node in self._storages(reference.pool).items():
-            if found := self._seen_by(node, reference):
-                return found | {"node": node, "storage": storage}
+            if checkpoint := self._seen_by(node, reference):
+                return checkpoint | {"node": node, "storage": storage}
         try:
             self.checkpoints.show(str(reference))
         except NotFound as e:
-            if untold := self._untold(reference.pool):
-                why = f"{RESUME_FROM}: {e.message}, and {', '.join(untold)} may have it and cannot be asked now"
-                raise FleetError(why, "`polyfleet status` lists the nodes") from e
+            if unavailable := self._untold(reference.pool):
+                message = (
+                    f"{RESUME_FROM}: {e.message}, but {', '.join(unavailable)} may have it and cannot be asked now"
+                )
+                raise FleetError(message, "`polyfleet status` lists the nodes") from e
             raise UnusableError(e.message, e.remedy) from None
-        raise FleetError(f"{RESUME_FROM}: {reference} has just come", "the job is started again")
+        raise FleetError(f"{RESUME_FROM}: {reference} has just appeared", "nothing to do: the job is started again")
 
     def _seen_by(self, node: str, reference: CheckpointLocation) -> Data | None:
         try:
@@ -170,8 +188,9 @@ class Bringer:
             return None
 
     def _storages(self, pool: str) -> Mapping[str, str]:
-        """A node to read with, for each storage of `pool` that is reached: its own nodes, else one of the same machine
-        that sees it.
+        """A node to read with, for each reachable storage of `pool`.
+
+        It is one of the pool, or else one of the same machine that sees the pool's storage.
         """
         own = [name for name, node in self.agents.of_pool(pool) if _answers(node)]
         if own:
@@ -181,19 +200,19 @@ class Bringer:
         return {f"pool {pool}": others[0]} if others else {}
 
     def _storage_of(self, node: str, pool: str) -> str:
-        """Where a node's storage has no identity, it counts as shared by its pool."""
-        known = self.agents.get(node)
-        return known.facts.storage_id if known and known.facts and known.facts.storage_id else f"pool {pool}"
+        """Identity of a node's storage; without one, the storage counts as shared by the pool."""
+        state = self.agents.get(node)
+        return state.facts.storage_id if state and state.facts and state.facts.storage_id else f"pool {pool}"
 
     def _untold(self, pool: str) -> list[str]:
-        """Nodes that are or may be of `pool` and cannot be asked: not all of them need see the same storage."""
+        """Nodes that are, or may be, in `pool` and cannot be asked now; they may have different storages."""
         nodes = self.agents.items()
-        away = [(name, node) for name, node in nodes if not node.ready or not _answers(node)]
-        return [name for name, node in away if not node.facts or node.facts.pool == pool]
+        unavailable = [(name, node) for name, node in nodes if not node.ready or not _answers(node)]
+        return [name for name, node in unavailable if not node.facts or node.facts.pool == pool]
 
 
 def _answers(node: Node) -> bool:
-    """Ray may list one that is cut off for another minute."""
+    """Whether a node has answered lately. Ray may list a node for a minute after it was cut off."""
     return node.silent_s(time.monotonic()) <= NODE_SILENT_S
 
 
@@ -201,5 +220,5 @@ def _where(source: Data, pool: str) -> str:
     return str(source["node"] if source["pool"] == pool else source["pool"])
 
 
-def _copying(does: Does, copies: str, done: int, total: int) -> None:
-    does(f"{copies} ({done >> 20} of {total >> 20} MiB)")
+def _copying(set_activity: Does, activity: str, done_bytes: int, total: int) -> None:
+    set_activity(f"{activity} ({done_bytes >> 20} of {total >> 20} MiB)")

@@ -1,4 +1,4 @@
-"""What a script resumes from: its files are where its next attempt runs, and the node there looks at its checkpoint."""
+"""Prepare a script's own checkpoint for its next attempt; its files are on the node already."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -8,12 +8,15 @@ from orchestrator.runtime.agents import Agents
 from workers.messages import Order, ScriptCheckpoint
 
 COPY_S = 3600.0
-"""The longest that reading and copying a checkpoint on its node may take."""
+"""Maximum seconds for reading and copying a checkpoint on its node."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandedOn:
-    """`asked` is None for a job without a checkpoint of this kind. `text` says what became of it, for its record."""
+    """Result of `hand_on`.
+
+    `asked`: None if there is no script checkpoint. `text`: what was found, for the record.
+    """
 
     asked: ScriptCheckpoint | None = None
     text: str = ""
@@ -22,15 +25,18 @@ class HandedOn:
         return replace(order, arguments=self.asked.to_plain()) if self.asked else order
 
 
-def hand_on(agents: Agents, asked: Launch, tell: Callable[[str], None]) -> HandedOn:
-    """Of a gang on nodes without a common storage only the first node's is looked at: the others hold what belongs to
-    it. Raises FleetError where that node cannot do it now.
+def hand_on(agents: Agents, launch: Launch, set_activity: Callable[[str], None]) -> HandedOn:
+    """Have the attempt's first node read the script's checkpoint.
+
+    Raises FleetError if the node cannot do it now.
+
+    In a gang without shared storage only the first node's checkpoint is read; the other nodes have the matching parts.
     """
-    first = asked.orders[0] if asked.orders else None
+    first = launch.orders[0] if launch.orders else None
     script = ScriptCheckpoint.of(first.task, first.arguments) if first else None
-    if first is None or script is None or not any(one.started for one in asked.ran):
+    if first is None or script is None or not any(attempt.started for attempt in launch.ran):
         return HandedOn()
-    tell(f"looks at its checkpoint {script.path}")
-    where = (script.path, script.format, first.backend, len(first.devices))
-    told = agents.call(asked.nodes[0], "hand_on_checkpoint", asked.job, asked.epoch, *where, timeout_s=COPY_S)
-    return HandedOn(script._replace(found=bool(told["found"])), str(told["text"]))
+    set_activity(f"reads its checkpoint {script.path}")
+    arguments = (script.path, script.format, first.backend, len(first.devices))
+    reply = agents.call(launch.nodes[0], "hand_on_checkpoint", launch.job, launch.epoch, *arguments, timeout_s=COPY_S)
+    return HandedOn(script._replace(found=bool(reply["found"])), str(reply["text"]))

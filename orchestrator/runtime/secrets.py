@@ -1,4 +1,4 @@
-"""Secrets of a job: the server looks them up at each launch, and keeps none."""
+"""Resolve a job's secrets. The server reads them at each launch and stores none."""
 
 import os
 from collections.abc import Mapping
@@ -9,12 +9,13 @@ from cluster.untrusted_files import UnreadableFile, read_bytes
 
 LONGEST_SECRET_BYTES = 64 << 10
 MOST_SECRET_BYTES = 1 << 20
-"""Of all secrets of a job: they become variables of a process, which the system limits."""
+"""Limit for all secrets of a job: they become environment variables, whose size the system limits."""
 
 
 def resolve_secrets(references: Mapping[str, str]) -> dict[str, str]:
-    """NAME -> value from `env:NAME` (the server's environment) or `file:/path`. Raises SpecError naming the one that is
-    absent, empty, too long or no text.
+    """Return values by name, from references `env:NAME` (the server's environment) or `file:/path`.
+
+    Raises SpecError with the name of a secret that is missing, empty, too long or not text.
     """
     values = {name: _secret(f"secrets.{name}", reference) for name, reference in references.items()}
     if sum(len(value.encode()) for value in values.values()) > MOST_SECRET_BYTES:
@@ -23,17 +24,19 @@ def resolve_secrets(references: Mapping[str, str]) -> dict[str, str]:
 
 
 def _secret(field: str, reference: str) -> str:
-    scheme, _, where = reference.partition(":")
-    value = _of_environment(field, where) if scheme == "env" else _of_file(field, where)
+    scheme, _, location = reference.partition(":")
+    value = _of_environment(field, location) if scheme == "env" else _of_file(field, location)
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
-        raise SpecError(field, f"{where} cannot be read: it is not UTF-8 text", "encode it, as base64 say") from None
+        raise SpecError(
+            field, f"{location} cannot be read: it is not UTF-8 text", "encode it, for example as base64"
+        ) from None
     if not value or "\0" in value:
-        what = "holds a NUL byte, which no variable can" if value else "is empty"
-        raise SpecError(field, f"{where} {what}", "write the secret there as text")
+        problem = "contains a NUL byte, which a variable cannot" if value else "is empty"
+        raise SpecError(field, f"{location} {problem}", "write the secret there as text")
     if size > LONGEST_SECRET_BYTES:
-        raise SpecError(field, f"{where} is longer than {LONGEST_SECRET_BYTES} bytes", "send large data as files")
+        raise SpecError(field, f"{location} is longer than {LONGEST_SECRET_BYTES} bytes", "send large data as files")
     return value
 
 
@@ -44,16 +47,16 @@ def _of_environment(field: str, name: str) -> str:
     return os.environ[name]
 
 
-def _of_file(field: str, where: str) -> str:
-    """Links are followed: secrets that Kubernetes mounts are links."""
+def _of_file(field: str, path: str) -> str:
+    """Read a secret from a file. Links are followed, because Kubernetes mounts secrets as links."""
     try:
-        return read_bytes(Path(where).resolve(), LONGEST_SECRET_BYTES).decode().strip()
+        return read_bytes(Path(path).resolve(), LONGEST_SECRET_BYTES).decode().strip()
     except (OSError, RuntimeError, ValueError, UnreadableFile) as e:
-        said = e.why.removeprefix("cannot be opened: ") if isinstance(e, UnreadableFile) else _said(e)
-        raise SpecError(field, f"{where} cannot be read: {said}", "check the path and its mode") from None
+        reason = e.why.removeprefix("cannot be opened: ") if isinstance(e, UnreadableFile) else _said(e)
+        raise SpecError(field, f"{path} cannot be read: {reason}", "check the path and its mode") from None
 
 
 def _said(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8 text"
-    return (error.strerror if isinstance(error, OSError) else None) or "it is no path of a file"
+    return (error.strerror if isinstance(error, OSError) else None) or "it is not the path of a file"

@@ -1,5 +1,6 @@
-"""Steps of the pure controller, made of what came in a turn: all that follows from it is stored at once, or nothing
-of it has happened.
+"""Apply the messages of one cycle to the pure controller; store their events in one transaction.
+
+If the transaction fails, none of the messages has had an effect.
 """
 
 import logging
@@ -24,8 +25,8 @@ from orchestrator.runtime.pending_request import Ask
 log = logging.getLogger(__name__)
 
 TICK_SHARE = 0.2
-"""Of the controller's time that ticks may take, unless that made one wait longer than TURN_S: with a thousand nodes it
-looks at thousands of attempts, and plans.
+"""Maximum share of the controller's time for ticks, but a tick is delayed by at most TURN_S. With a thousand nodes a
+tick checks thousands of attempts, and plans.
 """
 TURN_S = 0.5
 
@@ -35,20 +36,30 @@ def now() -> Now:
 
 
 class Steps:
-    """`control` is the newest state, and `stored` is told it; the next tick is due at `tick_due_s`. `storing` is called
-    before the job store is waited for.
+    """Applies messages.
+
+    `control`: the newest stored state. `tick_due_s`: when the next tick is due (monotonic).
+
+    `stored` is called with each new state, `storing` before each write to the job store.
     """
 
     def __init__(
-        self, jobs: Jobs, begun: Control, stored: Callable[[Control], None], storing: Callable[[], None] = lambda: None
+        self,
+        jobs: Jobs,
+        control: Control,
+        stored: Callable[[Control], None],
+        storing: Callable[[], None] = lambda: None,
     ):
         self._jobs, self._stored, self._storing = jobs, stored, storing
-        self.control = begun
+        self.control = control
         self.tick_due_s = 0.0
 
     def take(self, items: list[Any]) -> list[Command]:
-        """All of a turn is stored at once, or nothing of it has happened. What is done with leaves `items`: raises
-        NotStored, with the others in it. Where one of them cannot be stored at all, only that one is dropped.
+        """Apply the items, store their events, and return the commands.
+
+        Processed items are removed from `items`.
+
+        Raises NotStored, with unprocessed items left in `items`. An item that can never be stored is dropped alone.
         """
         try:
             commands = self._take(items)
@@ -65,7 +76,10 @@ class Steps:
         return commands
 
     def _take_halves(self, items: list[Any]) -> list[Command]:
-        """What the first half led to is carried out, also where the store does not take the second just now."""
+        """Apply two halves separately.
+
+        Return the first half's commands even if the second cannot be stored now.
+        """
         middle = len(items) // 2
         first, second = items[:middle], items[middle:]
         try:
@@ -75,51 +89,51 @@ class Steps:
         try:
             return commands + self.take(second)
         except NotStored as e:
-            log.warning("a part of what came waits: %s", e)
+            log.warning("some messages wait for the next cycle: %s", e)
             return commands
         finally:
             items[:] = second
 
     def _take(self, items: list[Any]) -> list[Command]:
-        state, events, commands, asks = self.control, list[Event](), list[Command](), list[Ask]()
+        state, events, commands, requests = self.control, list[Event](), list[Command](), list[Ask]()
         at = now()
         waiting = deque(_together(items))
         while waiting:
             item = waiting.popleft()
             message = item.message if isinstance(item, Ask) else item
             try:
-                done = self._step(state, message, at)
+                step = self._step(state, message, at)
             except Exception as e:
-                if isinstance(message, list):  # of which one is at fault
+                if isinstance(message, list):  # one of them causes the error: apply them one by one
                     waiting.extendleft(reversed(message))
                     continue
                 log.exception("a message of kind %s is dropped", _kind(item))
                 if isinstance(item, Ask):
                     item.error = _internal(e)
-                    asks.append(item)
+                    requests.append(item)
                 continue
-            state = done.control
-            events += done.events
-            commands += done.commands
+            state = step.control
+            events += step.events
+            commands += step.commands
             if isinstance(item, Ask):
-                item.refused(next((c for c in done.commands if isinstance(c, Refuse)), None))
-                asks.append(item)
+                item.refused(next((c for c in step.commands if isinstance(c, Refuse)), None))
+                requests.append(item)
         self._commit(events)
         self.control = state
         self._stored(state)
-        for ask in asks:
-            ask.answer(ask.error)
+        for request in requests:
+            request.answer(request.error)
         return commands
 
     def _step(self, state: Control, message: Any, at: Now) -> control.Step:
         if isinstance(message, list):
             return control.heard(state, (self._known(beat, state) for beat in message), at)
-        begun_s = time.monotonic()
-        done = control.step(state, self._known(message, state), at)
+        start_s = time.monotonic()
+        step = control.step(state, self._known(message, state), at)
         if isinstance(message, m.Tick):
-            took_s = time.monotonic() - begun_s
-            self.tick_due_s = begun_s + min(took_s / TICK_SHARE, took_s + TURN_S)
-        return done
+            took_s = time.monotonic() - start_s
+            self.tick_due_s = start_s + min(took_s / TICK_SHARE, took_s + TURN_S)
+        return step
 
     def _commit(self, events: list[Event]) -> None:
         for event in events:
@@ -131,22 +145,22 @@ class Steps:
             crash_hook.point(f"event:{event.event}:after")
 
     def _known(self, message: Any, state: Control) -> Any:
-        """An agent's answer with which of its jobs the store has, beside those that are open in `state`."""
+        """Add to an agent's reply which of its jobs are in the store, in addition to those open in `state`."""
         if not isinstance(message, m.Heartbeat):
             return message
-        others = {report.job for report in message.reports if report.job not in state.records}
-        if not others:
+        unknown = {status.job for status in message.reports if status.job not in state.records}
+        if not unknown:
             return message
-        return replace(message, known=frozenset(job for job in others if job in self._jobs))
+        return replace(message, known=frozenset(job for job in unknown if job in self._jobs))
 
 
 def _together(items: list[Any]) -> Iterator[Any]:
-    """In their order; answers of agents that follow each other as a list."""
-    for are_beats, some in groupby(items, lambda item: isinstance(item, m.Heartbeat)):
+    """Yield items in order, with consecutive replies of agents as one list."""
+    for are_beats, group in groupby(items, lambda item: isinstance(item, m.Heartbeat)):
         if are_beats:
-            yield list(some)
+            yield list(group)
         else:
-            yield from some
+            yield from group
 
 
 def _kind(item: Any) -> str:

@@ -1,4 +1,4 @@
-"""Jobs on their way into the store: known keys answer first, then what is new is checked and becomes durable."""
+"""Accept submissions: answer repeated idempotency keys from the store, check new jobs, and store them."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ COUNT_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A spec as it was written, the SHA-256 of its code archive or "", and an idempotency key or ""."""
+    """A spec as the user wrote it, the SHA-256 of its code archive or "", and an idempotency key or ""."""
 
     spec: Data
     package: str
@@ -45,66 +45,74 @@ class Submission:
 
     @property
     def quick(self) -> bool:
-        """To check it, no file has to be read and no node to be asked: others may wait for it."""
+        """Whether it is checked without reading files or calling nodes, so that others may wait for it."""
         return not self.package and not any(self.spec.get(name) for name in ("secrets", "checkpoint", "data"))
 
 
 @dataclass(slots=True)
 class _Accepting:
-    """Whether it was accepted tells an error of the store's from one of the request's."""
+    """Calls `accept`. `accepted` then distinguishes an error of the store from an error of the request."""
 
     accept: Callable[[], StoredResponse]
     accepted: bool = False
 
     def __call__(self) -> StoredResponse:
-        made = self.accept()
+        response = self.accept()
         self.accepted = True
         crash_hook.point("event:submitted:before")
-        return made
+        return response
 
 
 class Submissions:
-    """`seen` gives the devices to check against (None: none were ever seen) and why a job will wait, or "". `stored`
-    gets the records of what was accepted; `count` tells how many jobs have not ended, `projects` those of the fleet.
+    """Accepts jobs.
+
+    `devices_now` returns the devices to check against (None: not known yet) and why a job will wait, or "". `stored`
+    gets the records of accepted jobs. `count` returns the number of open jobs, `projects` the fleet's projects.
     """
 
     def __init__(
         self,
         jobs: Jobs,
         store: EventStore,
-        packages: Packages,
+        code_archives: Packages,
         data: DataStore,
         checkpoints: CheckpointService,
-        seen: Seen,
+        devices_now: Seen,
         stored: Stored,
         count: Callable[[], int],
         projects: Callable[[], Collection[str]] = tuple,
     ):
-        self._jobs, self._store, self._packages, self._data = jobs, store, packages, data
+        self._jobs, self._store, self._packages, self._data = jobs, store, code_archives, data
         self._checkpoints = checkpoints
-        self._seen, self._stored, self._count, self._projects = seen, stored, count, projects
+        self._seen, self._stored, self._count, self._projects = devices_now, stored, count, projects
         self._never = Never(())
         self._most = max_waiting_jobs()
         self._waiting, self._counted_s = 0, float("-inf")
 
-    def each(self, asked: Sequence[Submission]) -> list[Data | Exception]:
-        """Of each what `acknowledged` keeps of it, or its error."""
-        return self._once([(one.key, [one.spec, one.package], partial(self._one, one)) for one in asked])
+    def each(self, submissions: Sequence[Submission]) -> list[Data | Exception]:
+        """Submit independent jobs. Return for each the result of `acknowledged`, or its error."""
+        return self._once(
+            [
+                (submission.key, [submission.spec, submission.package], partial(self._one, submission))
+                for submission in submissions
+            ]
+        )
 
     def many(self, jobs: list[tuple[Data, str]], key: str) -> Data:
-        """Of specs with their packages: {"jobs": [{"id", "name"}], "note"}. The field of an error begins with `jobs.N`,
-        N counting from 0.
-        """
-        (told,) = self._once([(key, jobs, partial(self._many, jobs))])
-        if isinstance(told, Exception):
-            raise told
-        return told
+        """Submit (spec, code archive) pairs together; return {"jobs": [{"id", "name"}], "note"}.
 
-    def _one(self, asked: Submission) -> StoredResponse:
+        The field of a SpecError starts with `jobs.N`, with N from 0.
+        """
+        (result,) = self._once([(key, jobs, partial(self._many, jobs))])
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def _one(self, submission: Submission) -> StoredResponse:
         self._refuse_too_many(1)
         devices, note = self._seen()
-        job = self._accepted(asked.spec, asked.package, "", devices, bool(note))
-        return StoredResponse(acknowledged(job, note), (submitted(job, asked.spec, job.submitted_s),), 201)
+        job = self._accepted(submission.spec, submission.package, "", devices, bool(note))
+        return StoredResponse(acknowledged(job, note), (submitted(job, submission.spec, job.submitted_s),), 201)
 
     def _many(self, jobs: list[tuple[Data, str]]) -> StoredResponse:
         self._refuse_too_many(len(jobs))
@@ -115,77 +123,89 @@ class Submissions:
             {"jobs": [{"id": job.id, "name": job.name} for job in accepted], "note": note}, events, 201
         )
 
-    def _once(self, asked: Sequence[tuple[str, Any, Callable[[], StoredResponse]]]) -> list[Data | Exception]:
-        """Of (key, body, what accepts it). An error is NotStored, which says when to come back, where it is the store
-        that cannot take what was accepted.
+    def _once(self, requests: Sequence[tuple[str, Any, Callable[[], StoredResponse]]]) -> list[Data | Exception]:
+        """Process (key, body, function that accepts it) tuples.
+
+        If the store cannot write an accepted request, its error is NotStored, which says when to retry.
         """
-        accepting = [_Accepting(accept) for _, _, accept in asked]
-        keyed = [(key, digest(body) if key else "") for key, body, _ in asked]
-        each = [IdempotentRequest(*k, make) for k, make in zip(keyed, accepting, strict=True)]
+        accepting = [_Accepting(accept) for _, _, accept in requests]
+        keyed = [(key, digest(body) if key else "") for key, body, _ in requests]
+        keyed_requests = [IdempotentRequest(*k, make) for k, make in zip(keyed, accepting, strict=True)]
         try:
-            told = self._store.once_each(each, self._durable)
+            results = self._store.once_each(keyed_requests, self._durable)
         except FleetError as e:  # the keys could not be looked up
             raise NotStored.of(e) from e
-        return [_not_stored(one) if made.accepted else one for one, made in zip(told, accepting, strict=True)]
+        return [
+            _not_stored(result) if acceptance.accepted else result
+            for result, acceptance in zip(results, accepting, strict=True)
+        ]
 
     def _durable(self, records: list[Record]) -> None:
         crash_hook.point("event:submitted:after")
         self._stored(records)
 
-    def _accepted(self, spec: Data, package: str, place: str, devices: tuple[Devices, ...] | None, waits: bool) -> Job:
+    def _accepted(
+        self, spec: Data, code_archive: str, prefix: str, devices: tuple[Devices, ...] | None, is_waiting: bool
+    ) -> Job:
         try:
-            return self._acceptable(spec, package, devices, waits)
+            return self._acceptable(spec, code_archive, devices, is_waiting)
         except SpecError as e:
-            if not place:
+            if not prefix:
                 raise
             message = e.message.removeprefix(f"{e.field}: ")
-            raise SpecError(".".join(filter(None, (place, e.field))), message, e.remedy) from None
+            raise SpecError(".".join(filter(None, (prefix, e.field))), message, e.remedy) from None
 
-    def _acceptable(self, spec: Data, package: str, devices: tuple[Devices, ...] | None, waits: bool) -> Job:
-        """Refuse now what could only fail later: unknown fields, absent folder or secret, resources nobody here has.
+    def _acceptable(self, spec: Data, code_archive: str, devices: tuple[Devices, ...] | None, is_waiting: bool) -> Job:
+        """Check a spec and make its job.
 
-        `waits`: no node can be asked now.
+        Raises SpecError for what would fail later: unknown fields, a missing folder or secret, resources that no node
+        has.
+
+        `is_waiting`: nodes cannot be asked now, so checkpoints are not checked.
         """
         checked = parse_job(spec)
-        if not package and entry_check.is_in_folder(checked.entry):
-            remedy = "upload the folder that has it: PUT /v1/packages/{sha}"
+        if not code_archive and entry_check.is_in_folder(checked.entry):
+            remedy = "upload the folder that contains it: PUT /v1/packages/{sha}"
             raise SpecError("package", f"is required: {checked.entry} is a file in it", remedy)
-        contents = self._packages.contents(package)
+        contents = self._packages.contents(code_archive)
         check_module_names(contents.names, checked.task)
         self._refuse_data(checked, contents.names)
         self._refuse_project(checked.project)
         resolve_secrets(checked.secrets)
-        if ":" in checked.checkpoint.resume_from and not waits:
+        if ":" in checked.checkpoint.resume_from and not is_waiting:
             self._checkpoints.show(checked.checkpoint.resume_from)
         job = checked.to_job(self._jobs.new_id(checked.name or checked.task), time.time())
         if devices is not None and (impossible := self._never_on(devices)(job)):
             raise SpecError("resources", impossible, "`polyfleet inventory` shows what is here")
-        return with_code(job, package, contents.content_sha)
+        return with_code(job, code_archive, contents.content_sha)
 
     def _refuse_project(self, project: str) -> None:
-        """A fleet without projects takes any: nothing is counted there."""
-        known = self._projects()
-        if project and known and project not in known:
-            raise SpecError("project", f"the fleet has no project {project!r}", nearest(project, sorted(known)))
+        """Check the project's name. A fleet without projects accepts any, because it has no quotas."""
+        projects = self._projects()
+        if project and projects and project not in projects:
+            raise SpecError("project", f"the fleet has no project {project!r}", nearest(project, sorted(projects)))
 
     def _refuse_data(self, spec: JobSpec, names: list[str]) -> None:
-        """Data of the client's machine that was not sent, and mounts where the submitted folder has something."""
-        for index, one in enumerate(spec.data):
-            if of_this_machine(one.uri) and not (one.sha256 and self._data.has(one.sha256)):
-                raise missing(f"data.{index}.uri", one.uri)
-            check_module_names([f"{one.path}/x.py"], spec.task)
-            if clash := next((name for name in names if _clash(name, one)), ""):
-                told = f"{one.mount!r} is where the submitted folder has {clash!r}"
-                raise SpecError(f"data.{index}.mount", told, "name another place in the job's folder")
+        """Raise SpecError for client data that was not uploaded, and mounts that overlap the code archive."""
+        for index, data in enumerate(spec.data):
+            if of_this_machine(data.uri) and not (data.sha256 and self._data.has(data.sha256)):
+                raise missing(f"data.{index}.uri", data.uri)
+            check_module_names([f"{data.path}/x.py"], spec.task)
+            if clash := next((name for name in names if _clash(name, data)), ""):
+                message = f"{data.mount!r} overlaps {clash!r} of the submitted folder"
+                raise SpecError(f"data.{index}.mount", message, "choose another path in the job's folder")
 
     def _never_on(self, devices: tuple[Devices, ...]) -> Never:
-        """What was found of the same devices before is kept."""
+        """The check of impossible requests for these devices, cached while the devices are the same."""
         if self._never.devices is not devices:
             self._never = Never(devices)
         return self._never
 
     def _refuse_too_many(self, more: int) -> None:
-        """Counted once a second: the limit protects the server, and need not be exact."""
+        """Raise TooManyJobs at the limit.
+
+        Jobs are counted once a second: the limit protects the server and need not be exact.
+        """
         if time.monotonic() - self._counted_s > COUNT_EVERY_S:
             self._waiting, self._counted_s = self._count(), time.monotonic()
         if self._waiting + more > self._most:
@@ -194,14 +214,14 @@ class Submissions:
 
 
 def _clash(name: str, data: DataSpec) -> bool:
-    """Whether a file of the submitted folder lies where data is shown, or as a file in the way to it."""
+    """Whether a file of the submitted folder is at or below the mount of the data, or is a parent of it."""
     return f"{name}/".startswith(f"{data.path}/") or f"{data.path}/".startswith(f"{name}/")
 
 
-def _not_stored(told: Data | Exception) -> Data | Exception:
-    return NotStored.of(told) if isinstance(told, FleetError) else told
+def _not_stored(result: Data | Exception) -> Data | Exception:
+    return NotStored.of(result) if isinstance(result, FleetError) else result
 
 
 def digest(body: Any) -> str:
-    """Of a request's body, whatever the order of the keys in it."""
+    """SHA-256 of a request's body, independent of the order of keys."""
     return hashlib.sha256(json.dumps(body, sort_keys=True, default=str).encode()).hexdigest()

@@ -18,18 +18,19 @@ from orchestrator.core.timing import NODE_SILENT_S
 from workers.messages import ScriptCheckpoint
 
 TAKEN_SHOWN_S = 180.0
-"""A job is tried again within a minute and some seconds, and then it is seen again."""
+"""Seconds for which the note is shown: a refused job is retried, and the use noticed again, within about a minute."""
 
 
 def iso(seconds: float | None) -> str | None:
-    """UTC to the millisecond, or None for a time that has not come."""
+    """ISO 8601 in UTC, to the millisecond; None for a time that is not set."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds") if seconds else None
 
 
 class ProgressView(TypedDict):
-    """Of an open job that was placed. `of` and `steps_per_s` are None where they are not known; how long is left is on
-    the devices it runs on, or ran on last, `left_from` a word of core/remaining_time.py and `left` the same as a
-    sentence.
+    """Progress of an open job that was placed at least once.
+
+    `of` (total steps) and `steps_per_s` are None if unknown. `left_s` is for its current or last devices; `left_from`
+    is its source (core/remaining_time.py), `left` both as a sentence.
     """
 
     step: int
@@ -40,20 +41,20 @@ class ProgressView(TypedDict):
     left: str
 
 
-def progress_view(record: Record, known: Known) -> ProgressView | None:
+def progress_view(record: Record, estimate_inputs: Known) -> ProgressView | None:
     if record.job.state in TERMINAL or not record.attempts:
         return None
-    last, told = record.attempts[-1], known.progress
+    last, progress = record.attempts[-1], estimate_inputs.progress
     devices = devices_of_attempt(last)
-    left = remaining(record.job, last.kind, devices, known)
-    rate = told.rates.get((last.kind, devices)) if record.live else None
+    estimate = remaining(record.job, last.kind, devices, estimate_inputs)
+    rate = progress.rates.get((last.kind, devices)) if record.live else None
     return {
-        "step": told.step,
-        "of": told.of or record.job.work.steps or None,
+        "step": progress.step,
+        "of": progress.of or record.job.work.steps or None,
         "steps_per_s": rate,
-        "left_s": left.seconds,
-        "left_from": left.source,
-        "left": left.sentence,
+        "left_s": estimate.seconds,
+        "left_from": estimate.source,
+        "left": estimate.sentence,
     }
 
 
@@ -64,7 +65,10 @@ def job_view(
     progress: ProgressView | None = None,
     known_until_s: float | None = None,
 ) -> dict[str, Any]:
-    """`known_until_s`: of one that is not heard of now (seconds since the epoch)."""
+    """The view of a job.
+
+    `known_until_s`: last contact (seconds since the epoch), if its nodes do not answer now.
+    """
     job, last = record.job, record.attempts[-1] if record.attempts else None
     return {
         "id": job.id,
@@ -102,26 +106,24 @@ def job_view(
 
 
 def continues(record: Record) -> str:
-    """From what its next attempt would go on, as far as that is known now; "" for one that never began or has
-    ended.
-    """
+    """Clause on what the job's next attempt would resume from; "" if it has not started or has ended."""
     job, point = record.job, record.checkpoint
     if job.state in TERMINAL or not record.attempts:
         return ""
     if point:
-        newer = ", or from what it saves before it stops" if record.live else ""
+        newer = ", or from a newer one if it saves before it stops" if record.live else ""
         return f"continues from {point['pool']}:{point['path']} (step {point['step']}){newer}"
     if script := ScriptCheckpoint.of(job.task, job.candidates[0].arguments):
-        return f"continues from {script.path} among its files, if its script has saved there"
+        return f"continues from {script.path} in its files, if its script has saved there"
     if job.resume_from:
-        return f"starts again from {job.resume_from}: it has saved no checkpoint of its own yet"
+        return f"starts again from {job.resume_from}: it has not saved a checkpoint of its own yet"
     if job.task == "run":
-        return f"starts anew, with its files: no checkpoint of it is known; {NAME_IT}"
-    return "starts anew, unless it saves a checkpoint before it stops: none is known yet"
+        return f"starts from the beginning, with its files: no checkpoint of it is known; {NAME_IT}"
+    return "starts from the beginning, unless it saves a checkpoint before it stops: none is known yet"
 
 
 def acknowledged(job: Job, note: str) -> dict[str, Any]:
-    """What is kept of a submission's answer: enough to give the same answer again."""
+    """The stored part of the response to a submission, from which `accepted_view` restores the response."""
     return {
         "id": job.id,
         "name": job.name,
@@ -132,9 +134,9 @@ def acknowledged(job: Job, note: str) -> dict[str, Any]:
     }
 
 
-def accepted_view(kept: dict[str, Any]) -> dict[str, Any]:
-    """The view of a job as it was when it was accepted; `kept` is what `acknowledged` gave."""
-    return _ACCEPTED | kept
+def accepted_view(stored: dict[str, Any]) -> dict[str, Any]:
+    """The view of a job at its acceptance. `stored`: the result of `acknowledged`."""
+    return _ACCEPTED | stored
 
 
 def attempt_view(attempt: Attempt) -> dict[str, Any]:
@@ -153,26 +155,27 @@ def attempt_view(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def node_view(node: Node, control: Control, now_s: float, leased: Leased) -> dict[str, Any]:
-    """`closed` says why it takes no new work, "" when it does. `note`: who beside us uses its devices, as far as that
-    was seen lately.
+def node_view(node: Node, control: Control, now_s: float, allocations: Leased) -> dict[str, Any]:
+    """The view of a node.
+
+    `closed`: why it takes no new jobs, or "". `note`: recent use of its devices by others.
     """
-    closed, taken_s = nodes.closed(node, control.drained, now_s), now_s - node.taken_s
-    used = f"another program of this Ray cluster used devices of this node {taken_s:.0f} s ago"
+    closed, age_s = nodes.closed(node, control.drained, now_s), now_s - node.taken_s
+    note = f"another program of this Ray cluster used devices of this node {age_s:.0f} s ago"
     view: dict[str, Any] = {"node": node.name, "state": _state(node, control, now_s), "closed": closed,
-                            "note": used if taken_s < TAKEN_SHOWN_S else "", "devices": []}  # fmt: skip
+                            "note": note if age_s < TAKEN_SHOWN_S else "", "devices": []}  # fmt: skip
     if node.facts is None:
         return view
     view = to_plain(node.facts) | {k: v for k, v in view.items() if k != "devices"}
     for device in view["devices"]:
-        device["leased_by"] = leased.get(f"{node.name}/{device['kind']}", {}).get(device["index"])
+        device["leased_by"] = allocations.get(f"{node.name}/{device['kind']}", {}).get(device["index"])
     return view
 
 
 def _state(node: Node, control: Control, now_s: float) -> str:
-    """One word, and a reason where it is not ready."""
-    if why := node.lost or node.refused or node.broken:
-        return f"lost: {why}"
+    """State of a node in one word, with a reason if it is lost or silent."""
+    if reason := node.lost or node.refused or node.broken:
+        return f"lost: {reason}"
     if node.resting:
         return "resting"
     if node.facts is None or node.listed_s is None:
@@ -185,24 +188,29 @@ def _state(node: Node, control: Control, now_s: float) -> str:
     return f"silent for {silent_s:.0f} s" if silent_s > NODE_SILENT_S else "ready"
 
 
-def pool_view(pool: str, spec: dict[str, Any], control: Control, now_s: float, leased: Leased) -> dict[str, Any]:
-    """One line of `polyfleet status`: `spec` is the declared PoolSpec as plain data, {} for an attached cluster."""
-    found = [node for node in control.nodes.values() if node.facts and node.facts.pool == pool]
-    devices = [d for node in found if not node.lost for d in devices_of(node, control, now_s, leased)]
-    facts = found[0].facts if found else None
+def pool_view(pool: str, spec: dict[str, Any], control: Control, now_s: float, allocations: Leased) -> dict[str, Any]:
+    """The view of a pool, one line of `polyfleet status`.
+
+    `spec`: its PoolSpec as JSON data, {} if not declared.
+    """
+    nodes_of_pool = [node for node in control.nodes.values() if node.facts and node.facts.pool == pool]
+    devices = [d for node in nodes_of_pool if not node.lost for d in devices_of(node, control, now_s, allocations)]
+    facts = nodes_of_pool[0].facts if nodes_of_pool else None
     return {
         "pool": pool,
         "backend": spec.get("backend") or (facts.backend if facts else ""),
         "environment": facts.environment if facts else "",
         "kinds": sorted({d.kind for d in devices}),
-        "nodes": sum(not node.lost for node in found),
-        "nodes_declared": len(spec.get("hosts") or ()) or spec.get("max_nodes") or spec.get("nodes", len(found)),
+        "nodes": sum(not node.lost for node in nodes_of_pool),
+        "nodes_declared": len(spec.get("hosts") or ())
+        or spec.get("max_nodes")
+        or spec.get("nodes", len(nodes_of_pool)),
         "devices": sum(d.total for d in devices if d.schedulable),
         "free": sum(len(d.free) for d in devices if d.schedulable),
         "price_per_hour": spec.get("price_per_hour", 0.0),
     }
 
 
-NAME_IT = "`checkpoint: {path: …}` in a job's file names what its script saves"
+NAME_IT = "set `checkpoint: {path: …}` in the job file to the checkpoint that its script saves"
 _ACCEPTED = job_view(Record(Job("", "", "", ())), {})
 FIELDS = tuple(_ACCEPTED)

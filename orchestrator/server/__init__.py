@@ -1,4 +1,4 @@
-"""The server: the one process that decides, and the only Ray driver. REST on a Unix socket, a token for everything.
+"""The server: the only process that takes decisions, and the only Ray driver. REST on a Unix socket, behind a token.
 
-`daemon` starts, finds and stops it and is what clients import; FastAPI is imported in the server's process only.
+Clients import `daemon`, which starts, finds and stops it; FastAPI is imported only in the server's process.
 """

@@ -1,4 +1,4 @@
-"""`python -m orchestrator.server --home H [--port N]`: what `polyfleet server start` starts."""
+"""`python -m orchestrator.server --home H [--port N]`: the process that `polyfleet server start` starts."""
 
 import argparse
 import sys
@@ -12,8 +12,8 @@ from orchestrator.server.server_log import log_to_stderr
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m orchestrator.server")
-    parser.add_argument("--home", type=Path, default=home(), help="where state and token are kept")
-    parser.add_argument("--port", type=int, help="a loopback port as well; 0: any free one")
+    parser.add_argument("--home", type=Path, default=home(), help="folder of the server's state and token")
+    parser.add_argument("--port", type=int, help="loopback TCP port to listen on, too (0: any free port)")
     arguments = parser.parse_args()
     log_to_stderr()
     from orchestrator.service import Service

@@ -1,4 +1,4 @@
-"""The FastAPI application: routes, one error shape, and the guard around all of it."""
+"""The FastAPI application: routes, a uniform form of errors, and the guard around all of it."""
 
 import threading
 from collections.abc import Callable
@@ -33,7 +33,7 @@ from orchestrator.server.service_protocol import ServiceProtocol
 
 
 class Guarded(FastAPI):
-    """The guard is outside of all that FastAPI itself puts around an application, now or in a later version."""
+    """FastAPI application behind the guard, which is outside of any middleware that FastAPI adds, now or later."""
 
     def __init__(self, token: str, **options: Any):
         super().__init__(**options)
@@ -46,7 +46,7 @@ class Guarded(FastAPI):
 def make_app(
     service: ServiceProtocol, token: str, *, home: Path | None = None, stop: Callable[[], None] | None = None
 ) -> FastAPI:
-    """`service` is anything with the facade's methods. `stop` is called by `POST /v1/shutdown`."""
+    """Build the application. `service` implements ServiceProtocol. `POST /v1/shutdown` calls `stop`."""
     app = Guarded(
         token,
         title="Polyfleet",
@@ -64,7 +64,9 @@ def make_app(
     app.state.streams = None
     app.state.works = None
     app.state.execs = None
-    app.state.submissions = Batcher(lambda asked: service.submit_each(asked))  # the schema is made without a service
+    app.state.submissions = Batcher(
+        lambda items: service.submit_each(items)
+    )  # a lambda, since the schema is generated without a service
     app.state.stop = stop or app.state.stopping.set
     for part in (jobs, execs, files, server, fleet, changes, code_archives, data, checkpoints, benchmarks, schema):
         app.include_router(part.router)

@@ -1,4 +1,4 @@
-"""Packages on their way into the home."""
+"""Receive uploaded code archives into the home."""
 
 import hashlib
 import tempfile
@@ -17,13 +17,13 @@ INCOMING = ".incoming-"
 
 
 def remove_partial_uploads(home: Path) -> None:
-    """Remove uploads that a server before us was receiving when it was killed; only one server of a home runs."""
-    for left in (home / "packages").glob(f"{INCOMING}*"):
-        left.unlink(missing_ok=True)
+    """Remove partial uploads of a previous server that was killed; a home has only one running server."""
+    for partial in (home / "packages").glob(f"{INCOMING}*"):
+        partial.unlink(missing_ok=True)
 
 
 async def receive_code_archive(request: Request, sha: str) -> None:
-    """The body into a private file, checked against its name, then handed on. Nothing stays behind on an error."""
+    """Write the request's body to a private file, check its hash and store it. On an error, no file remains."""
     service: ServiceProtocol = request.app.state.service
     folder = private_dir(request.app.state.home / "packages")
     with tempfile.NamedTemporaryFile(dir=folder, prefix=INCOMING, delete=False) as part:
@@ -32,11 +32,14 @@ async def receive_code_archive(request: Request, sha: str) -> None:
             received = await _store(request, part)
             if received != sha:
                 raise UserError(
-                    f"the package's SHA-256 is {received[:12]}…, its name says {sha[:12]}…", "send it again"
+                    f"the code archive has the SHA-256 {received[:12]}… instead of {sha[:12]}…, its name",
+                    "send it again",
                 )
             await anyio.to_thread.run_sync(service.store_package, sha, path)
         except OSError as e:
-            raise FleetError(f"the package could not be stored: {e.strerror or e}", f"free space under {folder}") from e
+            raise FleetError(
+                f"the code archive could not be stored: {e.strerror or e}", f"free disk space under {folder}"
+            ) from e
         finally:
             path.unlink(missing_ok=True)
 

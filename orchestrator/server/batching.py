@@ -1,4 +1,4 @@
-"""Calls that come together are made together: by one thread, and whatever they share is done once for all of them."""
+"""Batch concurrent calls: one thread handles all waiting items in one call, so that shared work is done once."""
 
 import asyncio
 from collections import deque
@@ -8,19 +8,19 @@ from typing import Any, Generic, TypeVar
 import anyio.to_thread
 
 AT_ONCE = 2
-"""Calls under way: while one waits for the disk, the next is prepared."""
+"""Concurrent calls: while one waits for the disk, the next is prepared."""
 MOST = 64
 SLOW_S = 0.1
-"""A call that takes longer is not waited for: who comes after it would wait for two."""
+"""Seconds after which the next call starts beside a slow one, so that later items need not wait for two calls."""
 
 Item = TypeVar("Item")
 Told = TypeVar("Told")
 
 
 class Batcher(Generic[Item, Told]):
-    """`call` takes items and gives a value or an error for each. What comes while it is called shares the next call.
+    """Runs `call`, which returns a value or an error for each item. Items that arrive during a call share the next one.
 
-    For one event loop.
+    Belongs to one event loop.
     """
 
     def __init__(self, call: Callable[[Sequence[Item]], Sequence[Told | Exception]], slow_s: float = SLOW_S):
@@ -30,36 +30,36 @@ class Batcher(Generic[Item, Told]):
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def ask(self, item: Item) -> Told:
-        """Returns or raises what `call` gave for `item`."""
-        answered: asyncio.Future[Told | Exception] = asyncio.get_running_loop().create_future()
-        self._waiting.append((item, answered))
+        """Pass `item` to `call`; return or raise its result for it."""
+        future: asyncio.Future[Told | Exception] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, future))
         if self._callers < AT_ONCE:
             self._callers += 1
             self._begin(self._make_calls())
-        told = await answered
-        if isinstance(told, Exception):
-            raise told
-        return told
+        result = await future
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     async def _make_calls(self) -> None:
-        """Until nobody waits."""
+        """Call until no item waits."""
         while self._waiting:
-            some = [self._waiting.popleft() for _ in range(min(MOST, len(self._waiting)))]
-            await asyncio.wait({self._begin(self._make(some))}, timeout=self._slow_s)
+            batch = [self._waiting.popleft() for _ in range(min(MOST, len(self._waiting)))]
+            await asyncio.wait({self._begin(self._make(batch))}, timeout=self._slow_s)
         self._callers -= 1
 
-    async def _make(self, some: list[tuple[Item, asyncio.Future[Told | Exception]]]) -> None:
-        told: Sequence[Told | Exception]
+    async def _make(self, batch: list[tuple[Item, asyncio.Future[Told | Exception]]]) -> None:
+        results: Sequence[Told | Exception]
         try:
-            told = await anyio.to_thread.run_sync(self._call, [item for item, _ in some])
+            results = await anyio.to_thread.run_sync(self._call, [item for item, _ in batch])
         except Exception as e:
-            told = [e] * len(some)
-        for (_, answered), one in zip(some, told, strict=True):
-            if not answered.done():
-                answered.set_result(one)
+            results = [e] * len(batch)
+        for (_, future), one in zip(batch, results, strict=True):
+            if not future.done():
+                future.set_result(one)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """asyncio itself does not keep a task alive."""
+        """Create a task and keep a reference to it, because asyncio itself does not keep a task alive."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

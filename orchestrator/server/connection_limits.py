@@ -1,9 +1,9 @@
-"""Connections that nobody needs end, and those without a token never keep out the others.
+"""Time-outs for slow requests, and a limit on connections that have not authenticated.
 
-uvicorn has no limit on how long a request's head or body may take, nor on how long a head is. Here a head has HEAD_S
-from the connection or its first byte, and MOST_HEAD_BYTES; a body may neither pause for BODY_S nor be slower than
-BODY_BYTES_PER_S; an idle connection between requests ends by uvicorn's keep-alive. At most MOST_PIPELINED requests wait
-on one connection, and at most STRANGERS connections exist that have not shown the token: one more closes the oldest.
+uvicorn limits neither the duration of a request's head or body, nor the size of a head. Here a head must arrive within
+HEAD_S of the connection or its first byte, and have at most MOST_HEAD_BYTES; a body may neither pause for BODY_S nor be
+slower than BODY_BYTES_PER_S; uvicorn's keep-alive closes idle connections. At most MOST_PIPELINED requests wait on one
+connection. At most STRANGERS connections without the token are open: one more closes the oldest.
 """
 
 import asyncio
@@ -20,18 +20,18 @@ HEAD_S = 10.0
 BODY_S = 30.0
 BODY_BYTES_PER_S = 1024
 MOST_HEAD_BYTES = 64 << 10
-"""Of all that is not body: chunks may take as much again as what they hold."""
+"""Limit for all bytes that are not body; the framing of chunks may be as large as their content, too."""
 MOST_PIPELINED = 16
-"""Requests that wait for the answers before them. Reading pauses while some wait, but goes on with each answer."""
+"""Requests that wait for earlier responses. Reading pauses while some wait, and continues with each response."""
 STRANGERS = 256
 ACCEPTED_AT_ONCE = 64
-"""Fewer than STRANGERS: who has just connected can send a request before as many others push it out."""
+"""Fewer than STRANGERS, so that a new client can send its request before other connections push it out."""
 BACKLOG = 4096
 MOST_FILES = 65536
 
 
 class UnauthenticatedConnections:
-    """Connections that have not shown the token yet, the oldest first."""
+    """Connections that have not sent the token yet, oldest first."""
 
     def __init__(self, most: int = STRANGERS):
         self.most = most
@@ -48,19 +48,19 @@ class UnauthenticatedConnections:
             oldest.transport.abort()
 
     def leave(self, connection: "LimitedConnection") -> None:
-        """It has shown the token, or has ended."""
+        """Remove a connection that has authenticated or ended."""
         self._waiting.pop(connection, None)
 
 
 class RequestPhase(Enum):
-    """What of a request has begun and is not complete."""
+    """Part of a request that has begun and is not complete."""
 
     HEAD = 1
     BODY = 2
 
 
 class LimitedConnection(HttpToolsProtocol):
-    """One connection with its deadline. `strangers` is set in the subclass of a server: see `protocol`."""
+    """One connection with its deadline. `protocol` makes a subclass for each server, which sets `strangers`."""
 
     strangers: UnauthenticatedConnections
 
@@ -75,11 +75,11 @@ class LimitedConnection(HttpToolsProtocol):
 
     @property
     def idle(self) -> bool:
-        """No request of it is being answered."""
+        """Whether no request of this connection is being processed."""
         return self.cycle is None or self.cycle.response_complete
 
     def trusted(self) -> None:
-        """The guard saw the token on it."""
+        """Record that the guard has accepted a token on this connection."""
         self.strangers.leave(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -137,7 +137,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._cancel()
 
     def _await(self, phase: RequestPhase, within_s: float) -> None:
-        """What has begun has to be complete `within_s`."""
+        """Set the deadline of a phase: it must be complete within `within_s`."""
         self._cancel()
         self._awaited, self._deadline_s = phase, self.loop.time() + within_s
         self._timer = self.loop.call_at(self._deadline_s, self._late)
@@ -148,7 +148,9 @@ class LimitedConnection(HttpToolsProtocol):
         self._timer = self._awaited = None
 
     def _late(self) -> None:
-        """More time is given for bytes that came meanwhile, and while it is we who do not read."""
+        """Close the connection at its deadline, unless bytes that arrived extended it or the server itself paused
+        reading.
+        """
         if self.flow.read_paused:
             self._deadline_s = self.loop.time() + BODY_S
         if self._deadline_s > self.loop.time():
@@ -158,13 +160,13 @@ class LimitedConnection(HttpToolsProtocol):
 
 
 def protocol() -> type[LimitedConnection]:
-    """For one server: connections with a count of their own."""
+    """Make the connection class of one server, with a separate count of unauthenticated connections."""
     return type("ServerConnection", (LimitedConnection,), {"strangers": UnauthenticatedConnections()})
 
 
 def raise_file_limit() -> None:
-    """Each connection is an open file, and systems allow a process only 1,024 unless it asks for more."""
+    """Raise the limit of open files: each connection is one, and the usual soft limit is 1,024 per process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    limit = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -1,4 +1,4 @@
-"""Start, find and stop this home's server from outside. Imports neither FastAPI nor Ray: every CLI call passes here."""
+"""Start, find and stop this home's server from a client. Imports neither FastAPI nor Ray: every CLI call runs this."""
 
 import fcntl
 import http.client
@@ -30,24 +30,24 @@ Progress = Callable[[str], None]
 
 
 def find_server(home: Path) -> ServerRecord | None:
-    """The living server of this home. A record whose process is gone, or is another one by now, counts as none.
+    """The running server of this home. A record whose process has ended, or whose pid was reused, counts as none.
 
-    Raises UserError for another user's home: its record would lead our token to a port of theirs.
+    Raises UserError for another user's home: its record could direct our token to a port of that user.
     """
     check_owner(home)
-    found = server_record.read(home)
-    return found if found and alive(found.process) else None
+    record = server_record.read(home)
+    return record if record and alive(record.process) else None
 
 
 def start_server(
     home: Path, port: int | None = None, *, progress: Progress | None = None, command: Sequence[str] = COMMAND
 ) -> ServerRecord:
-    """The server of this home, started if there is none: two callers at once get the same one.
+    """Return the server of this home; start it if none runs. Concurrent callers get the same one.
 
-    It listens on the home's Unix socket, and on a TCP port too unless `port` is None (0: any free one).
+    It listens on the home's Unix socket, and on a TCP port too unless `port` is None (0: any free port).
 
-    Raises UserError when `port` is taken or the token is open to others, Conflict when a server runs that is nowhere
-    recorded, FleetError when it does not answer; the message has the end of its log.
+    Raises UserError if `port` is in use or other users can read the token, Conflict if a server runs without a record,
+    FleetError if it does not answer; the message has the last error of its log.
     """
     token.check_token_private(private_dir(home))
     progress = progress or _silent
@@ -61,16 +61,16 @@ def start_server(
 
 
 def _silent(text: str) -> None:
-    """Nobody wants to be told."""
+    """Discard progress: the default when the caller passes no callback."""
 
 
 def stop_server(home: Path) -> bool:
-    """Ask it to end, then make it. False when none was running. Works on a server of another version too.
+    """Stop the server: terminate it, then kill it. Return False if none was running. Works with other versions, too.
 
-    Nodes of the fleet that it had to start again are its children, and live on.
+    Nodes of the fleet that the server restarted are its children; they keep running.
     """
-    found = find_server(home)
-    running = [found.process] if found else _unrecorded(home)
+    record = find_server(home)
+    running = [record.process] if record else _unrecorded(home)
     stop(running, grace_s=STOP_GRACE_S, spare=_nodes())
     server_record.remove(home)
     return bool(running)
@@ -85,19 +85,19 @@ def _nodes() -> list[ProcessId]:
 
 
 def _await_recorded(home: Path, progress: Progress) -> ServerRecord | None:
-    """A server whose starter was interrupted records itself in a moment, or once it has brought the store up to date;
-    one that has lost its record never does.
+    """Wait for the record of a server that already runs, e.g. because the client that started it was interrupted. It
+    writes its record soon, or after it has upgraded the store. Raises Conflict for a server that has lost its record.
     """
-    told, busy_s = "", float("-inf")
-    while strays := _unrecorded(home):
+    last_reported, busy_s = "", float("-inf")
+    while unrecorded := _unrecorded(home):
         if (running := find_server(home)) is not None:
             return running
         if doing := _doing(home):
-            told, busy_s = _tell(progress, doing, told), time.monotonic()
-        elif min(age_s(strays[0]), time.monotonic() - busy_s) > STARTING_S:
+            last_reported, busy_s = _tell(progress, doing, last_reported), time.monotonic()
+        elif min(age_s(unrecorded[0]), time.monotonic() - busy_s) > STARTING_S:
             raise Conflict(
-                f"a server of {home} runs as process {strays[0].pid}, but "
-                f"{home / server_record.NAME} does not say where",
+                f"a server of {home} runs as process {unrecorded[0].pid}, but "
+                f"{home / server_record.NAME} does not contain its address",
                 "run `polyfleet server stop`, then this command again; jobs keep running",
             )
         time.sleep(0.1)
@@ -105,9 +105,11 @@ def _await_recorded(home: Path, progress: Progress) -> ServerRecord | None:
 
 
 def _unrecorded(home: Path) -> list[ProcessId]:
-    """Processes of our own user that serve this home, whatever its record says."""
+    """Processes of this user that serve this home, regardless of its record."""
     return [
-        process for process, words in processes_of_module("orchestrator.server") if words[:2] == ["--home", str(home)]
+        process
+        for process, arguments in processes_of_module("orchestrator.server")
+        if arguments[:2] == ["--home", str(home)]
     ]
 
 
@@ -128,27 +130,27 @@ def log_path(home: Path) -> Path:
 @contextmanager
 def _one_starter(home: Path, progress: Progress) -> Iterator[None]:
     with open_private(home / "server-start.lock") as lock:
-        told = ""
+        last_reported = ""
         while True:
             with suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             if doing := _doing(home):
-                told = _tell(progress, doing, told)
+                last_reported = _tell(progress, doing, last_reported)
             time.sleep(LOOK_S)
         yield
 
 
 def _doing(home: Path) -> str:
-    """What the process that is to be this home's server does before it answers; "" where that takes no time."""
-    found = server_record.read_startup_status(home)
-    return found[1] if found and alive(found[0]) else ""
+    """Current startup step of the process that is becoming this home's server; "" if there is none."""
+    status = server_record.read_startup_status(home)
+    return status[1] if status and alive(status[0]) else ""
 
 
-def _tell(progress: Progress, doing: str, told: str) -> str:
-    if doing != told:
-        progress(f"the server is {doing}")
-    return doing
+def _tell(progress: Progress, step: str, last_reported: str) -> str:
+    if step != last_reported:
+        progress(f"the server is {step}")
+    return step
 
 
 def _spawn(home: Path, port: int | None, command: Sequence[str], progress: Progress) -> ServerRecord:
@@ -157,7 +159,7 @@ def _spawn(home: Path, port: int | None, command: Sequence[str], progress: Progr
     private_dir(log.parent)
     if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
         log.replace(log.with_suffix(".log.1"))
-    said_before = log.stat().st_size if log.exists() else 0
+    log_offset = log.stat().st_size if log.exists() else 0
     child = start_detached(
         [*command, "--home", str(home), *(["--port", str(port)] if port is not None else [])],
         env=os.environ | {"POLYFLEET_HOME": str(home)},
@@ -165,25 +167,25 @@ def _spawn(home: Path, port: int | None, command: Sequence[str], progress: Progr
         log=log,
     )
     try:
-        return _await_answer(home, child, log, said_before, progress)
+        return _await_answer(home, child, log, log_offset, progress)
     except BaseException:
-        if not _doing(home):  # what it has done to the store would be taken back, and begun anew the next time
+        if not _doing(home):  # stopping it during an upgrade of the store would undo the work done so far
             stop([child], grace_s=1)
         raise
 
 
-def _await_answer(home: Path, child: ProcessId, log: Path, said_before: int, progress: Progress) -> ServerRecord:
-    """However long it takes while the server tells what it does."""
-    deadline, told = time.monotonic() + START_TIMEOUT_S, ""
+def _await_answer(home: Path, child: ProcessId, log: Path, log_offset: int, progress: Progress) -> ServerRecord:
+    """Wait until the server answers; START_TIMEOUT_S begins again as long as it reports a startup step."""
+    deadline, last_reported = time.monotonic() + START_TIMEOUT_S, ""
     while time.monotonic() < deadline:
         if (running := find_server(home)) is not None and _answers(running):
             return running
         if not alive(child):
-            raise _did_not_start(home, log, said_before)
+            raise _did_not_start(home, log, log_offset)
         if doing := _doing(home):
-            deadline, told = time.monotonic() + START_TIMEOUT_S, _tell(progress, doing, told)
+            deadline, last_reported = time.monotonic() + START_TIMEOUT_S, _tell(progress, doing, last_reported)
         time.sleep(LOOK_S)
-    raise FleetError(f"the server did not answer within {START_TIMEOUT_S:.0f} s", f"see {log}")
+    raise FleetError(f"the server did not answer within {START_TIMEOUT_S:.0f} s", f"see its log: {log}")
 
 
 def _answers(server: ServerRecord) -> bool:
@@ -199,12 +201,14 @@ def _answers(server: ServerRecord) -> bool:
 
 
 def _did_not_start(home: Path, log: Path, offset: int) -> FleetError:
-    """With the last error it printed since `offset` and its remedy, else its last line."""
+    """Error with the last error message in the log since `offset` and its remedy, else with the last line."""
     lines = log.read_bytes()[offset:].decode(errors="replace").rstrip().splitlines()
-    at = next((i for i in reversed(range(len(lines))) if lines[i].startswith("error: ")), None)
-    if at is not None:
-        remedy = "".join(f"{line.strip()}; " for line in lines[at + 1 : at + 2])
-        return FleetError(f"the server did not start: {lines[at].removeprefix('error: ')}", f"{remedy}see {log}")
+    error_index = next((i for i in reversed(range(len(lines))) if lines[i].startswith("error: ")), None)
+    if error_index is not None:
+        remedy = "".join(f"{line.strip()}; " for line in lines[error_index + 1 : error_index + 2])
+        return FleetError(
+            f"the server did not start: {lines[error_index].removeprefix('error: ')}", f"{remedy}see {log}"
+        )
     if shutil.disk_usage(home).free < ROOM_BYTES:
-        return FleetError(f"the server did not start: the disk of {home} is full", "free space there")
+        return FleetError(f"the server did not start: the disk of {home} is full", "free disk space there")
     return FleetError(f"the server did not start: {lines[-1] if lines else 'it printed nothing'}", f"see {log}")

@@ -1,7 +1,7 @@
-"""Commands beside jobs over HTTP: output as server-sent events, input as requests of its own, in order by offset.
+"""Commands beside jobs over HTTP: output as server-sent events, input in separate requests, ordered by offset.
 
-A command belongs to the connection that started it and carries its output: when that ends, however it ends, so does
-the command.
+A command belongs to the connection that started it and transfers its output: when that connection ends for any reason,
+the command is stopped.
 """
 
 import base64
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class ExecThreads:
-    """Of one server: a command that waits for output holds a thread, and keeps no other request waiting."""
+    """Threads of one server for commands: each waits for output in one, so that no other request has to wait."""
 
     def __init__(self, service: ServiceProtocol):
         self.service = service
@@ -39,35 +39,37 @@ def execs(request: Request) -> ExecThreads:
     state = request.app.state
     if state.execs is None:
         state.execs = ExecThreads(state.service)
-    found: ExecThreads = state.execs
-    return found
+    threads: ExecThreads = state.execs
+    return threads
 
 
-async def run(request: Request, ref: str, asked: Asked) -> StreamingResponse:
-    """`started` {exec, job, epoch, rank, node}, `output` {stream, data in base64} as it comes, `end` {code, reason}.
+async def run(request: Request, ref: str, command: Asked) -> StreamingResponse:
+    """Run a command. Events: `started` {exec, job, epoch, rank, node}, then `output` {stream, data in base64} as it
+    arrives, then `end` {code, reason}.
 
-    Raises what the service raises where it cannot be started, while a status can still be sent.
+    If the command cannot be started, raises the service's error before the stream begins, so that the HTTP status can
+    still be set.
     """
     shared = execs(request)
-    begun = await shared.call(shared.service.exec_start, ref, asked)
-    close = partial(shared.service.exec_close, begun["exec"])
+    started = await shared.call(shared.service.exec_start, ref, command)
+    close = partial(shared.service.exec_close, started["exec"])
     try:
-        return events(request, _output(shared, begun), after=close)
+        return events(request, _output(shared, started), after=close)
     except StreamLimitExceeded:
         await shared.call(close)
         raise
 
 
-async def _output(shared: ExecThreads, begun: Data) -> AsyncIterator[Item]:
-    yield "started", begun
-    known, seen = begun["exec"], 0
+async def _output(shared: ExecThreads, started: Data) -> AsyncIterator[Item]:
+    yield "started", started
+    exec_id, cursor = started["exec"], 0
     while True:
-        told = await shared.call(shared.service.exec_read, known, seen, WAIT_S)
-        seen = told["next"]
-        for stream, data in told["pieces"]:
+        reply = await shared.call(shared.service.exec_read, exec_id, cursor, WAIT_S)
+        cursor = reply["next"]
+        for stream, data in reply["pieces"]:
             yield "output", {"stream": stream, "data": base64.b64encode(data).decode()}
-        if told["ended"]:
-            yield "end", {"code": told["code"], "reason": told["reason"]}
+        if reply["ended"]:
+            yield "end", {"code": reply["code"], "reason": reply["reason"]}
             return
-        if not told["pieces"]:
+        if not reply["pieces"]:
             yield None

@@ -1,7 +1,8 @@
-"""The door at the root of the ASGI application: what is behind it, now or later, is refused unless it is let in here.
+"""Access control at the root of the ASGI application: every request to any route must pass all checks here.
 
-In this order: a Host of this machine (421, stops DNS rebinding), the token (401), a content type no HTML form
-can send (415), a body within limits (413), not too many requests at a time (429). Only `GET /healthz` needs no token.
+The checks, in this order: a Host of this machine (421, prevents DNS rebinding), the token (401), a content type that no
+HTML form can send (415), the size of the body (413), the number of concurrent requests (429). Only `GET /healthz` needs
+no token.
 """
 
 import hashlib
@@ -23,10 +24,10 @@ RAW = {
     "/v1/checkpoints/incoming/": (8 << 20) + 1024,
     "/v1/checkpoints/incoming": 256 << 20,
 }
-"""Paths, the longest first, whose PUT takes plain bytes: pieces of files and checkpoints, and manifests."""
+"""Paths whose PUT has a binary body (pieces of files and checkpoints, manifests) with its limit; longest path first."""
 WAITING = ("/v1/changes", "/v1/checkpoints", "/v1/uploads")
 HTTP_PORT = 80
-"""Clients leave it out of Host."""
+"""Clients omit this port in the Host header."""
 JSON_LIMIT_BYTES = 1024 * 1024
 BULK_LIMIT_BYTES = 16 * 1024 * 1024
 PACKAGE_LIMIT_BYTES = 512 * 1024 * 1024
@@ -59,7 +60,7 @@ class Guard:
             await self._counted(scope, receive, _with_headers(send))
 
     async def _counted(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One more in flight, or refused at once: a queue without an end would let everybody wait."""
+        """Process one more request, or refuse it at the limit: in an unlimited queue all clients would wait longer."""
         if self.in_flight >= MOST_IN_FLIGHT:
             await responses.error_response(TooManyRequests(MOST_IN_FLIGHT))(scope, receive, send)
             return
@@ -74,8 +75,8 @@ class Guard:
             return (
                 421,
                 "Misdirected",
-                "this server answers for 127.0.0.1 and localhost only",
-                "use what `polyfleet server status` shows: http://localhost on its socket, or its url",
+                "this server accepts only 127.0.0.1 and localhost as host",
+                "use the address that `polyfleet server status` shows: http://localhost on its socket, or its url",
             )
         if (scope["method"], scope["path"]) in PUBLIC:
             return None
@@ -91,20 +92,20 @@ class Guard:
 
     def _knows(self, authorization: bytes | None) -> bool:
         scheme, _, token = (authorization or b"").partition(b" ")
-        given = hashlib.sha256(token.strip()).digest()
-        return hmac.compare_digest(given, self._digest) and scheme.lower() == b"bearer"
+        digest = hashlib.sha256(token.strip()).digest()
+        return hmac.compare_digest(digest, self._digest) and scheme.lower() == b"bearer"
 
 
 def _trust(scope: Scope) -> None:
-    """Tell the connection, where there is one: it counts no longer among those without a token."""
+    """Mark the connection, if there is one, as authenticated."""
     if (connection := scope.get("state", {}).get("connection")) is not None:
         connection.trusted()
 
 
 def _waits(scope: Scope) -> bool:
-    """It may be open for long and holds no thread meanwhile; such have limits of their own."""
+    """Return whether a request may be open for long without holding a thread; such requests have separate limits."""
     path = scope["path"]
-    if _raw(scope):  # its body is held in memory
+    if _raw(scope):  # its body is in memory
         return False
     return (
         path.endswith("/stream") or path.startswith(WAITING) or _is_of_files(path) or (scope["method"], path) in PUBLIC
@@ -112,7 +113,7 @@ def _waits(scope: Scope) -> bool:
 
 
 def _is_of_files(path: str) -> bool:
-    """`/v1/jobs/{ref}/files…`: such routes have a few threads of their own."""
+    """Return whether a path is `/v1/jobs/{ref}/files…`: these routes have separate threads."""
     return path.startswith("/v1/jobs/") and path.split("/")[4:5] == ["files"]
 
 
@@ -125,12 +126,12 @@ def body_limit_bytes(scope: Scope) -> int:
 
 
 def _raw(scope: Scope) -> str:
-    """The path of RAW that this request is for, or ""."""
+    """The path of RAW that matches the request, or ""."""
     return next((path for path in RAW if scope["method"] == "PUT" and scope["path"].startswith(path)), "")
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:
-    """The header's value; None when it is absent, or given twice: two answers to one question are none."""
+    """The header's value; None if it is absent or occurs more than once, which is ambiguous."""
     values = [value for key, value in scope["headers"] if key == name]
     return bytes(values[0]) if len(values) == 1 else None
 
@@ -147,12 +148,17 @@ def _host_is_ours(scope: Scope) -> bool:
 def _content_type_refusal(scope: Scope) -> Refusal | None:
     if scope["method"] in SAFE_VERBS:
         return None
-    wanted = "application/zip" if scope["path"].startswith(PACKAGES) else "application/json"
-    wanted = "application/octet-stream" if _raw(scope) else wanted
-    given = (_header(scope, b"content-type") or b"").partition(b";")[0].strip().lower()
-    if given == wanted.encode():
+    expected = "application/zip" if scope["path"].startswith(PACKAGES) else "application/json"
+    expected = "application/octet-stream" if _raw(scope) else expected
+    actual = (_header(scope, b"content-type") or b"").partition(b";")[0].strip().lower()
+    if actual == expected.encode():
         return None
-    return 415, "UnsupportedMediaType", f"this needs the content type {wanted}", f"send `Content-Type: {wanted}`"
+    return (
+        415,
+        "UnsupportedMediaType",
+        f"the request needs the content type {expected}",
+        f"send `Content-Type: {expected}`",
+    )
 
 
 def _length_refusal(scope: Scope) -> Refusal | None:
@@ -160,19 +166,24 @@ def _length_refusal(scope: Scope) -> Refusal | None:
     length = _header(scope, b"content-length") or b"0"
     if length.isdigit() and int(length[:20]) <= limit:
         return None
-    return 413, "TooLarge", f"a body of {length.decode('latin-1')} bytes, the limit is {limit}", "send less"
+    return (
+        413,
+        "TooLarge",
+        f"the body has {length.decode('latin-1')} bytes; the limit is {limit} bytes",
+        "send a smaller body",
+    )
 
 
 def _limited(receive: Receive, limit_bytes: int) -> Receive:
-    """Counts what really comes: a chunked body states no length, and a stated one may be a lie."""
-    seen = 0
+    """Limit the bytes that actually arrive: a chunked body has no Content-Length, and a Content-Length may be wrong."""
+    received_bytes = 0
 
     async def counting() -> Message:
-        nonlocal seen
+        nonlocal received_bytes
         message = await receive()
-        seen += len(message.get("body", b""))
-        if seen > limit_bytes:
-            raise HTTPException(413, f"the body is over the limit of {limit_bytes} bytes")
+        received_bytes += len(message.get("body", b""))
+        if received_bytes > limit_bytes:
+            raise HTTPException(413, f"the body exceeds the limit of {limit_bytes} bytes")
         return message
 
     return counting

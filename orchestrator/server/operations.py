@@ -1,7 +1,7 @@
-"""Long work on request, in a thread, told as events: once for each key, however often it is asked for.
+"""Long-running operations in threads, reported as events; each idempotency key runs its operation once.
 
-Who asks again while it runs hears of the same work; who asks afterwards gets the report that was given. It is stopped
-when nobody listens any more.
+A client that repeats a request while its operation runs follows the same operation; afterwards it gets the stored
+result. An operation without a listening client is stopped.
 """
 
 import asyncio
@@ -22,24 +22,26 @@ from orchestrator.server.streams import HEARTBEAT_S
 PROGRESS_EVERY_S = 0.2
 AT_ONCE = 16
 MOST_WAITING = 16
-"""Works that wait for one of those threads; beyond it a request is refused."""
+"""Operations that may wait for a thread; beyond this number a request is refused."""
 Progress = Callable[[int, int], None]
 Call = Callable[[ServiceProtocol, Progress], Any]
 Item = tuple[str, Any]
 
 
 class OperationLimitExceeded(FleetError):
-    """As many are under way or wait as the server takes."""
+    """The server has its maximum number of running and waiting operations."""
 
     retry_after_s = 10
 
     def __init__(self, most: int):
-        super().__init__(f"{most} copies and checks of checkpoints are under way or wait", "ask again in 10 s")
+        super().__init__(
+            f"the server has its maximum of {most} running and waiting operations on checkpoints", "retry in 10 s"
+        )
         self.args = (most,)
 
 
 class LongOperations:
-    """Those of one server, in threads of their own. Belongs to one event loop; made on first use in it."""
+    """Operations of one server, in separate threads. Belongs to one event loop; created at first use in it."""
 
     def __init__(self, service: ServiceProtocol):
         self.service = service
@@ -48,28 +50,28 @@ class LongOperations:
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="work")
 
     def refuse_crowd(self) -> None:
-        """Raises OperationLimitExceeded."""
+        """Raise OperationLimitExceeded if no further operation may start."""
         if self.count >= AT_ONCE + MOST_WAITING:
             raise OperationLimitExceeded(self.count)
 
-    def begin(self, key: str, asked: Any, call: Call) -> "LongOperation":
-        """Raises OperationLimitExceeded."""
+    def begin(self, key: str, request: Any, call: Call) -> "LongOperation":
+        """Start an operation. Raises OperationLimitExceeded."""
         self.refuse_crowd()
-        work = LongOperation(self, key, asked, call)
+        operation = LongOperation(self, key, request, call)
         self.count += 1
         if key:
-            self.by_key[key] = work
-        self._threads.submit(work.run)
-        return work
+            self.by_key[key] = operation
+        self._threads.submit(operation.run)
+        return operation
 
-    def ended(self, work: "LongOperation") -> None:
+    def ended(self, operation: "LongOperation") -> None:
         self.count -= 1
-        if self.by_key.get(work.key) is work:
-            del self.by_key[work.key]
+        if self.by_key.get(operation.key) is operation:
+            del self.by_key[operation.key]
 
 
 class LongOperation:
-    """One piece of work under way. Belongs to the event loop it was made in, but for `run` and `_tell`."""
+    """One operation. Belongs to the event loop in which it was created, except `run` and `_tell`."""
 
     def __init__(self, works: LongOperations, key: str, asked: Any, call: Call):
         self.key, self.asked = key, asked
@@ -80,37 +82,37 @@ class LongOperation:
         self._listeners: list[asyncio.Queue[Item]] = []
 
     async def listen(self) -> AsyncIterator[Item | None]:
-        """Up to and with the report; None at each heartbeat without news. Raises the error of the work."""
-        told: asyncio.Queue[Item] = asyncio.Queue()
-        self._listeners.append(told)
+        """Yield events up to and including the result, and None at each heartbeat. Raises the operation's error."""
+        queue: asyncio.Queue[Item] = asyncio.Queue()
+        self._listeners.append(queue)
         try:
-            async for item in _taken(told):
+            async for item in _taken(queue):
                 yield item
         finally:
-            self._listeners.remove(told)
+            self._listeners.remove(queue)
             if not self._listeners:
                 self.abandoned.set()
 
     def run(self) -> None:
-        """Whoever asked may have left while it waited for a thread: then nothing is begun."""
+        """Run the operation, unless its client disconnected while it waited for a thread."""
         item: Item
         try:
             self._refuse_abandoned()
             item = ("report", self._report(self._works.service))
         except Exception as e:
             item = ("raised", e)
-        with suppress(RuntimeError):  # the server has ended, and its loop with it
+        with suppress(RuntimeError):  # the server has stopped, and its event loop with it
             self._loop.call_soon_threadsafe(self._ended, item)
 
     def _report(self, service: ServiceProtocol) -> Any:
-        """What was answered to its key before, else what the call gives: of two works with one key one makes it."""
+        """Stored result of the key, else result of the call. Of two operations with one key, only one runs it."""
         if not self.key:
             return self._call(service, self._tell)
-        known = service.answered(self.key, self.asked)
-        return (known or service.answer(self.key, self.asked, {"report": self._call(service, self._tell)}))["report"]
+        stored = service.answered(self.key, self.asked)
+        return (stored or service.answer(self.key, self.asked, {"report": self._call(service, self._tell)}))["report"]
 
     def _refuse_abandoned(self) -> None:
-        """Raising into the service is how work nobody waits for is stopped."""
+        """Stop an operation without clients, by raising an error from its progress callback."""
         if self.abandoned.is_set():
             raise FleetError("the client disconnected, so the operation was stopped", "run the command again")
 
@@ -122,8 +124,8 @@ class LongOperation:
             self._loop.call_soon_threadsafe(self._spread, item)
 
     def _spread(self, item: Item) -> None:
-        for told in self._listeners:
-            told.put_nowait(item)
+        for queue in self._listeners:
+            queue.put_nowait(item)
 
     def _ended(self, item: Item) -> None:
         self._works.ended(self)
@@ -135,40 +137,41 @@ def works(request: Request) -> LongOperations:
     state = request.app.state
     if state.works is None:
         state.works = LongOperations(state.service)
-    found: LongOperations = state.works
-    return found
+    operations: LongOperations = state.works
+    return operations
 
 
-def stream_operation(request: Request, key: str, asked: Any, call: Call) -> AsyncIterator[Item | None]:
-    """The events of `call`: `progress` now and then, at last `report`. Raises its error, Conflict for a key that was
-    used for something else; OperationLimitExceeded at once, while a status can still be sent.
+def stream_operation(request: Request, key: str, request_body: Any, call: Call) -> AsyncIterator[Item | None]:
+    """Yield the events of `call`: `progress` from time to time, then `report`. Raises its error, and Conflict for a key
+    that was used with another request; OperationLimitExceeded before the stream begins, so that the HTTP status can
+    still be set.
     """
-    found = works(request)
-    if key not in found.by_key:
-        found.refuse_crowd()
-    return _told_once(found, key, asked, call)
+    operations = works(request)
+    if key not in operations.by_key:
+        operations.refuse_crowd()
+    return _told_once(operations, key, request_body, call)
 
 
-async def _told_once(works: LongOperations, key: str, asked: Any, call: Call) -> AsyncIterator[Item | None]:
+async def _told_once(operations: LongOperations, key: str, request: Any, call: Call) -> AsyncIterator[Item | None]:
     if not key:
-        async for item in works.begin(key, asked, call).listen():
+        async for item in operations.begin(key, request, call).listen():
             yield item
         return
-    known = await anyio.to_thread.run_sync(works.service.answered, key, asked)
-    if known is not None:  # without a thread of the works
-        yield "report", known["report"]
+    stored = await anyio.to_thread.run_sync(operations.service.answered, key, request)
+    if stored is not None:  # needs no thread of the operations
+        yield "report", stored["report"]
         return
-    while (work := works.by_key.get(key)) is not None and work.abandoned.is_set():
-        async for beat in _until(work.over):
+    while (operation := operations.by_key.get(key)) is not None and operation.abandoned.is_set():
+        async for beat in _until(operation.over):
             yield beat
-    if work is not None and work.asked != asked:
+    if operation is not None and operation.asked != request:
         raise Conflict(f"the idempotency key {key[:40]!r} was used with another request", "use a new key")
-    async for item in (work or works.begin(key, asked, call)).listen():
+    async for item in (operation or operations.begin(key, request, call)).listen():
         yield item
 
 
 async def _until(over: asyncio.Event) -> AsyncIterator[None]:
-    """None at each heartbeat."""
+    """Wait until `over` is set; yield None at each heartbeat."""
     while not over.is_set():
         try:
             await asyncio.wait_for(over.wait(), HEARTBEAT_S)
@@ -176,10 +179,10 @@ async def _until(over: asyncio.Event) -> AsyncIterator[None]:
             yield None
 
 
-async def _taken(told: "asyncio.Queue[Item]") -> AsyncIterator[Item | None]:
+async def _taken(queue: "asyncio.Queue[Item]") -> AsyncIterator[Item | None]:
     while True:
         try:
-            name, data = await asyncio.wait_for(told.get(), HEARTBEAT_S)
+            name, data = await asyncio.wait_for(queue.get(), HEARTBEAT_S)
         except TimeoutError:
             yield None
             continue

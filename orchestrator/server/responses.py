@@ -1,4 +1,4 @@
-"""How data and errors leave the server: strict JSON, and one shape for every error."""
+"""Responses of the server: strict JSON, and a uniform form of errors."""
 
 import json
 import math
@@ -25,7 +25,7 @@ STATUS = (
 
 
 def to_json(data: Any, ascii_only: bool = False) -> str:
-    """JSON any parser takes: numbers it has not (a loss may be NaN) become the strings "NaN" and "Infinity"."""
+    """Encode strict JSON: numbers that JSON lacks (a loss may be NaN) become the strings "NaN" and "Infinity"."""
     try:
         return json.dumps(data, allow_nan=False, ensure_ascii=ascii_only, separators=(",", ":"))
     except ValueError:
@@ -41,7 +41,7 @@ def _finite(data: Any) -> Any:
 
 
 def json_response(data: Any, status: int = 200) -> Response:
-    """What every route returns. Lone surrogates, which UTF-8 cannot hold, leave as `?`."""
+    """Response of every route. Lone surrogates, which UTF-8 cannot encode, become `?`."""
     return Response(to_json(data).encode("utf-8", "replace"), status, media_type="application/json")
 
 
@@ -55,7 +55,11 @@ def error_body(error: PolyfleetError) -> dict[str, Any]:
 def internal_error(error: Exception) -> dict[str, Any]:
     message = f"the server failed: {type(error).__name__}: {error}"
     return {
-        "error": {"type": "InternalError", "message": message, "remedy": "its log has the traceback: logs/server.log"}
+        "error": {
+            "type": "InternalError",
+            "message": message,
+            "remedy": "see the traceback in its log, logs/server.log",
+        }
     }
 
 
@@ -75,10 +79,10 @@ def error_response(error: PolyfleetError) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Every error of `app` leaves in the one shape; what we did not foresee is logged with its traceback and named."""
+    """Install handlers that return all errors of `app` in one form; unexpected ones are logged with a traceback."""
 
     @app.exception_handler(PolyfleetError)
-    async def known(request: Request, error: PolyfleetError) -> Response:
+    async def polyfleet_error(request: Request, error: PolyfleetError) -> Response:
         return error_response(error)
 
     @app.exception_handler(RequestValidationError)
@@ -86,14 +90,14 @@ def install(app: FastAPI) -> None:
         first = error.errors()[0]
         if first["type"] == "json_invalid":
             return json_response(error_body(UserError("the body is not JSON", "send a JSON object")), 422)
-        where = [str(part) for part in first["loc"] if part not in ("body", "query", "path", "header")]
+        location = [str(part) for part in first["loc"] if part not in ("body", "query", "path", "header")]
         return json_response(
-            error_body(SpecError(".".join(where), first["msg"], "see /openapi.json for what is accepted")), 422
+            error_body(SpecError(".".join(location), first["msg"], "see /openapi.json for what is accepted")), 422
         )
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
-        status = 422 if error.status_code == 400 else error.status_code  # 400: FastAPI could not read the body as JSON
+        status = 422 if error.status_code == 400 else error.status_code  # 400: FastAPI could not parse the body as JSON
         kind = {404: "NotFound", 413: "TooLarge"}.get(status, "UserError")
         return simple_error(status, kind, str(error.detail), "see /openapi.json for what is accepted")
 

@@ -1,6 +1,6 @@
-"""The server's process: one per home, on its Unix socket and, if asked, a loopback port.
+"""Process of the server: one per home, on its Unix socket and, on request, a loopback port.
 
-It ends cleanly on SIGTERM, Ctrl-C or `POST /v1/shutdown`.
+It stops cleanly on SIGTERM, Ctrl-C or `POST /v1/shutdown`.
 """
 
 import fcntl
@@ -30,25 +30,25 @@ from orchestrator.server.service_protocol import ServiceProtocol
 
 DRAIN_S = 3
 ALLOCATED = 20_000
-"""New objects until the next look for garbage; Python's own setting is 700."""
+"""New objects until the next garbage collection; Python's default is 700."""
 REQUEST_THREADS = 64
-"""Those that wait for the store are written together: more of them cost it no more."""
+"""Requests that wait for the store are written in one transaction, so more of them do not cost more."""
 
 
 def serve(home: Path, port: int | None, make_service: Callable[[Path], ServiceProtocol]) -> None:
-    """Serve until told to end: on the home's Unix socket, and on a TCP port unless `port` is None (0: any free one).
+    """Serve until stopped: on the home's Unix socket, and on a TCP port unless `port` is None (0: any free port).
 
-    Raises Conflict when this home has a server already, UserError when `port` is taken or the user's token is none.
+    Raises Conflict if this home already has a server, UserError if `port` is in use or the token is invalid.
     """
     os.umask(0o077)
     os.environ["POLYFLEET_HOME"] = str(private_dir(home))
     raise_file_limit()
-    with ExitStack() as held:
-        held.enter_context(_only_one(home))
+    with ExitStack() as resources:
+        resources.enter_context(_only_one(home))
         tokens.rotate(home / token.NAME)
         secret = token.read(home)
-        listening, path = held.enter_context(unix_socket.listener(home))
-        tcp = [] if port is None else [held.enter_context(listener(port))]
+        listening, path = resources.enter_context(unix_socket.listener(home))
+        tcp = [] if port is None else [resources.enter_context(listener(port))]
         remove_partial_uploads(home)
         with server_record.startup_status(home):
             service = make_service(home)
@@ -57,34 +57,35 @@ def serve(home: Path, port: int | None, make_service: Callable[[Path], ServicePr
             _run(service, secret, home, path, [listening, *tcp])
         finally:
             server_record.remove(home)
-            path.unlink(missing_ok=True)  # now: closing may take so long that we are killed
+            path.unlink(missing_ok=True)  # before closing, which may take so long that this process is killed
             service.close()
 
 
 def _run(service: ServiceProtocol, token: str, home: Path, path: Path, listening: list[socket.socket]) -> None:
     app = make_app(service, token, home=home, stop=lambda: server.end())
-    found = identify(os.getpid())
+    process = identify(os.getpid())
     port = next((s.getsockname()[1] for s in listening if s.family == socket.AF_INET), 0)
-    answering = ServerRecord(found.pid, found.created, port, VERSION, app.state.started_at, str(path))
+    record = ServerRecord(process.pid, process.created, port, VERSION, app.state.started_at, str(path))
     server = _Server(
-        server_config(app), on_answering=lambda: server_record.write(home, answering), on_ending=app.state.stopping.set
+        server_config(app), on_answering=lambda: server_record.write(home, record), on_ending=app.state.stopping.set
     )
     for number in (signal.SIGTERM, signal.SIGINT):
-        # uvicorn raises the signal again once it has ended: these make that harmless, and serve until it has begun
+        # uvicorn raises the signal again when it has stopped: these handlers make that harmless. They also handle
+        # signals before uvicorn has started.
         signal.signal(number, lambda *_: server.end())
     server.run(sockets=listening)
 
 
 def _collect_seldom() -> None:
-    """Records of jobs stay: to look for garbage among them took a fifth of the server's time while 4,000 jobs were
-    submitted, and stopped it for up to 0.27 s.
+    """Collect garbage less often. Records of jobs stay in memory: searching them for garbage took a fifth of the
+    server's time while 4,000 jobs were submitted, and paused it for up to 0.27 s.
     """
     gc.freeze()
     gc.set_threshold(ALLOCATED)
 
 
 def server_config(app: FastAPI) -> uvicorn.Config:
-    """Plain HTTP/1.1, no web sockets, no trust in forwarding headers, no access log (URLs hold users' names)."""
+    """Plain HTTP/1.1, no web sockets, no forwarding headers, no access log (URLs contain names that users chose)."""
     return uvicorn.Config(
         app,
         loop="asyncio",
@@ -111,7 +112,7 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         anyio.to_thread.current_default_thread_limiter().total_tokens = REQUEST_THREADS
         for listening in sockets or ():
-            listening.listen(BACKLOG)  # uvicorn's setting is both: how many wait, and how many asyncio takes at once
+            listening.listen(BACKLOG)  # uvicorn's backlog also sets how many asyncio accepts at once
         self._on_answering()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -121,7 +122,7 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def _only_one(home: Path) -> Iterator[None]:
-    """Held for the life of the server; the system lets go of it however the process ends."""
+    """Lock the home for the lifetime of the server; the system releases the lock however the process ends."""
     with (home / "server.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -132,7 +133,7 @@ def _only_one(home: Path) -> Iterator[None]:
 
 @contextmanager
 def listener(port: int) -> Iterator[socket.socket]:
-    """Listens on loopback. TCP is named because only then asyncio turns Nagle's delay off: 40 ms per answer."""
+    """Listen on loopback. IPPROTO_TCP is explicit, since only then asyncio disables Nagle's delay: 40 ms a response."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,4 +1,4 @@
-"""The server's log: times in UTC, and no sentence more than once in ten seconds where outsiders cause it."""
+"""The server's log: times in UTC, and rate-limited messages of errors that other processes can cause."""
 
 import logging
 import time
@@ -6,11 +6,11 @@ import time
 EVERY_S = 10.0
 KINDS = 100
 OUTSIDERS = ("asyncio", "uvicorn.error")
-"""Loggers whose messages whoever can connect causes, as often as they like."""
+"""Loggers whose messages any process that can connect may cause, as often as it wants."""
 
 
 class Rarely(logging.Filter):
-    """Lets the first line of its kind pass, then one each EVERY_S, which tells how many were left out."""
+    """Passes the first message of a kind, then one each EVERY_S, which contains the number of suppressed ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,12 +27,12 @@ class Rarely(logging.Filter):
             self._seen.clear()
         self._seen[kind] = (now, 0)
         if left_out:
-            record.msg = f"{record.msg} ({left_out} times more since)"
+            record.msg = f"{record.msg} (and {left_out} more since the last one)"
         return True
 
 
 def log_to_stderr() -> None:
-    """daemon.py sends stderr to logs/server.log."""
+    """Log to stderr, which daemon.py redirects to logs/server.log."""
     logging.Formatter.converter = time.gmtime
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)sZ %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"

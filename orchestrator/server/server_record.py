@@ -1,5 +1,5 @@
-"""server.json: where this home's server listens. Written once it answers, removed when it ends. server-doing.json: what
-takes it so long before that.
+"""server.json: the address of this home's server, written when it is ready and removed when it stops.
+server-doing.json: its current step during a long startup.
 """
 
 import json
@@ -16,17 +16,18 @@ from cluster.processes import ProcessId, identify
 NAME = "server.json"
 DOING = "server-doing.json"
 LONG_WORK = "orchestrator.store.upgrade"
-"""The logger to which a store tells what may take minutes as it is opened."""
+"""Logger to which a store writes steps that may take minutes while it is opened."""
 KINDS = {"pid": int, "created": str | int | float, "port": int, "version": str, "started_at": str, "socket": str}
 UNIX = "unix:"
-"""Begins the address of a Unix socket; others are URLs."""
+"""Prefix of the address of a Unix socket; other addresses are URLs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerRecord:
-    """`created` is the process's start, as in ProcessId: a recycled pid has another. `started_at` is ISO 8601, UTC.
+    """Content of server.json. `created` is the process's start as in ProcessId: a reused pid has another one.
+    `started_at` is ISO 8601, UTC.
 
-    `port` 0: it has no TCP port. `socket` "": a server of an earlier version, which has no Unix socket.
+    `port` 0: no TCP port. `socket` "": a server of an earlier version, without a Unix socket.
     """
 
     pid: int
@@ -38,12 +39,12 @@ class ServerRecord:
 
     @property
     def url(self) -> str:
-        """ "" without a TCP port."""
+        """URL of the TCP port; "" without one."""
         return f"http://127.0.0.1:{self.port}" if self.port else ""
 
     @property
     def address(self) -> str:
-        """Where clients of this machine speak to it."""
+        """Address for clients of this machine."""
         return f"{UNIX}{self.socket}" if self.socket else self.url
 
     @property
@@ -52,11 +53,11 @@ class ServerRecord:
 
 
 def read(home: Path) -> ServerRecord | None:
-    """What the file says, or None when there is none or it is not ours. Whether that server lives: `daemon.find`."""
+    """Read the record; None if it is missing or invalid. `daemon.find_server` also checks that the server runs."""
     with suppress(OSError, ValueError, TypeError, RecursionError):
-        found = ServerRecord(**json.loads((home / NAME).read_text()))
-        if all(isinstance(getattr(found, name), kind) for name, kind in KINDS.items()) and found.pid > 0:
-            return found
+        record = ServerRecord(**json.loads((home / NAME).read_text()))
+        if all(isinstance(getattr(record, name), kind) for name, kind in KINDS.items()) and record.pid > 0:
+            return record
     return None
 
 
@@ -73,15 +74,15 @@ class _Telling(logging.Handler):
         super().__init__(logging.INFO)
         self._home, self._process = home, identify(os.getpid())
 
-    def emit(self, told: logging.LogRecord) -> None:
-        doing = {"pid": self._process.pid, "created": self._process.created, "doing": told.getMessage()}
-        with suppress(OSError):  # a full disk: the work itself tells that
+    def emit(self, log_record: logging.LogRecord) -> None:
+        doing = {"pid": self._process.pid, "created": self._process.created, "doing": log_record.getMessage()}
+        with suppress(OSError):  # the disk may be full; the startup step itself reports that
             write_private(self._home / DOING, json.dumps(doing))
 
 
 @contextmanager
 def startup_status(home: Path) -> Iterator[None]:
-    """Whoever started this process can read meanwhile what the store tells: see `doing`."""
+    """Write the store's startup steps to a file, so that the process that started this one can show them."""
     logger, handler = logging.getLogger(LONG_WORK), _Telling(home)
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
@@ -93,8 +94,8 @@ def startup_status(home: Path) -> Iterator[None]:
 
 
 def read_startup_status(home: Path) -> tuple[ProcessId, str] | None:
-    """The process that is to be the server, and what it does first. Whether it lives still: ask."""
+    """The process that is becoming the server, and its current step. The process may have ended."""
     with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-        found = json.loads((home / DOING).read_text())
-        return ProcessId(int(found["pid"]), found["created"]), str(found["doing"])
+        status = json.loads((home / DOING).read_text())
+        return ProcessId(int(status["pid"]), status["created"]), str(status["doing"])
     return None

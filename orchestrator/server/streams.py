@@ -1,7 +1,7 @@
-"""Server-sent events over a plain streaming response, and the polls that feed them.
+"""Server-sent events as a plain streaming response, and the polling that feeds them.
 
-The service's methods block, so each call runs in a thread; a stream that waits holds none. Streams have threads of
-their own, and few: many open logs must not keep `GET /v1/jobs` waiting.
+The service's methods block, so each call runs in a thread; a waiting stream holds none. Streams have a few separate
+threads, so that many open logs do not delay `GET /v1/jobs`.
 """
 
 import asyncio
@@ -27,20 +27,20 @@ HEARTBEAT_S = 15.0
 POLL_S = (0.2, 1.0)
 CHANGES_WAIT_S = 2.0
 LOOK_S = 0.5
-"""A wait in the store ends after this, so that it follows those who have begun to wait meanwhile."""
+"""Maximum seconds of one wait in the store, so that the next one includes clients that have joined since."""
 STREAM_THREADS = 16
 PAGE_THREADS = 64
 PATIENT_THREADS = 16
 MOST_STREAMS = 512
 LOG_POLLS_PER_S = 50
-"""What idle logs share: with many, each is looked at less often than POLL_S has it."""
+"""Total polls of all idle logs per second: with many, each is polled less often than POLL_S."""
 PAGE_BYTES = 1 << 20
 Item = tuple[str, Any] | None
 T = TypeVar("T")
 
 
 class StreamLimitExceeded(FleetError):
-    """As many are open as the server serves at a time."""
+    """The server has its maximum number of streams open."""
 
     retry_after_s = 10
 
@@ -52,7 +52,7 @@ class StreamLimitExceeded(FleetError):
 
 
 class Streams:
-    """What the streams of one server share. Belongs to one event loop; made on first use in it."""
+    """State that the streams of one server share. Belongs to one event loop; created at first use in it."""
 
     def __init__(self, service: ServiceProtocol):
         self.service = service
@@ -66,9 +66,9 @@ class Streams:
         self._reader: asyncio.Task[None] | None = None
 
     async def call(self, method: Callable[..., T], *arguments: Any, page: bool = False) -> T:
-        """`method` in a thread of the streams, or of those who ask for one `page`: streams do not keep them waiting.
+        """Call `method` in a thread of the streams, or, for one `page`, in a separate pool that streams cannot block.
 
-        A client that leaves does not wait for it.
+        If the client disconnects, the call is abandoned.
         """
         threads = self._page_threads if page else self._threads
         if page:
@@ -76,7 +76,7 @@ class Streams:
         return await anyio.to_thread.run_sync(partial(method, *arguments), limiter=threads, abandon_on_cancel=True)
 
     async def patient(self, method: Callable[..., T], *arguments: Any) -> T:
-        """`method`, which may take minutes, in one of a few threads: however many ask, others are answered."""
+        """Call `method`, which may take minutes, in one of a few separate threads; it delays no other request."""
         _refuse_crowd(self._patient_threads)
         return await anyio.to_thread.run_sync(
             partial(method, *arguments), limiter=self._patient_threads, abandon_on_cancel=True
@@ -84,7 +84,7 @@ class Streams:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Raises StreamLimitExceeded."""
+        """Count an open stream within the context. Raises StreamLimitExceeded."""
         if self.open >= MOST_STREAMS:
             raise StreamLimitExceeded(MOST_STREAMS)
         self.open += 1
@@ -94,23 +94,23 @@ class Streams:
             self.open -= 1
 
     async def changes(self, after: int, timeout_s: float) -> Data:
-        """Events past `after`, as soon as there are any; else none, after `timeout_s`, or at once where `last` moves
-        past events that are gone.
+        """Events after number `after`, as soon as there are any; none after `timeout_s`, or at once if `last` skips
+        deleted events.
         """
-        found = await self.call(self.service.changes, after, 0.0, page=True)
-        return found if found["last"] > after or timeout_s == 0 else await self.next_changes(after, timeout_s)
+        latest = await self.call(self.service.changes, after, 0.0, page=True)
+        return latest if latest["last"] > after or timeout_s == 0 else await self.next_changes(after, timeout_s)
 
     async def next_changes(self, after: int, timeout_s: float) -> Data:
-        """The same for one who has read all there was: one reader waits for everybody."""
-        if after < self._head:  # it fell behind: nobody else waits until it has read its share
+        """Like `changes`, for a client that has read all existing events: one reader waits for all such clients."""
+        if after < self._head:  # it fell behind: read separately, so that other clients do not wait for it
             return await self.call(self.service.changes, after, 0.0)
         future = asyncio.get_running_loop().create_future()
         self._waiting[future] = after
         if self._reader is None or self._reader.done():
             self._reader = asyncio.create_task(self._read())
         try:
-            news: Data = await asyncio.wait_for(future, timeout_s)
-            return news
+            result: Data = await asyncio.wait_for(future, timeout_s)
+            return result
         except TimeoutError:
             return {"events": [], "last": after}
         finally:
@@ -118,33 +118,33 @@ class Streams:
 
     async def _read(self) -> None:
         while self._waiting:
-            seen = min(self._waiting.values())
-            wait = partial(self.service.changes, seen, LOOK_S)
+            oldest = min(self._waiting.values())
+            wait = partial(self.service.changes, oldest, LOOK_S)
             try:
-                found = await anyio.to_thread.run_sync(wait, limiter=self._reader_thread)
+                page = await anyio.to_thread.run_sync(wait, limiter=self._reader_thread)
             except Exception as e:
                 for future in self._take(-1):
                     future.set_exception(e)
                 return
-            if found["last"] > seen:
-                self._head = max(self._head, found["last"])
-                for future, after in self._take(found["last"]).items():
-                    news = [e for e in found["events"] if e["seq"] > after]
-                    future.set_result({"events": news, "last": found["last"]})
+            if page["last"] > oldest:
+                self._head = max(self._head, page["last"])
+                for future, after in self._take(page["last"]).items():
+                    new_events = [e for e in page["events"] if e["seq"] > after]
+                    future.set_result({"events": new_events, "last": page["last"]})
 
     def _take(self, last: int) -> "dict[asyncio.Future[Data], int]":
-        """Who waits for anything up to number `last` (-1: everybody); they wait no longer."""
-        taken = {f: after for f, after in self._waiting.items() if not f.done() and (last < 0 or after < last)}
-        self._waiting = {f: after for f, after in self._waiting.items() if f not in taken}
-        return taken
+        """Remove and return the futures that wait for events up to number `last` (-1: all futures)."""
+        due = {f: after for f, after in self._waiting.items() if not f.done() and (last < 0 or after < last)}
+        self._waiting = {f: after for f, after in self._waiting.items() if f not in due}
+        return due
 
 
 def streams(request: Request) -> Streams:
     state = request.app.state
     if state.streams is None:
         state.streams = Streams(state.service)
-    found: Streams = state.streams
-    return found
+    shared: Streams = state.streams
+    return shared
 
 
 async def patient(request: Request, method: Callable[..., T], *arguments: Any) -> T:
@@ -152,19 +152,19 @@ async def patient(request: Request, method: Callable[..., T], *arguments: Any) -
 
 
 def _refuse_crowd(threads: anyio.CapacityLimiter) -> None:
-    """Raises TooManyRequests where as many wait as there are threads: more would wait without an end in sight."""
+    """Raise TooManyRequests if as many calls wait as there are threads: further ones would wait too long."""
     if threads.statistics().tasks_waiting >= threads.total_tokens:
         raise TooManyRequests(2 * int(threads.total_tokens))
 
 
 def event(name: str, data: Any) -> bytes:
-    """One event. ASCII only: clients that end lines at U+2028 or U+0085, as Python does, would cut the data there."""
+    """Encode one event, in ASCII: clients that end lines at U+2028 or U+0085, as Python does, would split the data."""
     return f"event: {name}\ndata: {to_json(data, ascii_only=True)}\n\n".encode()
 
 
 def events(request: Request, source: AsyncIterator[Item], after: Callable[[], None] | None = None) -> StreamingResponse:
-    """Sends what `source` yields as (event name, data), None being "nothing yet". An error becomes the last event.
-    `after` is called in a thread once the stream has ended, however it ends.
+    """Stream the items of `source`, (event name, data) or None for "nothing yet". An error becomes the last event.
+    `after` is called in a thread when the stream has ended for any reason.
 
     Raises StreamLimitExceeded.
     """
@@ -194,7 +194,7 @@ def events(request: Request, source: AsyncIterator[Item], after: Callable[[], No
 
 
 class _Counted(StreamingResponse):
-    """A stream that is counted until it has ended, also when its client left before it began."""
+    """A stream that is counted until it has ended, even if its client disconnected before it began."""
 
     def __init__(self, body: AsyncIterator[bytes], counted: ExitStack):
         super().__init__(body, media_type="text/event-stream")
@@ -206,18 +206,18 @@ class _Counted(StreamingResponse):
 
 
 def cursor_from(text: str) -> dict[str, int]:
-    """A cursor as the client got it, JSON in a query parameter. Raises SpecError."""
+    """Parse a cursor that the client received, JSON in a query parameter. Raises SpecError."""
     try:
         cursor = parse_json((text or "{}").encode(), "cursor", deepest=1)
         if all(type(value) is int and value >= 0 for value in cursor.values()):
             return dict(cursor)
     except (UnreadableFile, UnicodeEncodeError, AttributeError):
         pass
-    raise SpecError("cursor", "not a cursor", "send back the `cursor` of the answer before, as JSON")
+    raise SpecError("cursor", "is not a cursor", "send the `cursor` of the previous response, as JSON")
 
 
 class LogStream:
-    """The log of one job from a cursor on, page by page. A name is looked up once: later it may mean another job."""
+    """Log of one job from a cursor on, page by page. A job's name is resolved once: later it may mean another job."""
 
     def __init__(self, request: Request, ref: str, rank: int | None, epoch: int | None, cursor: dict[str, int]):
         self.streams, self.ref, self.rank, self.epoch, self.cursor = streams(request), ref, rank, epoch, cursor
@@ -225,25 +225,25 @@ class LogStream:
         self.ended = self.following = False
 
     async def check(self) -> None:
-        """Raises NotFound before a stream has begun: afterwards the status is sent and cannot be changed."""
+        """Raise NotFound before the stream begins: afterwards the HTTP status is sent and cannot be changed."""
         self.ref = (await self.streams.call(self.service.job, self.ref, page=True))["id"]
 
     async def page(self, limit_bytes: int = PAGE_BYTES) -> list[Data]:
         return await self._lines(self.service.logs, self.cursor, limit_bytes)
 
     async def tail(self, count: int) -> list[Data]:
-        """The last `count` lines there are now, whatever the cursor was; it is behind them afterwards."""
+        """The last `count` lines that exist now. Moves the cursor behind them."""
         return await self._lines(self.service.logs_tail, count)
 
     async def away(self, first: int = 0) -> list[str]:
-        """Of which attempts, from number `first` on, lines are missing: their nodes did not answer."""
+        """Reasons why lines of attempts, from number `first` on, are missing: their nodes did not answer."""
         return list(await self.streams.call(self.service.logs_away, self.ref, self.rank, self.epoch, first))
 
-    async def _lines(self, ask: Callable[..., Data], *arguments: Any) -> list[Data]:
-        asked = (self.ref, self.rank, self.epoch, *arguments)
-        answer = await self.streams.call(ask, *asked, page=not self.following)
-        self.ref, self.cursor, self.ended = answer["job"], answer["cursor"], answer["ended"]
-        return list(answer["lines"])
+    async def _lines(self, method: Callable[..., Data], *arguments: Any) -> list[Data]:
+        query = (self.ref, self.rank, self.epoch, *arguments)
+        reply = await self.streams.call(method, *query, page=not self.following)
+        self.ref, self.cursor, self.ended = reply["job"], reply["cursor"], reply["ended"]
+        return list(reply["lines"])
 
     async def follow(self, tail: int | None) -> AsyncIterator[Item]:
         self.streams.logs += 1
@@ -255,7 +255,7 @@ class LogStream:
             self.streams.logs -= 1
 
     async def _follow(self, tail: int | None) -> AsyncIterator[Item]:
-        """The first `log` is sent though it may have no lines: a client whose connection breaks knows its job by it."""
+        """Yield the log. The first event is sent even without lines: it contains the job's id for a reconnect."""
         yield self._log(await (self.page() if tail is None else self.tail(tail)))
         wait_s = POLL_S[0]
         while True:
@@ -273,14 +273,14 @@ class LogStream:
 
 
 async def follow_changes(request: Request, after: int) -> AsyncIterator[Item]:
-    """First what there is, page by page; then what comes."""
+    """Yield existing changes page by page, then new ones as they happen."""
     shared, behind = streams(request), True
     while True:
         read = shared.call(shared.service.changes, after, 0.0) if behind else shared.next_changes(after, CHANGES_WAIT_S)
-        found = await read
-        behind = behind and found["last"] > after
-        after = found["last"]
-        for change in found["events"]:
+        page = await read
+        behind = behind and page["last"] > after
+        after = page["last"]
+        for change in page["events"]:
             yield "change", change
-        if not found["events"]:
+        if not page["events"]:
             yield None

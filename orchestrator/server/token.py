@@ -1,4 +1,4 @@
-"""This home's API token, as its clients read it: one that others may have read is refused, as ssh does with a key."""
+"""Read this home's API token. A token that other users can read is refused, as ssh does with a key."""
 
 import stat
 from pathlib import Path
@@ -8,33 +8,33 @@ from cluster.errors import UserError
 
 NAME = "token"
 SHORTEST = 32
-"""`GET /healthz` tells an HMAC under the token to everybody, who must not find it by trying."""
-ANEW = "run `polyfleet server stop`, remove that file, then run this command again: it makes a new one"
+"""Minimum length: `GET /healthz` sends an HMAC under the token to any client, which must not find it by brute force."""
+ANEW = "run `polyfleet server stop`, remove that file, then run this command again: it creates a new token"
 
 
 def read(home: Path) -> str:
-    """Raises UserError when there is none, when it is no token, or when others may read it."""
+    """Read the token. Raises UserError if it is missing or invalid, or if other users can read it."""
     path = home / NAME
     check_token_private(home)
     try:
         token = tokens.read(path)
     except FileNotFoundError:
         raise UserError(
-            f"the server runs, but its token {path} is gone",
-            "run `polyfleet server stop`, then this command again: it makes a new one",
+            f"the server runs, but its token {path} does not exist",
+            "run `polyfleet server stop`, then this command again: it creates a new token",
         ) from None
     except (OSError, UnicodeDecodeError) as e:
         raise UserError(f"the token {path} cannot be read: {e}", ANEW) from None
     if not (token.isascii() and token.isalnum()):
-        raise UserError(f"{path} holds no token", ANEW)
+        raise UserError(f"{path} does not contain a valid token", ANEW)
     if len(token) < SHORTEST:
-        raise UserError(f"the token {path} has {len(token)} characters, fewer than {SHORTEST}", ANEW)
+        raise UserError(f"the token {path} has {len(token)} characters; the minimum is {SHORTEST}", ANEW)
     return token
 
 
 def check_token_private(home: Path) -> None:
-    """Nothing is refused where there is no token yet."""
+    """Raise UserError if other users can read the token; do nothing if there is no token yet."""
     path = home / NAME
     mode = stat.S_IMODE(path.stat().st_mode) if path.is_file() else 0
     if mode & 0o077:
-        raise UserError(f"others may read the token {path} (mode {mode:04o})", ANEW)
+        raise UserError(f"other users can read the token {path} (mode {mode:04o})", ANEW)

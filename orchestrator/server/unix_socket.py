@@ -1,7 +1,7 @@
-"""The Unix socket of a home: other users reach neither its folder nor, when the server has died, its place.
+"""Unix socket of a home, in a folder that other users cannot enter, so that none can replace a dead server's socket.
 
-A path in a socket's address ends at 107 bytes (103 on macOS). Longer ones are reached through a descriptor of their
-folder, which also makes sure that the folder that was looked at is the one that is used.
+The path in a socket's address has at most 107 bytes (103 on macOS). Longer ones are reached through a descriptor of
+their folder, which also ensures that the folder that was checked is the one that is used.
 """
 
 import os
@@ -19,15 +19,15 @@ NAME = "server.sock"
 LONGEST_BYTES = 103
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 CREDENTIALS = struct.Struct("3i")
-"""What SO_PEERCRED gives: pid, uid, gid (Linux, unix(7))."""
+"""Result of SO_PEERCRED: pid, uid, gid (Linux, unix(7))."""
 
 
 @contextmanager
 def listener(home: Path) -> Iterator[tuple[socket.socket, Path]]:
-    """Listens on a socket of mode 0600 and yields it with its path. Call it holding the server's lock: what lies there
-    is a dead server's.
+    """Listen on a socket of mode 0600; yield it and its path. The caller must hold the server's lock: an existing
+    socket is that of a dead server and is replaced.
 
-    Where the home's file system has no sockets, or its path is too long, a short folder of its own takes it.
+    If the home's file system does not support sockets, or its path is too long, the socket is in a new short folder.
     """
     folder, own = home, None
     with socket.socket(socket.AF_UNIX) as listening:
@@ -46,29 +46,29 @@ def listener(home: Path) -> Iterator[tuple[socket.socket, Path]]:
 
 
 def open_folder(path: Path) -> int:
-    """A descriptor of the folder of the socket `path`. Raises FleetError unless it is ours and closed to others: only
-    then nobody else can have put the socket there. Raises OSError when it is gone.
+    """Open the folder of the socket `path`; return the descriptor. Raises FleetError unless this user owns it and it is
+    closed to others: only then no other user can have created the socket. Raises OSError if it does not exist.
     """
     descriptor = os.open(path.parent, OPEN_FOLDER)
-    found = os.fstat(descriptor)
-    if found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077:
+    status = os.fstat(descriptor)
+    if status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077:
         return descriptor
     os.close(descriptor)
-    whose = f"owner uid {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}"
+    owner = f"owner uid {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}"
     raise FleetError(
-        f"the folder {path.parent} of the server's socket is open to others ({whose})",
+        f"other users can access the folder {path.parent} of the server's socket ({owner})",
         f"as its owner, run `polyfleet server stop`, `chmod 700 {path.parent}`, then this command again",
     )
 
 
 def short_socket_path(descriptor: int, path: Path) -> str:
-    """The socket's path by way of its open folder, where the system has such paths."""
+    """The socket's path through its open folder, if the system has such paths."""
     near = Path(f"/proc/self/fd/{descriptor}")
     return str(near / path.name) if near.is_dir() else str(path)
 
 
 def connect(path: Path, timeout_s: float) -> socket.socket:
-    """Raises OSError when nobody listens there."""
+    """Connect to the socket. Raises OSError if no process listens there."""
     descriptor = open_folder(path)
     connection = socket.socket(socket.AF_UNIX)
     try:
@@ -83,7 +83,7 @@ def connect(path: Path, timeout_s: float) -> socket.socket:
 
 
 def peer_uid(connection: socket.socket) -> int | None:
-    """The user at the other end of a Unix socket; None where the system does not tell."""
+    """User id of the process at the other end of a Unix socket; None if the system does not report it."""
     if connection.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
         return None
     _, uid, _ = CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))

@@ -1,1 +1,1 @@
-"""Plain data as people want to see it: one grid, shown in a terminal by the CLI and as HTML by notebooks."""
+"""Render plain data for people as tables: in a terminal for the CLI, as HTML for notebooks."""

@@ -1,4 +1,4 @@
-"""Benchmark runs in a terminal: the heat map of cases by columns, and lists of runs and cases."""
+"""Benchmark runs in a terminal: heat map of cases by targets, comparisons, lists of runs and cases."""
 
 import math
 from collections.abc import Iterable
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 Data = dict[str, Any]
 WORDS = {"unsupported": "unsupported", "failed": "failed", "wrong": "WRONG", "lost": "lost", "skipped": "not measured"}
-TIMES = "times are of the fastest parts; 2× means half the time of the first column, or of the first implementation"
+TIMES = "times are of the fastest parts; 2× means half the time of the first target, or of the first kernels"
 SIGNS = {"FASTER": "▲", "SLOWER": "▼", "SAME": "=", "INCONCLUSIVE": "?"}
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One cell of the map. `heat` from -1 (slower) over 0 to 1 (faster); None: no comparison."""
+    """One field of the heat map. `heat` is from -1 (slower) over 0 to 1 (faster); None without a comparison."""
 
     text: str
     heat: float | None = None
@@ -32,7 +32,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """Cases by columns; colours say the same as the words."""
+    """Table of cases by targets. Colours repeat what the text says."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, tuple[Tile, ...]], ...]
@@ -68,75 +68,77 @@ def _style(tile: Tile) -> str:
     return "green" if tile.heat > 0 else "yellow" if tile.heat > -0.6 else "red"
 
 
-def report(results: Data) -> TableStack:
-    """The map, what could not be measured and why, and how far the whole can be trusted."""
-    ways = list(dict.fromkeys(way_of(cell) for cell in results["cells"]))
-    columns = [column["column"] for column in results["columns"]]
-    by_place = {(c["case"], way_of(c), c["column"]): c for c in results["cells"]}
-    cases = list(dict.fromkeys(cell["case"] for cell in results["cells"]))
+def report(summary: Data) -> TableStack:
+    """Heat map of a run, followed by the quality of its hosts, failed results with reasons, and notes."""
+    all_settings = list(dict.fromkeys(way_of(result) for result in summary["cells"]))
+    targets = [target["column"] for target in summary["columns"]]
+    by_position = {(c["case"], way_of(c), c["column"]): c for c in summary["cells"]}
+    cases = list(dict.fromkeys(result["case"] for result in summary["cells"]))
     rows = []
     for case in cases:
-        for way in ways:
-            cells = [by_place.get((case, way, column)) for column in columns]
-            if any(cells):
-                name = case if len(ways) == 1 else f"{case}  {way}"
-                rows.append((one_line(name), tuple(_tile(cell) for cell in cells)))
-    heat = HeatMap(tuple(one_line(c) for c in columns), tuple(rows))
-    told = [*_trust(results), *_reasons(results), *_notes(results)]
-    return TableStack((heat, *(["", *told] if told else [])))
+        for settings in all_settings:
+            row_results = [by_position.get((case, settings, target)) for target in targets]
+            if any(row_results):
+                name = case if len(all_settings) == 1 else f"{case}  {settings}"
+                rows.append((one_line(name), tuple(_tile(result) for result in row_results)))
+    heat = HeatMap(tuple(one_line(c) for c in targets), tuple(rows))
+    lines = [*_trust(summary), *_reasons(summary), *_notes(summary)]
+    return TableStack((heat, *(["", *lines] if lines else [])))
 
 
-def _tile(cell: Data | None) -> Tile:
-    if cell is None:
+def _tile(result: Data | None) -> Tile:
+    if result is None:
         return Tile("", dim=True)
-    if cell["call_s"] is None:
-        return Tile(WORDS.get(cell["status"], str(cell["status"])), dim=True, bad=cell["status"] in ("wrong", "failed"))
-    taken = duration(cell["time_s"])
-    versus = cell.get("versus")
+    if result["call_s"] is None:
+        return Tile(
+            WORDS.get(result["status"], str(result["status"])), dim=True, bad=result["status"] in ("wrong", "failed")
+        )
+    call_time = duration(result["time_s"])
+    versus = result.get("versus")
     if not versus:
-        return Tile(taken)
+        return Tile(call_time)
     ratio, verdict = versus["ratio"], versus["verdict"]
     heat = max(-1.0, min(1.0, math.log2(ratio) / 2)) if verdict in ("FASTER", "SLOWER") else 0.0
-    return Tile(f"{taken}  {ratio:.2f}× {SIGNS[verdict]}", heat, dim=verdict == "INCONCLUSIVE")
+    return Tile(f"{call_time}  {ratio:.2f}× {SIGNS[verdict]}", heat, dim=verdict == "INCONCLUSIVE")
 
 
-def _trust(results: Data) -> list[str]:
-    told = []
-    for host in results["hosts"]:
-        why = f": {'; '.join(host['reasons'][:2])}" if host["reasons"] else ""
-        told.append(f"{', '.join(host['columns'])}: the host was {host['class']}{why}")
-    noises = [c["noise"] for c in results["cells"] if c.get("noise") is not None]
+def _trust(summary: Data) -> list[str]:
+    lines = []
+    for host in summary["hosts"]:
+        reasons = f": {'; '.join(host['reasons'][:2])}" if host["reasons"] else ""
+        lines.append(f"{', '.join(host['columns'])}: the host was {host['class']}{reasons}")
+    noises = [c["noise"] for c in summary["cells"] if c.get("noise") is not None]
     if noises:
-        most = f"at most {max(noises):.1%} (median {_middle(noises):.1%})"
-        told.append(f"the same configuration measured twice differed by {most}")
-    if any(c.get("versus") for c in results["cells"]):
-        told.append(f"{TIMES}; ▲ faster ▼ slower = same ? inconclusive")
-    return told
+        differences = f"at most {max(noises):.1%} (median {_middle(noises):.1%})"
+        lines.append(f"the same configuration measured twice differed by {differences}")
+    if any(c.get("versus") for c in summary["cells"]):
+        lines.append(f"{TIMES}; ▲ faster ▼ slower = same ? inconclusive")
+    return lines
 
 
 def _middle(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-def _reasons(results: Data) -> list[str]:
-    """Each reason once, with the cells it is of."""
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for cell in results["cells"]:
-        if cell["call_s"] is None:
-            found.setdefault((cell["column"], cell["status"], cell["reason"]), []).append(
-                f"{cell['case']} {way_of(cell)}"
+def _reasons(summary: Data) -> list[str]:
+    """List each reason once, with the cases and settings that it applies to."""
+    names_by_reason: dict[tuple[str, str, str], list[str]] = {}
+    for result in summary["cells"]:
+        if result["call_s"] is None:
+            names_by_reason.setdefault((result["column"], result["status"], result["reason"]), []).append(
+                f"{result['case']} {way_of(result)}"
             )
-    told = [
-        f"{column}: {WORDS.get(status, status)}: {escape_control(reason)} ({_some(names)})"
-        for (column, status, reason), names in found.items()
+    failures = [
+        f"{target}: {WORDS.get(status, status)}: {escape_control(reason)} ({_some(names)})"
+        for (target, status, reason), names in names_by_reason.items()
     ]
-    lost = [f"{column}: lost: {escape_control(reason)}" for column, reason in results["lost"].items()]
-    return [*lost, *told]
+    lost = [f"{target}: lost: {escape_control(reason)}" for target, reason in summary["lost"].items()]
+    return [*lost, *failures]
 
 
-def _notes(results: Data) -> list[str]:
-    """What was done for a measured case that its time alone does not show, each once."""
-    notes = {f"{cell['case']}: {escape_control(cell['note'])}" for cell in results["cells"] if cell.get("note")}
+def _notes(summary: Data) -> list[str]:
+    """Notes on how cases were measured, each once."""
+    notes = {f"{result['case']}: {escape_control(result['note'])}" for result in summary["cells"] if result.get("note")}
     return sorted(notes)
 
 
@@ -148,12 +150,12 @@ def _some(names: Iterable[str]) -> str:
 def runs(views: list[Data]) -> TextTable:
     from datetime import UTC, datetime
 
-    def began(view: Data) -> str:
+    def started(view: Data) -> str:
         return time_since(datetime.fromtimestamp(view["begun_s"], UTC).isoformat())
 
     return grid(
-        ("RUN", "STATE", "RESULTS", "COLUMNS", "BEGAN", "REASON"),
-        ((v["run"], v["state"], v["cells"], ", ".join(c["column"] for c in v["columns"]), began(v), v["reason"])
+        ("RUN", "STATE", "RESULTS", "TARGETS", "STARTED", "REASON"),
+        ((v["run"], v["state"], v["cells"], ", ".join(c["column"] for c in v["columns"]), started(v), v["reason"])
          for v in views),
         empty="no benchmark runs",
     )  # fmt: skip
@@ -169,37 +171,39 @@ def cases(rows: list[Data]) -> TextTable:
 
 
 def view(data: Data) -> TableStack:
-    columns = grid(
-        ("COLUMN", "JOB", "POOL", "KIND"), ((c["column"], c["job"], c["pool"], c["kind"]) for c in data["columns"])
+    targets = grid(
+        ("TARGET", "JOB", "POOL", "KIND"), ((c["column"], c["job"], c["pool"], c["kind"]) for c in data["columns"])
     )
-    head = {"run": data["run"], "state": data["state"], "reason": data["reason"], "cells": data["cells"],
-            "doing": data["progress"].get("case", "")}  # fmt: skip
-    return TableStack((facts(head), "", columns))
+    head = {"run": data["run"], "state": data["state"], "reason": data["reason"], "results": data["cells"],
+            "measuring": data["progress"].get("case", "")}  # fmt: skip
+    return TableStack((facts(head), "", targets))
 
 
 def measured(result: Data) -> TableStack:
-    """What a benchmark job of its own found: its rows, then what they were taken on."""
+    """Result of a single benchmark job: its rows, then facts about device, host and noise."""
     head = ("CASE", "PER CALL", "95 %", "ALONE", "ITEMS/S", "FIRST CALL", "ERROR", "NOTE")
-    known = {key: value for key, value in result.items() if key not in ("rows", "noise", "host")}
+    details = {key: value for key, value in result.items() if key not in ("rows", "noise", "host")}
     noise, host = result["noise"], result["host"]
-    known["noise"] = None if noise is None else f"the same configuration measured twice differed by at most {noise:.1%}"
-    known["host"] = ": ".join(filter(None, (host["class"], "; ".join(host["reasons"]))))
-    return TableStack((grid(head, map(_measured_row, result["rows"])), "", facts(known)))
+    details["noise"] = (
+        None if noise is None else f"the same configuration measured twice differed by at most {noise:.1%}"
+    )
+    details["host"] = ": ".join(filter(None, (host["class"], "; ".join(host["reasons"]))))
+    return TableStack((grid(head, map(_measured_row, result["rows"])), "", facts(details)))
 
 
 def _measured_row(row: Data) -> tuple[Any, ...]:
     times: tuple[Any, ...] = (WORDS.get(row["status"], row["status"]), "", "", "")
     if row["median_s"] is not None:
         interval, rate = f"{duration(row['ci_low_s'])} to {duration(row['ci_high_s'])}", row["items_per_s"]
-        told = f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}"
-        times = (duration(row["median_s"]), interval, duration(row["alone_s"]), told)
+        rate_text = f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}"
+        times = (duration(row["median_s"]), interval, duration(row["alone_s"]), rate_text)
     error = row["accuracy"].get("rms_rel")
-    error_told = "" if error is None else f"{error:.1e}"
-    return (row["case"], *times, duration(row["first_call_s"]), error_told, row["reason"])
+    error_text = "" if error is None else f"{error:.1e}"
+    return (row["case"], *times, duration(row["first_call_s"]), error_text, row["reason"])
 
 
 def compared(data: Data) -> TableStack:
-    """Two runs: what changed first, the rest after."""
+    """Comparison of two runs: changed results first."""
     order = {"SLOWER": 0, "FASTER": 1, "INCONCLUSIVE": 2, "SAME": 3}
     rows = sorted(data["cells"], key=lambda r: order.get(r["verdict"], -1))
     table = grid(
@@ -211,8 +215,8 @@ def compared(data: Data) -> TableStack:
                    for d in data["environment"]]  # fmt: skip
     missing = [f"only in {data['before']}: {_some(data['only_before'])}"] if data["only_before"] else []
     missing += [f"only in {data['after']}: {_some(data['only_after'])}"] if data["only_after"] else []
-    told = [escape_control(line) for line in (*environment, *missing)]
-    return TableStack((f"{data['before']} to {data['after']}", "", table, *(["", *told] if told else [])))
+    lines = [escape_control(line) for line in (*environment, *missing)]
+    return TableStack((f"{data['before']} to {data['after']}", "", table, *(["", *lines] if lines else [])))
 
 
 def _change(row: Data) -> tuple[Any, ...]:
@@ -224,34 +228,41 @@ def _change(row: Data) -> tuple[Any, ...]:
 
 
 def series(rows: list[Data]) -> TextTable:
-    def told(row: Data) -> str:
+    def steps_text(row: Data) -> str:
         return "; ".join(f"{s['ratio']:.2f}× from {row['points'][s['at']]['run']} on" for s in row["steps"])
 
     return grid(
         ("CASE", "CONFIGURATION", "KIND", "RUNS", "FIRST", "LAST", "STEPS"),
         ((r["case"], way_of(r), r["kind"], len(r["points"]), duration(r["points"][0]["call_s"]),
-          duration(r["points"][-1]["call_s"]), told(r)) for r in rows),
-        empty="no run measured that",
+          duration(r["points"][-1]["call_s"]), steps_text(r)) for r in rows),
+        empty="no run measured this case",
     )  # fmt: skip
 
 
 def validation(data: Data) -> TableStack:
-    """Per target the first place where it parts from the first, and the rows around it."""
+    """Numeric validation: per target where it first differs from the first target, and the largest differences."""
     first = data["targets"][0]["target"]
-    told: list[TextTable | str] = []
+    parts: list[TextTable | str] = []
     for one in data["compared"]:
         if not one["comparable"]:
-            told.append(f"{one['target']}: {one['reason']}")
+            parts.append(f"{one['target']}: {one['reason']}")
             continue
-        places = [f"{what} {name}" for what, name in one["first"].items() if name]
-        verdict = f"differs from {first} first at {', '.join(places)}" if places else f"computes as {first} does"
+        first_differences = [f"{what} {name}" for what, name in one["first"].items() if name]
+        verdict = (
+            f"differs from {first} first at {', '.join(first_differences)}"
+            if first_differences
+            else f"agrees with {first}"
+        )
         rows = [*one["layers"], *one["gradients"], *one["steps"]]
         worst = sorted(rows, key=lambda r: -(r["apart"] if r["apart"] is not None else math.inf) / r["limit"])[:8]
         table = grid(
-            ("WHAT", "APART", "LIMIT", "WITHIN", "NOTE"),
+            ("WHAT", "DIFFERENCE", "LIMIT", "WITHIN", "NOTE"),
             ((r["name"], "" if r["apart"] is None else f"{r['apart']:.1e}", f"{r['limit']:.1e}", r["ok"], r["note"])
              for r in worst),
         )  # fmt: skip
-        counted = f"{len(one['layers'])} layers, {len(one['gradients'])} gradients, {len(one['steps'])} losses"
-        told += [f"{one['target']}: {escape_control(verdict)} ({data['precision']}; {counted}); farthest:", table]
-    return TableStack(tuple(told))
+        counts = f"{len(one['layers'])} layers, {len(one['gradients'])} gradients, {len(one['steps'])} losses"
+        parts += [
+            f"{one['target']}: {escape_control(verdict)} ({data['precision']}; {counts}); largest differences:",
+            table,
+        ]
+    return TableStack(tuple(parts))

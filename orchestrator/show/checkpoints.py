@@ -1,4 +1,4 @@
-"""Checkpoints and what happens to them on the way to another pool."""
+"""Checkpoints: lists, details, and results of verifying, planning, copying, converting, importing and exporting."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ Data = dict[str, Any]
 
 
 def checkpoints(rows: list[Data], below: str = "") -> TextTable:
-    """One line per checkpoint; what is wrong with one only where something is. `below`: what of them was asked for."""
+    """One line per checkpoint, with a column PROBLEM only if one has a problem. `below` is the folder searched."""
     columns = ["CHECKPOINT", "STEP", "SIZE", "KIND", "SAVED"]
     cells = [_listed(c) for c in rows]
     if any(c.get("nodes") for c in rows):
@@ -37,16 +37,16 @@ def describe_table(data: Data) -> TableStack:
         "size": size(data["bytes"]),
         "files": data["files"],
         "parameters": f"{data['parameters']:,}",
-        "holds": ", ".join(_entry(name, entry) for name, entry in data["entries"].items()),
+        "contains": ", ".join(_entry(name, entry) for name, entry in data["entries"].items()),
         "tensors": ", ".join(f"{count} {role}" for role, count in data["roles"].items()),
         "tied": ", ".join(f"{name} to {other}" for name, other in data["ties"].items()),
-        "by": ", ".join(f"{name} {value}" for name, value in producer.items()),
+        "saved by": ", ".join(f"{name} {value}" for name, value in producer.items()),
         "damaged": escape_control(data.get("damaged", "")),
     }
-    passed_over = [f"{one['path']} is skipped: {one['reason']}" for one in data.get("passed_over", ())]
-    rows = ((dtype, held["tensors"], size(held["bytes"])) for dtype, held in data["dtypes"].items())
+    skipped = [f"{checkpoint['path']} is skipped: {checkpoint['reason']}" for checkpoint in data.get("passed_over", ())]
+    rows = ((dtype, totals["tensors"], size(totals["bytes"])) for dtype, totals in data["dtypes"].items())
     table = grid(("DTYPE", "TENSORS", "BYTES"), rows, empty="no tensors")
-    return TableStack((facts(head), "", table, *(["", *map(escape_control, passed_over)] if passed_over else [])))
+    return TableStack((facts(head), "", table, *(["", *map(escape_control, skipped)] if skipped else [])))
 
 
 def _place(data: Data) -> str:
@@ -54,8 +54,8 @@ def _place(data: Data) -> str:
 
 
 def _entry(name: str, entry: Data) -> str:
-    words = " ".join(filter(None, (entry["kind"], entry["type"])))
-    return name if words in ("", name) else f"{name} ({words})"
+    description = " ".join(filter(None, (entry["kind"], entry["type"])))
+    return name if description in ("", name) else f"{name} ({description})"
 
 
 def _counted(count: int, what: str) -> str:
@@ -88,16 +88,18 @@ def planned(data: Data) -> TableStack:
         (d["dtype"], d["tensors"], size(d["bytes"]), d["action"], d["to"], d["may_lose"], d["reason"])
         for d in data["dtypes"]
     )
-    left = [escape_control(sentence) for sentence in data["cannot_follow"]]
-    return TableStack((facts(head), "", grid(columns, rows, empty="no tensors"), *(["", *left] if left else [])))
+    sentences = [escape_control(sentence) for sentence in data["cannot_follow"]]
+    return TableStack(
+        (facts(head), "", grid(columns, rows, empty="no tensors"), *(["", *sentences] if sentences else []))
+    )
 
 
 def _memory(memory: Data) -> str:
     needed = size(memory["needed_bytes"])
     if memory["device_bytes"] is None:
-        return f"{needed} needed; the memory of these devices is not known"
-    words = {"replicated": "each holds all", "sharded": "fits when sharded", "no": "does not fit"}
-    return f"{needed} needed, {size(memory['device_bytes'])} per device: {words[memory['fits']]}"
+        return f"{needed} needed; the memory of these devices is unknown"
+    fit_texts = {"replicated": "fits on each device", "sharded": "fits when sharded", "no": "does not fit"}
+    return f"{needed} needed, {size(memory['device_bytes'])} per device: {fit_texts[memory['fits']]}"
 
 
 def copied(data: Data) -> TableStack:
@@ -105,22 +107,22 @@ def copied(data: Data) -> TableStack:
         "source": data["source"],
         "target": data["target"],
         "step": data["step"],
-        "copied": "nothing: it was already there"
+        "copied": "nothing: the target already has it"
         if data["already_there"]
-        else f"{size(data['travelled_bytes'])} of {size(data['bytes'])} travelled, {duration(data['seconds'])}",
+        else f"{size(data['travelled_bytes'])} of {size(data['bytes'])} transferred, {duration(data['seconds'])}",
         "verified": data["verified"],
     }
     return TableStack((facts(head), *(("", conversion(data["conversion"])) if "conversion" in data else ())))
 
 
 def conversion(data: Data) -> TableStack:
-    """What was converted, and what that changed."""
+    """Converted tensors, with the differences in their values."""
     head = {
         "checkpoint": data["path"],
         "step": data["step"],
         "size": size(data["bytes"]),
-        "kept": f"{data['kept']} tensors as they were",
-        "converted": f"{len(data['converted'])} tensors, {data['lossy']} with other values",
+        "unchanged": f"{data['kept']} tensors",
+        "converted": f"{len(data['converted'])} tensors, {data['lossy']} with changed values",
     }
     columns = ("TENSOR", "FROM", "TO", "CHANGED", "MAX ABS", "MAX REL", "NEW INF", "NEW NAN")
     rows = (
@@ -143,7 +145,7 @@ def differences(data: Data) -> TableStack:
         *(f"names differ: {escape_control(sentence)}" for sentence in data.get("names", ())),
         *(f"only in a: {escape_control(name)}" for name in data["only_in_a"]),
         *(f"only in b: {escape_control(name)}" for name in data["only_in_b"]),
-        *(f"other values: {escape_control(name)}" for name in data["entries"]),
+        *(f"values differ: {escape_control(name)}" for name in data["entries"]),
     ]
     return TableStack((facts(head), "", grid(columns, rows, empty="no tensor differs"), *other))
 
@@ -159,7 +161,7 @@ def _errors(row: Data) -> tuple[Any, ...]:
 
 
 def pruned(data: Data) -> TableStack:
-    verb = "would go" if data["dry_run"] else "deleted"
+    verb = "would be deleted" if data["dry_run"] else "deleted"
     head = {"folder": data["root"], "kept": len(data["kept"]), verb: len(data["deleted"]), "freed": size(data["bytes"])}
     return TableStack((facts(head), *(f"{verb}: {escape_control(name)}" for name in data["deleted"])))
 
@@ -170,7 +172,7 @@ def imported(data: Data) -> TableStack:
         "from": data["format"],
         "step": data["step"],
         "size": f"{size(data['bytes'])}, {size(data['copied_bytes'])} of it copied",
-        "holds": ", ".join(f"{name} ({kind})" for name, kind in data["entries"].items()),
+        "contains": ", ".join(f"{name} ({kind})" for name, kind in data["entries"].items()),
         "tensors": data["tensors"],
     }
     return TableStack((facts(head), *map(escape_control, data["notes"])))

@@ -1,4 +1,4 @@
-"""Files of jobs, listed and on their way."""
+"""Files of jobs: lists and results of transfers."""
 
 from typing import Any
 
@@ -33,6 +33,6 @@ def transferred(data: Data) -> TableStack:
     head = {
         "job": data["job"],
         "to": data["target"],
-        "files": f"{count} of {size(data['bytes'])}, {size(data['travelled_bytes'])} travelled",
+        "files": f"{count} of {size(data['bytes'])}, {size(data['travelled_bytes'])} transferred",
     }
     return TableStack((facts(head), *map(escape_control, data["notes"])))

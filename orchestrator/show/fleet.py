@@ -1,4 +1,4 @@
-"""Fleet, devices, back ends, findings, environments."""
+"""Fleet, devices, backends, findings, environments."""
 
 from typing import Any
 
@@ -34,24 +34,24 @@ def pools(fleet: Data) -> TextTable:
     )
 
 
-def fleet(told: Data) -> TableStack:
-    """Pools, who is served first, and what projects hold of their quotas."""
-    parts: list[TextTable | str] = [pools(told), "", policy(told["policy"])]
-    if told["projects"]:
-        parts += ["", projects(told["projects"])]
+def fleet(data: Data) -> TableStack:
+    """Pools, scheduling policy, and projects with the use of their quotas."""
+    parts: list[TextTable | str] = [pools(data), "", policy(data["policy"])]
+    if data["projects"]:
+        parts += ["", projects(data["projects"])]
     return TableStack(tuple(parts))
 
 
-def policy(told: Data) -> str:
-    by_order = told["name"] in ("fifo", "priority")
-    parts = [] if by_order else [f"jobs of equal priority may be stopped or moved every {told['every_s']:g} s"]
-    if told["ageing_s"]:
-        parts += [f"a waiting job gains 1 priority every {told['ageing_s']:g} s"]
-    return "; ".join([f"policy {told['name']}", *parts])
+def policy(data: Data) -> str:
+    by_order = data["name"] in ("fifo", "priority")
+    parts = [] if by_order else [f"jobs of equal priority may be stopped or moved every {data['every_s']:g} s"]
+    if data["ageing_s"]:
+        parts += [f"a waiting job gains 1 priority every {data['ageing_s']:g} s"]
+    return "; ".join([f"policy {data['name']}", *parts])
 
 
 def projects(rows: list[Data]) -> TextTable:
-    """A line for each kind of each project's quota."""
+    """One line per project and kind of its quota."""
     lines = (
         (row["project"], row["kind"], _number(row["quota"]), _number(row["held"]), row["borrowed"] or "", _may(row))
         for row in rows
@@ -68,7 +68,7 @@ def _may(row: Data) -> str:
 
 
 def hosts(rows: list[Data]) -> TextTable:
-    """One line per host of a fleet file: what `polyfleet up` would do there, or why it cannot."""
+    """One line per host of a fleet file: what `polyfleet up` would do there, or the problem that prevents it."""
     lines = (
         (
             row["host"],
@@ -82,11 +82,11 @@ def hosts(rows: list[Data]) -> TextTable:
         for row in rows
     )
     columns = ("HOST", "ADDRESS", "POOLS", "MACHINE", "PYTHON", "", "PLAN")
-    return grid(columns, lines, empty="the fleet file names no hosts: all of it is on this machine")
+    return grid(columns, lines, empty="the fleet file names no hosts: all pools are on this machine")
 
 
 def host_states(rows: list[Data]) -> TextTable:
-    """One line per host of the fleet that is up."""
+    """One line per host of the running fleet."""
     lines = (
         (row["host"], row["address"], ", ".join(row["nodes"]), ", ".join(dict.fromkeys(row["nodes"].values())))
         for row in rows
@@ -95,20 +95,20 @@ def host_states(rows: list[Data]) -> TextTable:
 
 
 def devices(nodes: list[Data]) -> TextTable:
-    """One line per device, and one for each node that has none."""
+    """One line per device, and one per node without devices."""
     rows = [row for node in nodes for row in _device_rows(node)]
     columns = ("POOL", "NODE", "KIND", "DEVICE", "MEMORY", "FREE", "TORCH", "STATE")
-    return grid(columns, rows, empty="no nodes; `polyfleet up` brings a fleet up")
+    return grid(columns, rows, empty="no nodes; run `polyfleet up` to start a fleet")
 
 
 def _device_rows(node: Data) -> list[tuple[Any, ...]]:
     torch = node.get("versions", {}).get("torch", "")
-    where = (node.get("pool"), node["node"])
+    location = (node.get("pool"), node["node"])
     if not node["devices"]:
-        return [(*where, "", "no device found" if node["state"] == "ready" else "", "", "", torch, node["state"])]
+        return [(*location, "", "no device found" if node["state"] == "ready" else "", "", "", torch, node["state"])]
     return [
         (
-            *where,
+            *location,
             device["kind"],
             f"{device['index']}: {device['name']}",
             size(device["total_memory_bytes"]),
@@ -131,7 +131,7 @@ def _device_state(node: Data, device: Data) -> str:
 
 
 def backends(rows: list[Data]) -> TextTable:
-    """A line per back end with a tick or a cross, and one for each of its devices."""
+    """One line per backend with a tick or a cross, and one per device."""
     lines = [line for row in rows for line in ((_backend_line(row)), *map(_backend_device, row["devices"]))]
     return grid(("", "BACKEND", "DEVICE", "KIND", "NAME", "FREE", "MEMORY", "NOTE"), lines)
 
@@ -147,14 +147,14 @@ def _backend_device(device: Data) -> tuple[Any, ...]:
 
 
 def libraries(rows: list[Data]) -> TextTable:
-    """A line per execution library; ON is empty where a running process has no switch for it."""
+    """One line per execution library; ON is empty if a running process cannot switch it."""
     columns = ("", "LIBRARY", "NAME", "FOR", "VERSION", "ON", "SWITCHED", "BUILD", "NOTE")
     return grid(columns, (_library_line(row) for row in rows))
 
 
 def _library_line(row: Data) -> tuple[Any, ...]:
     mark, state = "✓" if row["available"] else "✗", {True: "yes", False: "no", None: ""}[row["enabled"]]
-    made = " ".join(row["flags"])
+    build_flags = " ".join(row["flags"])
     return (
         mark,
         row["name"],
@@ -163,7 +163,7 @@ def _library_line(row: Data) -> tuple[Any, ...]:
         row["version"],
         state,
         row["switch"],
-        made,
+        build_flags,
         row["reason"],
     )
 
@@ -182,12 +182,12 @@ def environments(rows: list[Data]) -> TextTable:
     return grid(
         columns,
         ((e["name"], e["state"], size(e["size_bytes"]), "yes" if e["current"] else "no", e["path"]) for e in rows),
-        empty="no environments; `polyfleet env create NAME` makes one",
+        empty="no environments; run `polyfleet env create NAME` to create one",
     )
 
 
 def status(data: Data) -> TableStack:
-    """Server, fleet, how many jobs are in which state; a line for each of the first things that are wrong."""
+    """Server, fleet, number of jobs by state, and the first errors and warnings."""
     server = {
         name: data["server"][name]
         for name in ("running", "socket", "url", "pid", "version", "started_at", "home")
@@ -200,8 +200,8 @@ def status(data: Data) -> TableStack:
         parts += ["", data["fleet_note"]]
     if data["jobs"]:
         parts += ["", "jobs: " + ", ".join(f"{count} {state}" for state, count in data["jobs"].items())]
-    if wrong := [f for f in (data.get("health") or {}).get("findings", []) if f["level"] in ACT_ON]:
-        parts += ["", *(f"{f['subject']}: {f['message']}" for f in wrong[:LINES])]
-        if len(wrong) > LINES:
-            parts += [f"and {len(wrong) - LINES} more: `polyfleet doctor`"]
+    if problems := [f for f in (data.get("health") or {}).get("findings", []) if f["level"] in ACT_ON]:
+        parts += ["", *(f"{f['subject']}: {f['message']}" for f in problems[:LINES])]
+        if len(problems) > LINES:
+            parts += [f"and {len(problems) - LINES} more; run `polyfleet doctor` to see them"]
     return TableStack(tuple(parts))

@@ -1,4 +1,4 @@
-"""Jobs, one job, and why it runs where it does or nowhere."""
+"""Jobs: lists, details, history, placement explanations and offers."""
 
 import json
 from typing import Any
@@ -12,12 +12,12 @@ from orchestrator.show.units import elapsed, size, time_since, when
 Data = dict[str, Any]
 COLUMNS = ("id", "task", "state", "kind", "pool", "submitted_at", "started_at", "ended_at", "known_until", "attempts",
            "reason")  # fmt: skip
-"""The fields of a job that a line of the list is made of."""
-NO_JOBS = "no jobs; `polyfleet submit FILE.yaml` submits one"
+"""Fields of a job that a line of the list needs."""
+NO_JOBS = "no jobs; run `polyfleet submit FILE.yaml` to submit one"
 
 
 def jobs(rows: list[Data], chosen: str = "") -> TextTable:
-    """One line per job. `chosen` are the options that chose them, as they were typed."""
+    """One line per job. `chosen` has the options of the query, as the user typed them."""
     columns = ("JOB", "TASK", "STATE", "KIND", "POOL", "SUBMITTED", "RAN", "WHY")
     return grid(
         columns,
@@ -34,13 +34,14 @@ def jobs(rows: list[Data], chosen: str = "") -> TextTable:
             )
             for j in rows
         ),
-        empty=f"no job matches {chosen}; `polyfleet jobs --all` lists every job" if chosen else NO_JOBS,
+        empty=f"no job matches {chosen}; run `polyfleet jobs --all` to list every job" if chosen else NO_JOBS,
     )
 
 
 def ran(view: Data) -> str:
-    """How long a job or an attempt ran, as far as that is known. One that ended before it was seen running counts from
-    its placement.
+    """Time that a job or an attempt ran, as far as it is known.
+
+    If it ended before the server saw it running, the time counts from its placement.
     """
     placed = [view.get("placed_at"), *(attempt["placed_at"] for attempt in view.get("attempts", []))]
     first = view["started_at"] or (next(filter(None, placed), None) if view["ended_at"] else None)
@@ -52,7 +53,7 @@ def _why(job: Data) -> str:
 
 
 def job(view: Data) -> TableStack:
-    """All that is known of one job."""
+    """All details of one job."""
     parts: list[TextTable | TableStack | str] = [facts(_head(view))]
     if view["failure"]:
         parts += ["", *failure(view["failure"])]
@@ -66,11 +67,11 @@ def job(view: Data) -> TableStack:
 
 
 def result(task: str, returned: Data) -> TextTable | TableStack:
-    """What a task returned: a line for each of its values, of several parts as JSON."""
+    """Result of a task: one line per value, nested values as JSON."""
     if task == "benchmark" and "host" in returned:
         return benchmark.measured(returned)
     lines = ((name, _flat(value)) for name, value in returned.items())
-    return grid(("", ""), lines, empty="its task returned nothing")
+    return grid(("", ""), lines, empty="the task returned nothing")
 
 
 def _flat(value: Any) -> str:
@@ -78,20 +79,20 @@ def _flat(value: Any) -> str:
 
 
 def reports(rows: list[Data]) -> TextTable:
-    """A line for each report of a job, a column for each of its metrics."""
+    """One line per report of a job, one column per metric."""
     metrics = dict.fromkeys(name for row in rows for name in row if name not in ("seq", "epoch", "step", "time"))
     lines = ((row["epoch"], row.get("step"), when(row["time"]), *(row.get(name) for name in metrics)) for row in rows)
-    return grid(("ATTEMPT", "STEP", "TIME", *metrics), lines, empty="nothing was reported with ctx.report")
+    return grid(("ATTEMPT", "STEP", "TIME", *metrics), lines, empty="the job reported nothing with ctx.report")
 
 
 def history(rows: list[Data]) -> TextTable:
-    """A line for each event of a job."""
+    """One line per event of a job."""
     lines = ((when(row["time"]), row["epoch"] or "", row["event"], _event(row["data"])) for row in rows)
     return grid(("TIME", "ATTEMPT", "EVENT", "WHAT"), lines, empty="no events")
 
 
 def _event(data: Data) -> str:
-    """Its reason, else the single values that it has: the data has all."""
+    """Reason of an event, else its scalar values. Nested values are only in the JSON output."""
     if reason := data.get("reason"):
         return str(reason)
     single = {name: value for name, value in data.items() if isinstance(value, str | int | float) and value != ""}
@@ -125,34 +126,34 @@ def _head(view: Data) -> Data:
 
 
 def _resumed(view: Data) -> str | None:
-    """How the newest attempt that started began, where that is not plain."""
+    """How the newest started attempt resumed; None for a first attempt."""
     if view["resumed_step"] is not None:
         source = f" from {view['resumed_from']}" if view["resumed_from"] else ""
         return f"at step {view['resumed_step']}{source}"
-    again = len(view["attempts"]) > 1 and view["attempts"][-1]["started_at"]
-    return "no: it started anew, since no checkpoint was known" if again and not view["script_checkpoint"] else None
+    is_restart = len(view["attempts"]) > 1 and view["attempts"][-1]["started_at"]
+    return "no: it started again without a checkpoint" if is_restart and not view["script_checkpoint"] else None
 
 
-def _progress(told: Data | None) -> str | None:
-    """`step 400 of 1000 (40 %), about 3 min left at 3.1 steps/s (reported)`; nothing where nothing is known."""
-    if not told or not (told["step"] or told["left_from"] != "attained"):
+def _progress(progress: Data | None) -> str | None:
+    """`step 400 of 1000 (40 %), about 3 min left at 3.1 steps/s (reported)`; None if nothing is known."""
+    if not progress or not (progress["step"] or progress["left_from"] != "attained"):
         return None
-    of = f" of {told['of']} ({100 * told['step'] / told['of']:.0f} %)" if told["of"] else ""
-    left = told["left"] if told["left_from"] != "attained" else "how long is left is not known"
-    return f"step {told['step']}{of}, {left}"
+    of = f" of {progress['of']} ({100 * progress['step'] / progress['of']:.0f} %)" if progress["of"] else ""
+    time_left = progress["left"] if progress["left_from"] != "attained" else "time left unknown"
+    return f"step {progress['step']}{of}, {time_left}"
 
 
 def _peak(view: Data) -> str | None:
-    """Of the newest attempt that ended where it can be measured."""
+    """Peak memory of the newest attempt that has a measurement."""
     peaks = [bytes_ for a in view["attempts"] if (bytes_ := a.get("peak_memory_bytes"))]
     return size(peaks[-1]) if peaks else None
 
 
 def failure(data: Data) -> list[TextTable | str]:
-    """Where and what, then the traceback of the user's own frames."""
+    """Rank, node and message of a failure, then the traceback of the user's own frames."""
     code = "" if data.get("exit_code") is None else f", exit code {data['exit_code']}"
-    said = escape_control(f"rank {data['rank']} on node {data['node']} ({data['kind']}{code}): {data['message']}")
-    return [said, escape_control(data["traceback"]).rstrip()] if data.get("traceback") else [said]
+    summary = escape_control(f"rank {data['rank']} on node {data['node']} ({data['kind']}{code}): {data['message']}")
+    return [summary, escape_control(data["traceback"]).rstrip()] if data.get("traceback") else [summary]
 
 
 def attempts(view: Data) -> TextTable:
@@ -163,7 +164,7 @@ def attempts(view: Data) -> TextTable:
         (
             (
                 a["epoch"],
-                a["candidate"] + 1,  # people count from one; the data counts as the job's list does
+                a["candidate"] + 1,  # shown to people, counted from 1; the data counts from 0
                 a["kind"],
                 a["pool"],
                 a["placed_at"],
@@ -177,79 +178,85 @@ def attempts(view: Data) -> TextTable:
 
 
 def ended_as(attempt: Data, view: Data) -> str:
-    """What an attempt's end was for its job: `interrupted` where a rank failed, but not by fault of the job's code.
+    """Outcome of an attempt: `interrupted` if a rank failed, but not because of the job's code.
 
-    Those are the ends a job goes on after, except restarts, whose reason says so.
+    The job continues after an interruption. An attempt whose reason is a restart stays `failed`.
     """
-    last = attempt["epoch"] == view["attempts"][-1]["epoch"]
-    given_up = last and view["state"] == "FAILED" and view["reason"] == attempt["reason"]
-    at_fault = given_up or attempt["reason"].startswith("restart ")
+    is_last = attempt["epoch"] == view["attempts"][-1]["epoch"]
+    failed_job = is_last and view["state"] == "FAILED" and view["reason"] == attempt["reason"]
+    at_fault = failed_job or attempt["reason"].startswith("restart ")
     return "interrupted" if attempt["outcome"] == "failed" and not at_fault else str(attempt["outcome"])
 
 
-def plan(answer: Data) -> TableStack:
-    """Per candidate and devices: fits, or the sentence that refused it; then what would start."""
-    rows = [row for candidate in answer["candidates"] for row in _candidate_rows(candidate, answer.get("runs"))]
+def plan(explanation: Data) -> TableStack:
+    """Per candidate and devices: fits, or the reason why not; then what would start."""
+    rows = [
+        row for candidate in explanation["candidates"] for row in _candidate_rows(candidate, explanation.get("runs"))
+    ]
     table = grid(("CANDIDATE", "WANTS", "WHERE", "ANSWER"), rows, empty="no candidates")
-    would = _would_start(answer)
+    start_line = _would_start(explanation)
     return TableStack(
         (
-            *_state_lines(answer),
+            *_state_lines(explanation),
             table,
-            *(["", escape_control(would)] if would else []),
-            *_late(answer),
-            *_for_others(answer),
+            *(["", escape_control(start_line)] if start_line else []),
+            *_late(explanation),
+            *_for_others(explanation),
         )
     )
 
 
-def _late(answer: Data) -> list[str]:
-    return [escape_control(told)] if (told := answer.get("late")) else []
+def _late(explanation: Data) -> list[str]:
+    return [escape_control(sentence)] if (sentence := explanation.get("late")) else []
 
 
-def _for_others(answer: Data) -> list[str]:
-    """Of a fleet with changes: what they are, and who beside this job would be better or worse off."""
-    then = answer.get("if")
-    if not then:
+def _for_others(explanation: Data) -> list[str]:
+    """For a hypothetical fleet: its changes, and the other jobs that would start earlier or later."""
+    changes = explanation.get("if")
+    if not changes:
         return []
-    lines = [f"{other['job']} {other['then']}" for other in then["others"]]
-    told = [escape_control(line) for line in lines] or ["nothing would change for other jobs"]
-    return ["", escape_control(f"if {' and '.join(then['changes'])}:"), *told]
+    lines = [f"{other['job']} {other['then']}" for other in changes["others"]]
+    shown_lines = [escape_control(line) for line in lines] or ["nothing would change for other jobs"]
+    return ["", escape_control(f"if {' and '.join(changes['changes'])}:"), *shown_lines]
 
 
-def _state_lines(answer: Data) -> list[str]:
-    """Of a job; a spec that was only asked about has no state."""
-    state = answer.get("state")
+def _state_lines(explanation: Data) -> list[str]:
+    """State of a job; a specification that was not submitted has none."""
+    state = explanation.get("state")
     if not state:
         return []
-    said = escape_control(f"{state}: {answer['reason']}" if answer["reason"] else state)
-    missed = [f"it resumed without a part of its state: {escape_control(why)}" for why in answer.get("missed", ())]
-    return [said, *missed, *(["it has ended; if it were submitted now:"] if state in TERMINAL else [])]
+    state_line = escape_control(f"{state}: {explanation['reason']}" if explanation["reason"] else state)
+    missing = [
+        f"it resumed without part of its state: {escape_control(reason)}" for reason in explanation.get("missed", ())
+    ]
+    return [state_line, *missing, *(["it has ended; if it were submitted now:"] if state in TERMINAL else [])]
 
 
 def _candidate_rows(candidate: Data, runs: Data | None) -> list[tuple[Any, ...]]:
     nodes = f" on each of {candidate['nodes']} nodes" if candidate["nodes"] > 1 else ""
-    number_of = "all" if candidate.get("exclusive") else candidate["count"]
-    wants = f"{number_of} × {' or '.join(candidate['kinds'])}{nodes}"
+    count = "all" if candidate.get("exclusive") else candidate["count"]
+    requested = f"{count} × {' or '.join(candidate['kinds'])}{nodes}"
     number = candidate["candidate"] + 1
     measured = candidate.get("measured") or {}
-    own = {devices for devices, _ in runs["leases"]} if runs and runs["candidate"] == candidate["candidate"] else ()
-    fits = [(number, wants, devices, ": ".join(filter(None, ("runs here" if devices in own else "fits",
+    running_on = (
+        {devices for devices, _ in runs["leases"]} if runs and runs["candidate"] == candidate["candidate"] else ()
+    )
+    fits = [(number, requested, devices, ": ".join(filter(None, ("runs here" if devices in running_on else "fits",
              measured.get(devices))))) for devices in candidate["fits"]]  # fmt: skip
-    refused = [(number, wants, devices or "all", sentence) for devices, sentence in candidate["refused"].items()]
-    return [*fits, *refused] or [(number, wants, "", "no node has such a device")]
+    refused = [(number, requested, devices or "all", sentence) for devices, sentence in candidate["refused"].items()]
+    return [*fits, *refused] or [(number, requested, "", "no node has such a device")]
 
 
-def _would_start(answer: Data) -> str:
-    if runs := answer.get("runs"):
+def _would_start(explanation: Data) -> str:
+    if runs := explanation.get("runs"):
         return f"runs as {_placed(runs)}"
-    start = answer["would_start"]
-    if answer.get("state") in TERMINAL:
+    start = explanation["would_start"]
+    if explanation.get("state") in TERMINAL:
         return ""
-    if answer.get("impossible"):
-        return f"can never start: {answer['impossible']}"
+    if explanation.get("impossible"):
+        return f"can never start: {explanation['impossible']}"
     if start is None:
-        preempt = answer.get("preempt")
+        preempt = explanation.get("preempt")
         return (
             f"would wait until {', '.join(preempt)} have saved and stopped"
             if preempt
@@ -259,24 +266,29 @@ def _would_start(answer: Data) -> str:
 
 
 def _placed(start: Data) -> str:
-    leases = ", ".join(f"{devices} [{', '.join(map(str, numbers))}]" for devices, numbers in start["leases"])
-    why = f": {start['reason']}" if start.get("reason") else ""
-    return f"candidate {start['candidate'] + 1} on {leases}{why}"
+    allocations = ", ".join(f"{devices} [{', '.join(map(str, numbers))}]" for devices, numbers in start["leases"])
+    reason = f": {start['reason']}" if start.get("reason") else ""
+    return f"candidate {start['candidate'] + 1} on {allocations}{reason}"
 
 
-def offers(answer: Data) -> TableStack:
-    """One line per place, the best first. Of places without what a candidate asks for only where it has no other."""
-    what, worth = ("CHOSEN", "CANDIDATE", "POOL", "RESOURCES"), ("SPEED PER DEVICE", "PRICE/H", "PRICE/M ITEMS")
-    apt = {offer["candidate"] for offer in answer["offers"] if offer["when"] != "not_asked_for"}
-    found = [o for o in answer["offers"] if o["when"] != "not_asked_for" or o["candidate"] not in apt]
-    never = answer["impossible"]
-    table = grid((*what, "WAIT", *worth, "WHY"), map(_offer_row, found), empty=f"nothing to offer: {never}")
-    return TableStack((table, *(["", escape_control(f"can never start: {never}")] if never and found else [])))
+def offers(explanation: Data) -> TableStack:
+    """One line per offer, best first. Offers that a candidate did not ask for appear only if it has no other."""
+    resource_columns, price_columns = (
+        ("CHOSEN", "CANDIDATE", "POOL", "RESOURCES"),
+        ("SPEED PER DEVICE", "PRICE/H", "PRICE/M ITEMS"),
+    )
+    requested = {offer["candidate"] for offer in explanation["offers"] if offer["when"] != "not_asked_for"}
+    shown = [o for o in explanation["offers"] if o["when"] != "not_asked_for" or o["candidate"] not in requested]
+    never = explanation["impossible"]
+    table = grid(
+        (*resource_columns, "WAIT", *price_columns, "WHY"), map(_offer_row, shown), empty=f"nothing to offer: {never}"
+    )
+    return TableStack((table, *(["", escape_control(f"can never start: {never}")] if never and shown else [])))
 
 
 def _offer_row(offer: Data) -> tuple[Any, ...]:
-    least, most = offer["min_count"], offer["count"]
-    number = f"{most}" if least == most else f"{least} to {most}"
+    minimum, maximum = offer["min_count"], offer["count"]
+    number = f"{maximum}" if minimum == maximum else f"{minimum} to {maximum}"
     nodes = f" on each of {offer['nodes']} nodes" if offer["nodes"] > 1 else ""
     return (
         "✓" if offer["chosen"] else "",

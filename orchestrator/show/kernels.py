@@ -1,4 +1,4 @@
-"""Kernels and their measurements as tables."""
+"""Kernels and their measurements, as tables."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ Data = dict[str, Any]
 
 
 def listed(rows: list[Data]) -> TextTable:
-    """A line per implementation; GRADIENTS are those it computes by kernels of its own."""
+    """One line per implementation; GRADIENTS are those with kernels of their own."""
     columns = ("", "KERNELS", "DEVICE", "DRIVER", "DTYPES", "GRADIENTS", "NOTE")
     return grid(columns, (_line(row) for row in rows))
 
@@ -16,13 +16,13 @@ def listed(rows: list[Data]) -> TextTable:
 def _line(row: Data) -> tuple[Any, ...]:
     if not row["available"]:
         return "✗", row["name"], "", "", "", "", row["reason"]
-    note = "interpreted: right, but without a speed" if row["interpreted"] else ""
+    note = "interpreted: correct results, but no meaningful speed" if row["interpreted"] else ""
     driver = " ".join(str(row.get(key, "")) for key in ("driver", "version")).strip()
     return "✓", row["name"], row["device_name"], driver, row["dtypes"], row["gradients"], note
 
 
 def measured(rows: list[Data]) -> TextTable:
-    """A line per measurement: how many times as fast as torch's own."""
+    """One line per measurement: speedup over torch's own kernels."""
     columns = ("OPERATION", "DTYPE", "SHAPES", "CASE", "KERNELS", "SPEEDUP", "95 %", "")
     return grid(columns, (_measured_line(row) for row in rows))
 
@@ -37,13 +37,13 @@ def _measured_line(row: Data) -> tuple[Any, ...]:
 
 
 def resource_use(rows: list[Data]) -> TextTable:
-    """A line per target, dtype and kernel with the most that a form of it takes, then one for each that is refused."""
+    """One line per target, dtype and kernel with the maximum over its forms, then one per rejected configuration."""
     columns = ("TARGET", "DTYPE", "KERNEL", "FORMS", "REGISTERS", "SPILLS", "SHARED KIB", "")
     kernels: dict[tuple[str, str, str], list[Data]] = {}
     for row in rows:
         kernels.setdefault((row["target"], row["dtype"], row["kernel"]), []).append(row)
-    refused = [row for row in rows if row["refused"]]
-    return grid(columns, (*(_most(*item) for item in kernels.items()), *map(_refused_line, refused)))
+    rejected = [row for row in rows if row["refused"]]
+    return grid(columns, (*(_most(*item) for item in kernels.items()), *map(_refused_line, rejected)))
 
 
 def _most(about: tuple[str, str, str], forms: list[Data]) -> tuple[Any, ...]:

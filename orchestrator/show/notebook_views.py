@@ -1,4 +1,4 @@
-"""Answers: plain lists and dicts that show themselves as tables, printed, drawn by rich, and as HTML in a notebook."""
+"""Lists and dicts that display as tables: printed, by rich, and as HTML in a notebook."""
 
 import shutil
 from collections.abc import Callable
@@ -8,18 +8,18 @@ from orchestrator.show.table import TableStack, TextTable, text
 
 Draw = Callable[[Any], TextTable | TableStack]
 MAX_LINES = 60
-"""Of a printed answer; the data has all."""
+"""Maximum lines of a printed table; the data is complete."""
 
 
 def _printed(table: TextTable | TableStack) -> str:
-    """The table as wide as the terminal, cut to `MAX_LINES`."""
+    """Render a table at the terminal's width, cut to `MAX_LINES`."""
     lines = text(table, shutil.get_terminal_size().columns).split("\n")
     hidden = len(lines) - MAX_LINES
     return "\n".join([*lines[:MAX_LINES], *([f"… and {hidden} more lines"] if hidden > 0 else [])])
 
 
 class TableView(list[dict[str, Any]]):
-    """A list of rows. `draw` makes the table of them."""
+    """A list of rows. `draw` makes the table."""
 
     def __init__(self, rows: list[dict[str, Any]], draw: Draw):
         super().__init__(rows)
@@ -36,7 +36,7 @@ class TableView(list[dict[str, Any]]):
 
 
 class KeyValueView(dict[str, Any]):
-    """A mapping. `draw` makes the table of it."""
+    """A mapping. `draw` makes the table."""
 
     def __init__(self, data: dict[str, Any], draw: Draw):
         super().__init__(data)

@@ -1,10 +1,10 @@
-"""How a case of a benchmark was run, in words."""
+"""Settings of a benchmark result as text."""
 
 from typing import Any
 
 
-def way_of(cell: dict[str, Any]) -> str:
-    """`fp32 O1 cold by triton`."""
-    cold = " cold" if cell["regime"] == "cold" else ""
-    kernels = f" by {cell['kernels']}" if cell.get("kernels") else ""
-    return f"{cell['precision']} {cell['level']}{cold}{kernels}"
+def way_of(result: dict[str, Any]) -> str:
+    """Format settings as `fp32 O1 cold by triton`."""
+    cold = " cold" if result["regime"] == "cold" else ""
+    kernels = f" by {result['kernels']}" if result.get("kernels") else ""
+    return f"{result['precision']} {result['level']}{cold}{kernels}"

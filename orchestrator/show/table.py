@@ -1,4 +1,4 @@
-"""A table as data. Rich draws it in a terminal, `html` writes it for a notebook; cells are filtered on the way in."""
+"""Tables as data: rich renders them in a terminal, `html` for a notebook. `grid` removes control characters."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -38,12 +38,12 @@ RIGHT = frozenset(
     }
 )
 WHOLE = frozenset({"JOB", "CHECKPOINT"})
-"""What people copy: in a narrow terminal the other columns give way."""
+"""Columns that people copy from: a narrow terminal wraps the others instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """`empty` is said in place of a table without rows."""
+    """A table of texts. `empty` is shown instead of a table without rows."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -65,14 +65,14 @@ class TextTable:
             title_justify="left",
         )
         for name in self.columns:
-            right, whole = name in RIGHT, name in WHOLE
-            table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=whole)
+            is_right, is_unwrapped = name in RIGHT, name in WHOLE
+            table.add_column(name, justify="right" if is_right else "left", overflow="fold", no_wrap=is_unwrapped)
         for row in self.rows:
             table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
         return table
 
     def html(self) -> str:
-        """A `<table>` without scripts or styles; every text in it escaped."""
+        """Render a `<table>` without scripts or styles; all texts are escaped."""
         if not self.rows:
             return f"<em>{escape(self.empty)}</em>"
         caption = f"<caption>{escape(self.title)}</caption>" if self.title else ""
@@ -84,25 +84,25 @@ class TextTable:
 def grid(
     columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "", empty: str = "nothing"
 ) -> TextTable:
-    """Cells of any type: None is shown as nothing, control characters are filtered."""
+    """Make a table from values of any type: None becomes empty, control characters are escaped."""
     cells = (tuple("" if cell is None else one_line(_value(cell)) for cell in row) for row in rows)
     return TextTable(tuple(columns), tuple(cells), one_line(title), empty)
 
 
-def text(drawn: "Renderable", columns: int) -> str:
-    """As a terminal of so many columns shows it, without colours."""
+def text(renderable: "Renderable", columns: int) -> str:
+    """Render as text for a terminal of `columns` characters, without colours."""
     import io
 
     from rich.console import Console
 
     out = io.StringIO()
     console = Console(file=out, width=columns, color_system=None, highlight=False, markup=False, emoji=False)
-    console.print(drawn)
+    console.print(renderable)
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip("\n").split("\n"))
 
 
 class Renderable(Protocol):
-    """What a terminal and a notebook can show."""
+    """Anything that renders in a terminal and in a notebook."""
 
     def __rich__(self) -> "RenderableType": ...
 
@@ -126,7 +126,7 @@ class TableStack:
 
 
 def facts(data: dict[str, Any]) -> TextTable:
-    """Names and values, one pair per line; what is not known is left out."""
+    """Table of names and values, one pair per line; unknown values are left out."""
     return grid(
         ("", ""),
         ((name.replace("_", " "), _value(value)) for name, value in data.items() if value not in (None, "", [], {})),

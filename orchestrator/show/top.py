@@ -1,4 +1,4 @@
-"""Devices with what they do and for whom, and jobs with how far they are: what `polyfleet top` paints."""
+"""Display of `polyfleet top`: devices with their use and jobs, and jobs with their progress."""
 
 from collections import Counter
 
@@ -12,38 +12,41 @@ MOST_JOBS = 30
 
 def top(now: Now) -> TableStack:
     hidden = len(now["jobs"]) - MOST_JOBS
-    more = [f"and {hidden} more: `polyfleet jobs`"] if hidden > 0 else []
+    more = [f"and {hidden} more; run `polyfleet jobs` to see all"] if hidden > 0 else []
     return TableStack((_summary(now), "", devices(now["nodes"]), "", jobs(now["jobs"][:MOST_JOBS]), *more))
 
 
 def _summary(now: Now) -> str:
-    every = [device for node in now["nodes"] for device in node["devices"]]
-    used = sum(device["job"] is not None for device in every)
+    all_devices = [device for node in now["nodes"] for device in node["devices"]]
+    used = sum(device["job"] is not None for device in all_devices)
     states = Counter(job["state"] for job in now["jobs"])
-    at = timestamp(now["at"])
+    moment = timestamp(now["at"])
     jobs = ", ".join(f"{count}{'+' * (count >= MOST)} {state}" for state, count in states.items())
-    clock = [f"{at:%H:%M:%S} UTC"] if at else []
-    devices = f"{len(now['nodes'])} nodes, {used} of {len(every)} devices in use"
-    return "   ".join([*clock, devices, f"jobs: {jobs or 'none runs or waits'}"])
+    clock = [f"{moment:%H:%M:%S} UTC"] if moment else []
+    devices = f"{len(now['nodes'])} nodes, {used} of {len(all_devices)} devices in use"
+    return "   ".join([*clock, devices, f"jobs: {jobs or 'none running or waiting'}"])
 
 
 def devices(nodes: list[NodeNow]) -> TextTable:
-    """One line per device, and one for each node that has none; what is the node's stands in its first line. A column
-    of which nobody tells anything is left out.
+    """One line per device, and one per node without devices.
+
+    A node's own values are in its first line. A column without any value is left out.
     """
     rows = [row for node in nodes for row in _rows(node)]
     columns = ("POOL", "NODE", "LOAD", "RAM", "DEVICE", "KIND", "BUSY", "MEMORY", "POWER", "HEAT", "JOB", "STATE")
-    told = [at for at in range(len(columns)) if any(row[at] for row in rows)]
-    shown = ([row[at] for at in told] for row in rows)
-    return grid([columns[at] for at in told], shown, empty="no nodes; `polyfleet up` brings a fleet up")
+    filled = [position for position in range(len(columns)) if any(row[position] for row in rows)]
+    lines = ([row[position] for position in filled] for row in rows)
+    return grid(
+        [columns[position] for position in filled], lines, empty="no nodes; run `polyfleet up` to start a fleet"
+    )
 
 
 def _rows(node: NodeNow) -> list[tuple[str, ...]]:
     load = f"{node['load_1min']:.1f}/{node['cpu_count']}" if node["load_1min"] is not None else ""
     first = (node["pool"], node["node"], load, _of(node["used_memory_bytes"], node["total_memory_bytes"]))
     state = "" if node["state"] == "ready" else node["state"]
-    nothing = ("", "no device found" if node["state"] == "ready" else "", "", "", "", "", "")
-    lines = [_device(device) for device in node["devices"]] or [nothing]
+    no_device = ("", "no device found" if node["state"] == "ready" else "", "", "", "", "", "")
+    lines = [_device(device) for device in node["devices"]] or [no_device]
     return [(*(first if number == 0 else ("",) * 4), *line, state) for number, line in enumerate(lines)]
 
 
@@ -60,7 +63,7 @@ def _device(device: DeviceNow) -> tuple[str, ...]:
 
 
 def bar(percent: float | None) -> str:
-    """`████······  40 %`; "" for what nobody tells."""
+    """Bar such as `████······  40 %`; "" if unknown."""
     if percent is None:
         return ""
     full = round(max(0.0, min(percent, 100.0)) / 100 * BAR)
@@ -89,4 +92,4 @@ def jobs(rows: list[JobNow]) -> TextTable:
         )
         for job in rows
     )
-    return grid(columns, lines, empty="no job runs or waits")
+    return grid(columns, lines, empty="no job is running or waiting")

@@ -1,4 +1,4 @@
-"""Numbers with units, for people. Machines get the plain numbers in JSON."""
+"""Format numbers with units for people. JSON output has plain numbers."""
 
 from datetime import UTC, datetime
 
@@ -15,7 +15,7 @@ def size(count: int | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Three digits with the unit that fits; from two minutes on, minutes and hours."""
+    """Format with three digits in µs, ms or s; from two minutes on in minutes and hours."""
     if seconds is None:
         return ""
     for limit, factor, unit in ((1e-3, 1e6, "µs"), (1, 1e3, "ms"), (120, 1, "s")):
@@ -30,7 +30,7 @@ def timestamp(iso: str | None) -> datetime | None:
 
 
 def when(wall_s: float) -> str:
-    """Seconds since 1970 as UTC; "" for what no calendar has, as a file's time may be anything."""
+    """Format seconds since 1970 as UTC; "" if out of range, because a file's time may be any number."""
     try:
         return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):
@@ -38,7 +38,7 @@ def when(wall_s: float) -> str:
 
 
 def time_since(iso: str | None, now: datetime | None = None) -> str:
-    """How long ago, in one unit; "" where there is no time."""
+    """Format how long ago, in one unit; "" without a time."""
     then = timestamp(iso)
     if then is None:
         return ""
@@ -52,7 +52,7 @@ def time_since(iso: str | None, now: datetime | None = None) -> str:
 
 
 def elapsed(start: str | None, end: str | None, now: datetime | None = None) -> str:
-    """From `start` to `end`, or to now where it has not ended; "" where the clock was set back by more than that."""
+    """Format the time from `start` to `end`, or to now; "" if negative because a clock was set back."""
     if (first := timestamp(start)) is None:
         return ""
     seconds = ((timestamp(end) or now or datetime.now(UTC)) - first).total_seconds()

@@ -1,4 +1,5 @@
-"""The core in worlds that are simulated, in virtual time: the controller against every fault that a seed chooses
-(`python -m orchestrator.simulate`), and the planner on traces of jobs (`polyfleet simulate`: traces, replay, outcome,
-pictures).
+"""Simulations of the core in virtual time.
+
+`python -m orchestrator.simulate` tests the controller under random faults. `polyfleet simulate` replays traces of jobs
+with the planner (modules traces, replay, outcome, charts).
 """

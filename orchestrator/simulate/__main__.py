@@ -9,16 +9,18 @@ from orchestrator.simulate.planted_bugs import PLANTED, planted
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m orchestrator.simulate", description=__doc__)
-    parser.add_argument("--seed", type=int, default=0, help="of the first world; the next ones follow")
-    parser.add_argument("--events", type=int, default=100_000, help="in all worlds together")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first world; later worlds count up from it")
+    parser.add_argument("--events", type=int, default=100_000, help="minimum number of events in all worlds together")
     parser.add_argument("--per-world", type=int, default=EVENTS_PER_WORLD)
-    parser.add_argument("--planted", default="", choices=["", *PLANTED], help="with this bug in the controller")
-    parser.add_argument("--keep-going", action="store_true", help="after a violation")
-    asked = parser.parse_args()
-    with planted(asked.planted):
-        found = campaign(asked.seed, asked.events, asked.per_world, keep_going=asked.keep_going, tell=say)
-    say(found.summary())
-    return 1 if found.violations else 0
+    parser.add_argument("--planted", default="", choices=["", *PLANTED], help="bug to put into the controller")
+    parser.add_argument("--keep-going", action="store_true", help="continue with the next world after a violation")
+    arguments = parser.parse_args()
+    with planted(arguments.planted):
+        result = campaign(
+            arguments.seed, arguments.events, arguments.per_world, keep_going=arguments.keep_going, tell=say
+        )
+    say(result.summary())
+    return 1 if result.violations else 0
 
 
 def say(text: str) -> None:

@@ -1,5 +1,6 @@
-"""A simulated node's part of an attempt: its ranks, its supervisor, its lease. What stands in its folder outlives its
-agent.
+"""Simulated part of an attempt on one node: ranks, supervisor and lease.
+
+Its folder's contents survive the agent.
 """
 
 from typing import TYPE_CHECKING
@@ -10,16 +11,19 @@ if TYPE_CHECKING:
     from orchestrator.simulate.machine import SimulatedNode
 
 CHECKPOINT_S = 5.0
-"""Of work between two checkpoints."""
+"""Seconds of work between two checkpoints."""
 LOOK_S = 0.5
-"""A supervisor looks at its lease so often."""
+"""Seconds between two checks of the lease by the supervisor."""
 SETTLED_S = 2.0
-"""A stale attempt may live so long after it was thawed."""
+"""Seconds that a stale attempt may run after it was thawed."""
 ENDED_BY = {"preempt": "preempted", "cancel": "cancelled", "fence": "fenced"}
 
 
 class SimulatedAttempt:
-    """`ended` is set once no process of it runs. `work_s` is left of `script` when it starts from `step`."""
+    """A part of an attempt.
+
+    `ended`: none of its processes runs. `work_s`: remaining work of `script` after `step`.
+    """
 
     __slots__ = (
         *("key", "job", "epoch", "rank", "machine", "devices", "lease_s", "deadline_s", "grace_s", "phase", "step"),
@@ -46,26 +50,26 @@ class SimulatedAttempt:
         machine.world.after(machine.world.rng.uniform(0.1, 0.6), self.ranks_up)
 
     def exempt(self, now_s: float) -> bool:
-        """Nothing of it runs now, or it was thawed just now and finds its lease gone."""
+        """Whether nothing of it runs, or it was just thawed and is about to find its lease expired."""
         return self.ended or self.frozen or self.machine.frozen or now_s - self.thawed_s <= SETTLED_S
 
     def still(self) -> bool:
         return self.frozen or self.machine.frozen
 
-    def renew(self, now_s: float, asked_s: float) -> None:
+    def renew(self, now_s: float, granted_s: float) -> None:
         if not self.ended and now_s < self.deadline_s:
-            self.deadline_s = max(self.deadline_s, asked_s + self.lease_s)
+            self.deadline_s = max(self.deadline_s, granted_s + self.lease_s)
 
     def look(self) -> None:
-        """At its lease: a passed one ends it."""
+        """Check the lease; an expired one ends the attempt."""
         world = self.machine.world
         if self.ended:
             return
         if self.still():
             world.after(0.5, self.look)
         elif world.now_s >= self.deadline_s:
-            why = "its lease passed: neither the server nor a fence could be reached"
-            self.end("lost", self.failure("lost", why), -9)
+            reason = "its lease passed: neither the server nor a fence could be reached"
+            self.end("lost", self.failure("lost", reason), -9)
         else:
             world.after(self.deadline_s - world.now_s + world.rng.uniform(0.0, LOOK_S), self.look)
 
@@ -84,7 +88,7 @@ class SimulatedAttempt:
         self.work()
 
     def work(self) -> None:
-        """Until the next checkpoint, failure or end."""
+        """Work until the next checkpoint, failure or end."""
         world = self.machine.world
         fails = self.script.failure(self.number, self.rank)
         left_s = fails[0] if fails else self.work_s + world.rng.uniform(0.0, 0.3)
@@ -95,13 +99,13 @@ class SimulatedAttempt:
         else:
             world.after(CHECKPOINT_S, self.save, True)
 
-    def save(self, goes_on: bool) -> None:
-        """A checkpoint is committed only while the lease holds."""
+    def save(self, continues: bool) -> None:
+        """Commit a checkpoint, if the lease has not expired."""
         world = self.machine.world
-        if self.ended or (self.stop and goes_on):
+        if self.ended or (self.stop and continues):
             return
         if self.still():
-            world.after(0.5, self.save, goes_on)
+            world.after(0.5, self.save, continues)
             return
         if world.now_s < self.deadline_s:
             self.step = min(int(self.script.work_s), self.step + int(CHECKPOINT_S))
@@ -110,7 +114,7 @@ class SimulatedAttempt:
                 world.committed(self)
                 self._tell("checkpoint", path=f"/store/{self.job}/step-{self.step}", step=self.step)
                 self._tell("report", step=self.step, loss=1.0)
-        if goes_on:
+        if continues:
             self.work()
 
     def _tell(self, kind: str, **data: object) -> None:
@@ -132,30 +136,30 @@ class SimulatedAttempt:
         elif not self.ended and self.stop in ("", "preempt"):
             self.end("succeeded", None, 0)
 
-    def asked(self, how: str) -> None:
-        """`cancel` and `fence` replace `preempt`, and nothing replaces these."""
+    def asked(self, mode: str) -> None:
+        """Handle a stop request. `cancel` and `fence` replace `preempt`; nothing replaces them."""
         world = self.machine.world
-        if self.ended or self.stop in ("cancel", "fence") or self.stop == how:
+        if self.ended or self.stop in ("cancel", "fence") or self.stop == mode:
             return
-        self.stop = how
-        save_s = world.rng.uniform(0.1, self.grace_s) if how == "preempt" else world.rng.uniform(0.05, 1.0)
-        world.after(save_s, self._stop, how)
+        self.stop = mode
+        save_s = world.rng.uniform(0.1, self.grace_s) if mode == "preempt" else world.rng.uniform(0.05, 1.0)
+        world.after(save_s, self._stop, mode)
 
-    def _stop(self, how: str) -> None:
-        if self.ended or self.stop != how:
+    def _stop(self, mode: str) -> None:
+        if self.ended or self.stop != mode:
             return
         if self.still():
-            self.machine.world.after(0.5, self._stop, how)
+            self.machine.world.after(0.5, self._stop, mode)
             return
-        if how == "preempt":
+        if mode == "preempt":
             self.save(False)
-        self.end(ENDED_BY[how])
+        self.end(ENDED_BY[mode])
 
     def failure(self, kind: str, message: str) -> Failure:
         return Failure(self.first_rank, self.machine.label, kind, message)
 
     def end(self, state: str, failure: Failure | None = None, code: int | None = -15) -> None:
-        """`code` is that of its rank; None where its supervisor can tell none."""
+        """End the part. `code`: exit code of its rank, None if its supervisor does not know it."""
         if self.ended:
             return
         self.ended = True
@@ -169,14 +173,14 @@ class SimulatedAttempt:
         self.machine.told()
 
     def connection_lost(self) -> None:
-        """A sister's end breaks what this part was doing, unless it has begun to stop."""
+        """Fail because another part has ended, unless this one is already stopping."""
         if self.still():
             self.machine.world.after(0.5, self.connection_lost)
         elif not (self.ended or self.stop):
             self.end("failed", self.failure("user", "connection closed by peer"), 1)
 
-    def report(self, cursor: int, known: str) -> AttemptStatus | None:
-        if self.phase == known and cursor >= self.at:
+    def report(self, cursor: int, last_phase: str) -> AttemptStatus | None:
+        if self.phase == last_phase and cursor >= self.at:
             return None
-        told = tuple(event for event in self.events if event.at > cursor)
-        return AttemptStatus(self.job, self.epoch, self.rank, self.phase, told, self.at, self.outcome)
+        events = tuple(event for event in self.events if event.at > cursor)
+        return AttemptStatus(self.job, self.epoch, self.rank, self.phase, events, self.at, self.outcome)

@@ -1,4 +1,4 @@
-"""Many worlds, one after another, until so many events have happened."""
+"""Run simulated worlds one after another until a number of events has happened."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from orchestrator.simulate.world import Simulation
 
 EVENTS_PER_WORLD = 12_000
 TOLD_EVERY = 1_000_000
-"""Events: so often a long campaign tells how far it is."""
+"""Number of events between two progress lines of a long campaign."""
 
 
 @dataclass(slots=True)
@@ -25,8 +25,8 @@ class CampaignResult:
         rate = self.events / max(self.took_s, 1e-9)
         faults = ", ".join(f"{name} {count}" for name, count in sorted(self.faults.items()))
         seeds = f"seeds {self.first_seed} to {self.next_seed - 1}"
-        told = f"{seeds}: {self.events:,} events, {rate:,.0f} per second, {len(self.violations)} violations"
-        return f"{told}; faults: {faults or 'none'}"
+        text = f"{seeds}: {self.events:,} events, {rate:,.0f} per second, {len(self.violations)} violations"
+        return f"{text}; faults: {faults or 'none'}"
 
 
 def campaign(
@@ -37,24 +37,27 @@ def campaign(
     keep_going: bool = False,
     tell: Callable[[str], None] = lambda text: None,
 ) -> CampaignResult:
-    """Worlds of seed, seed + 1, … It ends with the first violation, unless it keeps going."""
-    found, began_s, told = CampaignResult(seed, seed), time.perf_counter(), 0
-    while found.events < events:
-        world = Simulation(found.next_seed)
+    """Run worlds with seed, seed + 1, … until `events` have happened.
+
+    Without `keep_going`, stop at the first violation.
+    """
+    result, start_s, reported_events = CampaignResult(seed, seed), time.perf_counter(), 0
+    while result.events < events:
+        world = Simulation(result.next_seed)
         violation = world.run(per_world)
-        found.events += world.clock.happened
+        result.events += world.clock.happened
         for name, count in world.injector.injected.items():
-            found.faults[name] = found.faults.get(name, 0) + count
+            result.faults[name] = result.faults.get(name, 0) + count
         if violation:
-            found.violations.append((found.next_seed, world.clock.happened, violation))
+            result.violations.append((result.next_seed, world.clock.happened, violation))
             if not keep_going:
                 tell("\n".join(world.story(violation.job)))
-            tell(f"seed {found.next_seed}, event {world.clock.happened:,}: {violation}")
-        found.next_seed += 1
-        found.took_s = time.perf_counter() - began_s
+            tell(f"seed {result.next_seed}, event {world.clock.happened:,}: {violation}")
+        result.next_seed += 1
+        result.took_s = time.perf_counter() - start_s
         if violation and not keep_going:
             break
-        if found.events - told >= TOLD_EVERY:
-            told = found.events
-            tell(found.summary())
-    return found
+        if result.events - reported_events >= TOLD_EVERY:
+            reported_events = result.events
+            tell(result.summary())
+    return result

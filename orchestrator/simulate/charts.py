@@ -1,4 +1,4 @@
-"""What a replayed trace looks like: devices held, how long jobs took, how many waited. One SVG file each."""
+"""Charts of a replayed trace, one SVG file each: devices held, job completion times, queued jobs."""
 
 import io
 from collections.abc import Callable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 INK, FAINT = "#222222", "#777777"
 HELD, WAITING = "#4477aa", "#cc3311"
 BINS = 400
-"""Of the time axis: a longer history is drawn as its means, which is what one can see of it."""
+"""Number of bins on the time axis; each shows the mean of its time."""
 STYLE: dict[str, Any] = {
     "text.parse_math": False,
     "svg.fonttype": "none", "svg.hashsalt": "polyfleet", "font.family": "sans-serif", "font.size": 10,
@@ -28,7 +28,7 @@ STYLE: dict[str, Any] = {
 
 
 def pictures(trace: Trace, fleet: Fleet, replayed: Replayed) -> dict[str, str]:
-    """File name to SVG."""
+    """Draw all charts: a map from file name to SVG text."""
     kinds = len(fleet.kinds)
     return {
         "utilisation.svg": _drawn(
@@ -40,17 +40,17 @@ def pictures(trace: Trace, fleet: Fleet, replayed: Replayed) -> dict[str, str]:
 
 
 def _drawn(draw: "Callable[[list[Axes]], None]", panels: int = 1, height: float = 3.2) -> str:
-    """Panels below each other, drawn without any window system: the same text for the same data."""
+    """Draw panels below each other, without a window system. The same data gives the same text."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     style: Any = STYLE
     with mpl.rc_context(style):
-        made = Figure(figsize=(9, 0.8 + height), layout="constrained", facecolor="white")
-        draw(list(made.subplots(panels, sharex=True, squeeze=False)[:, 0]))
-        out = io.StringIO()
-        made.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    return out.getvalue()
+        drawing = Figure(figsize=(9, 0.8 + height), layout="constrained", facecolor="white")
+        draw(list(drawing.subplots(panels, sharex=True, squeeze=False)[:, 0]))
+        buffer = io.StringIO()
+        drawing.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
 
 
 def _utilisation(panels: "list[Axes]", fleet: Fleet, replayed: Replayed) -> None:
@@ -58,8 +58,8 @@ def _utilisation(panels: "list[Axes]", fleet: Fleet, replayed: Replayed) -> None
         hours, used = _over_time(replayed.at_s, replayed.used[:, index])
         share = 100.0 * used / fleet.devices[index]
         axes.stairs(share, hours, fill=True, color=HELD)
-        told = f"{fleet.kinds[index]}: {fleet.devices[index]} devices, {np.average(share):.0f} % held on average"
-        axes.set_title(told, loc="left", fontsize=10)
+        title = f"{fleet.kinds[index]}: {fleet.devices[index]} devices, {np.average(share):.0f} % held on average"
+        axes.set_title(title, loc="left", fontsize=10)
         axes.set_ylim(0, 100)
         axes.set_ylabel("%")
     _hours(panels[-1])
@@ -69,8 +69,8 @@ def _completion_times(axes: "Axes", trace: Trace, replayed: Replayed) -> None:
     share = 100.0 * np.arange(1, trace.jobs + 1) / trace.jobs
     took_h, isolated_h = np.sort(replayed.end_s - trace.arrival_s) / HOUR_S, np.sort(trace.isolated_s) / HOUR_S
     axes.plot(took_h, share, label=f"on this fleet, mean {took_h.mean():.3g} h", color=HELD, lw=1.8)
-    told = f"alone on its fastest kind, mean {isolated_h.mean():.3g} h: no scheduler is better"
-    axes.plot(isolated_h, share, label=told, color=INK, lw=1.0, ls="--")
+    label = f"alone on its fastest kind, mean {isolated_h.mean():.3g} h: no scheduler is better"
+    axes.plot(isolated_h, share, label=label, color=INK, lw=1.0, ls="--")
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_title("Job completion times", loc="left")
@@ -97,7 +97,10 @@ def _hours(axes: "Axes") -> None:
 
 
 def _over_time(at_s: NDArray[np.float64], level: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Edges in hours of equal pieces of time, and the mean level in each; a level lasts until the next event."""
+    """Return (edges of equal time bins in hours, mean level in each bin).
+
+    A level lasts until the next event.
+    """
     area = np.concatenate(([0.0], np.cumsum(np.diff(at_s) * level[:-1])))
     edges_s = np.linspace(at_s[0], at_s[-1], BINS + 1)
     return edges_s / HOUR_S, np.diff(np.interp(edges_s, at_s, area)) / max((at_s[-1] - at_s[0]) / BINS, 1e-9)

@@ -1,4 +1,7 @@
-"""Virtual time: what happens next, and when. The same seed gives the same order."""
+"""Virtual time: a queue of actions by time.
+
+Actions due at the same time run in the order in which they were added.
+"""
 
 import heapq
 from collections.abc import Callable
@@ -8,7 +11,7 @@ Action = Callable[..., Any]
 
 
 class VirtualClock:
-    """`now_s` is the time of what happens now; `happened` counts what did."""
+    """Event queue. `now_s`: time of the current action. `happened`: number of actions run."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -20,14 +23,14 @@ class VirtualClock:
         self._numbered += 1
         heapq.heappush(self._queue, (self.now_s + delay_s, self._numbered, action, arguments))
 
-    def run(self, until_s: float, most: int) -> None:
-        """What is due before `until_s`, but not more than `most` of it."""
+    def run(self, until_s: float, maximum: int) -> None:
+        """Run the actions due until `until_s`, at most `maximum` of them."""
         queue, pop = self._queue, heapq.heappop
-        while queue and most > 0 and queue[0][0] <= until_s:
+        while queue and maximum > 0 and queue[0][0] <= until_s:
             at_s, _, action, arguments = pop(queue)
             self.now_s = at_s
             self.happened += 1
-            most -= 1
+            maximum -= 1
             action(*arguments)
-        if most > 0:
+        if maximum > 0:
             self.now_s = max(self.now_s, until_s)

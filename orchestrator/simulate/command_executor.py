@@ -1,4 +1,4 @@
-"""Commands carried out, simulated: each takes time, may fail, and may be half done when its server ends."""
+"""Simulated execution of commands: each takes time, may fail, and may be half done at a crash."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ Then = Callable[[Exception | None], None]
 
 
 class SimulatedTimeout(Exception):
-    """No answer within its limit."""
+    """An agent did not answer within the time limit."""
 
 
 class CommandExecutor:
@@ -31,17 +31,17 @@ class CommandExecutor:
     def out(self, command: c.Command) -> None:
         HANDLERS[type(command)](self, command)
 
-    def ask(self, node: str, limit_s: float, act: Callable[[SimulatedNode], Any], then: Then) -> None:
-        """`act` at the node's agent; `then` here, once, with what went wrong."""
+    def ask(self, node: str, limit_s: float, act: Callable[[SimulatedNode], Any], on_result: Then) -> None:
+        """Call `act` at the node's agent, then `on_result` at the server, once, with the error or None."""
         server, world = self.server, self.world
         ray_id, life = server.watching.agents.get(node, ""), server.life
         machine = world.ray.by_id.get(ray_id)
-        waiting = [True]
+        pending = [True]
 
         def finish(error: Exception | None) -> None:
-            if waiting:
-                waiting.clear()
-                then(error)
+            if pending:
+                pending.clear()
+                on_result(error)
 
         def run() -> None:
             error: Exception | None = None
@@ -58,13 +58,13 @@ class CommandExecutor:
             world.to_node(machine, ray_id, run)
 
     def stop(self, command: c.Stop) -> None:
-        node, job, epoch, how = command.node, command.job, command.epoch, command.how
+        node, job, epoch, mode = command.node, command.job, command.epoch, command.how
         generation = self.server.generation
 
         def then(error: Exception | None) -> None:
-            self.server.tell(m.Stopped(node, job, epoch, how, str(error) if error else "", command.asked_s))
+            self.server.tell(m.Stopped(node, job, epoch, mode, str(error) if error else "", command.asked_s))
 
-        self.ask(node, ANSWER_S, lambda machine: machine.stop(generation, job, epoch, how), then)
+        self.ask(node, ANSWER_S, lambda machine: machine.stop(generation, job, epoch, mode), then)
 
     def forget(self, command: c.Forget) -> None:
         generation = self.server.generation
@@ -74,22 +74,22 @@ class CommandExecutor:
     def fence(self, command: c.Fence) -> None:
         epoch = command.epoch
 
-        def write(stands: int) -> int:
+        def write(current_epoch: int) -> int:
             if command.lower:
-                return stands if stands > epoch + 1 else epoch
-            return max(stands, epoch)
+                return current_epoch if current_epoch > epoch + 1 else epoch
+            return max(current_epoch, epoch)
 
-        def told(_: int, stands: int, error: str) -> None:
-            self.server.tell(m.Fenced(command.job, epoch, stands, error, command.asked_s))
+        def post_result(_: int, current_epoch: int, error: str) -> None:
+            self.server.tell(m.Fenced(command.job, epoch, current_epoch, error, command.asked_s))
 
-        self.fences.change(command.job, FenceChange(write, told))
+        self.fences.change(command.job, FenceChange(write, post_result))
 
     def release(self, command: c.Release) -> None:
         self.taken.discard(command.place)
         self.server.later(self.world.rng.uniform(0.01, 0.5), self._released, command)
 
     def _released(self, command: c.Release) -> None:
-        """Unless the next attempt has taken it over meanwhile."""
+        """Release devices, unless the next attempt has taken over their reservation."""
         ray = self.world.ray
         if ray.away:
             self.server.tell(m.Released(command.place, "Ray's head does not answer", command.asked_s))
@@ -99,11 +99,11 @@ class CommandExecutor:
         self.server.tell(m.Released(command.place, asked_s=command.asked_s))
 
     def replicate(self, command: c.Replicate) -> None:
-        """The first copy of a job finds a full disk."""
+        """Copy a checkpoint. The first copy of each job fails because the disk is full."""
         error = "" if command.job in self.copied else "no space"
         self.copied.add(command.job)
-        told = m.Replicated(command.job, command.step, command.node, f"{command.job}/step-{command.step}", error)
-        self.server.later(0.5, self.server.tell, told)
+        message = m.Replicated(command.job, command.step, command.node, f"{command.job}/step-{command.step}", error)
+        self.server.later(0.5, self.server.tell, message)
 
     def make_agent(self, command: c.MakeAgent) -> None:
         self.wanted[command.node] = command.ray_id
@@ -135,11 +135,11 @@ class CommandExecutor:
         self.server.later(self.world.rng.uniform(0.01, 0.5), self._restart_node, command)
 
     def _restart_node(self, command: c.RestartNode) -> None:
-        """Ray is asked once more: all of the node ends."""
+        """Restart a node, after checking again that Ray keeps its resources reserved."""
         ray = self.world.ray
         machine = ray.by_id.get(command.ray_id)
-        here = machine is not None and machine.ray_id == command.ray_id and machine.powered
-        if machine is None or not here or ray.away or not ray.withholds(command.ray_id):
+        is_present = machine is not None and machine.ray_id == command.ray_id and machine.powered
+        if machine is None or not is_present or ray.away or not ray.withholds(command.ray_id):
             self.server.tell(m.NotRestarted(command.node, command.ray_id))
             return
         self.world.checks.may_restart(machine)
@@ -175,7 +175,7 @@ class CommandExecutor:
             self.server.store.report(command.job, command.epoch, command.at)
 
     def nothing(self, command: c.Command) -> None:
-        """It only says something."""
+        """Commands without an effect on the world."""
 
     def launch(self, command: c.Launch) -> None:
         self.taken.add(command.place)

@@ -1,4 +1,4 @@
-"""What must be true of the controller's state about attempts after every turn, whatever happened (law I18)."""
+"""Consistency of the controller's state of attempts, checked after every cycle (law I18)."""
 
 from collections.abc import Iterator, Mapping
 
@@ -7,50 +7,50 @@ from orchestrator.core.draft import Control
 from orchestrator.core.states import WAITING
 
 Found = tuple[str, str]
-"""A job and what is wrong."""
+"""(job, what is wrong)"""
 
 
 def contradictions(control: Control) -> Iterator[Found]:
     held: dict[tuple[str, int], str] = {}
     for job, live in control.lives.items():
-        yield from ((job, what) for what in (*_followed(control, live), *_of_attempt(control, live)))
+        yield from ((job, problem) for problem in (*_followed(control, live), *_of_attempt(control, live)))
         for rank, part in enumerate(live.parts):
-            yield from ((job, what) for what in _of_part(control, live, rank, part))
+            yield from ((job, problem) for problem in _of_part(control, live, rank, part))
             for number in part.numbers:
                 if (part.devices_id, number) in held:
                     yield job, f"{part.devices_id} [{number}] is held by {held[part.devices_id, number]} as well"
                 held[part.devices_id, number] = job
     for job, record in control.records.items():
         if record.job.overtaken != (job in control.overtaken):
-            yield job, "a newer attempt of it is waited for, and nothing says so, or the other way round"
+            yield job, "its record and the controller disagree on whether it waits for a newer attempt"
 
 
 def _followed(control: Control, live: Live) -> Iterator[str]:
     record = control.records.get(live.job)
     if record is None or record.live is None or record.live.epoch != live.epoch:
-        yield "the log has no such attempt"
+        yield "its attempt is not in the log"
     elif record.job.state in WAITING:
         yield f"is {record.job.state} and has an attempt"
     if len({part.node for part in live.parts}) != len(live.parts):
         yield "has two parts on one node"
     if live.place in control.releasing:
-        yield "what it uses is being released"
+        yield "its devices are being released"
 
 
 def _of_attempt(control: Control, live: Live) -> Iterator[str]:
-    asked, stands = live.fence_asked_s is not None, live.fenced_s is not None
-    if live.launching and (live.asked or asked or live.lowering or any(part.unsure for part in live.parts)):
-        yield "is being launched, and is stopped, fenced off or in doubt"
-    if asked and live.fence_known and not live.overruled and control.raised.get(live.job) != live.epoch + 1:
-        yield f"its fence is raised, and stands at {control.raised.get(live.job)} as far as is known"
-    if stands and not (asked and live.fence_known):
-        yield "its fence stands, and nobody raised it"
-    if live.overruled and not asked:
-        yield "is superseded, and its fence is not to stand"
-    if live.lowering and (asked or live.overruled or not live.fence_known):
-        yield "its fence is being lowered and raised"
+    is_requested, is_raised = live.fence_asked_s is not None, live.fenced_s is not None
+    if live.launching and (live.asked or is_requested or live.lowering or any(part.unsure for part in live.parts)):
+        yield "is being launched, and is also stopped, fenced off or in doubt"
+    if is_requested and live.fence_known and not live.overruled and control.raised.get(live.job) != live.epoch + 1:
+        yield f"its fence is raised, but the controller holds its epoch as {control.raised.get(live.job)}"
+    if is_raised and not (is_requested and live.fence_known):
+        yield "its fence counts as raised, but no raise was requested"
+    if live.overruled and not is_requested:
+        yield "is superseded, but no raise of its fence was requested"
+    if live.lowering and (is_requested or live.overruled or not live.fence_known):
+        yield "its fence is being lowered and raised at the same time"
     if live.over and not live.launching:
-        yield "every part has ended, and it has not"
+        yield "all its parts have ended, but the attempt has not"
 
 
 def _of_part(control: Control, live: Live, rank: int, part: Part) -> Iterator[str]:
@@ -59,17 +59,17 @@ def _of_part(control: Control, live: Live, rank: int, part: Part) -> Iterator[st
     if part.outcome is not None and part.unsure:
         yield f"part {rank} has ended and is in doubt"
     if live.job not in control.on_node.get(part.node, ()):
-        yield f"part {rank} is not looked for on {part.node}"
+        yield f"part {rank} is missing from the controller's index of {part.node}"
     node, key = control.nodes.get(part.node), live.part_key(rank)
     if node is not None and not node.same_as and key in node.strangers:
-        yield f"part {rank} counts on {part.node} as none of ours"
+        yield f"part {rank} counts as an untracked attempt on {part.node}"
     listed_s = node.listed_s if node is not None and not live.launching else None
     if part.unsure and node is not None and listed_s is not None and listed_s > live.since_s and key in node.listed:
-        yield f"part {rank} is in doubt, and the newest list of {part.node} has it: {part.unsure}"
+        yield f"part {rank} is in doubt, although the newest list of {part.node} has it: {part.unsure}"
 
 
 def steps_back(was: Mapping[str, Live], now: Mapping[str, Live]) -> Iterator[Found]:
-    """Parts whose phase is an earlier one than before."""
+    """Find parts whose phase went back. `was`, `now`: attempts before and after a cycle."""
     for job, live in now.items():
         before = was.get(job)
         if before is None or before is live or before.epoch != live.epoch:

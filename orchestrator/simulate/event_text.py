@@ -1,4 +1,4 @@
-"""What happened, in short lines: for whoever looks for the cause of a violation."""
+"""Short lines for messages, events and commands, to find the cause of a violation."""
 
 from typing import Any
 
@@ -7,23 +7,23 @@ from orchestrator.core import messages as m
 from orchestrator.core.model import Event
 
 
-def brief(what: Any) -> str:
-    """One line of a message, an event or a command."""
-    if isinstance(what, Event):
-        told = {k: v for k, v in what.data.items() if k in ("leases", "reason", "outcome", "seen", "step")}
-        return f"  event {what.job} {what.event} epoch {what.epoch} {told or ''}"
-    if isinstance(what, m.Heartbeat):
+def brief(item: Any) -> str:
+    """Describe a message, an event or a command in one line."""
+    if isinstance(item, Event):
+        fields = {k: v for k, v in item.data.items() if k in ("leases", "reason", "outcome", "seen", "step")}
+        return f"  event {item.job} {item.event} epoch {item.epoch} {fields or ''}"
+    if isinstance(item, m.Heartbeat):
         reports = [
             f"{r.job}.{r.epoch}.{r.node_rank} {r.phase} @{r.cursor} {r.outcome.state if r.outcome else ''}".strip()
-            for r in what.reports
+            for r in item.reports
         ]
-        there = None if what.attempts is None else sorted(what.attempts)
-        return f"Heartbeat {what.node} {reports} there {there} epochs {dict(what.epochs)}"
-    if isinstance(what, m.Submitted):
-        return f"Submitted {[record.job.id for record in what.records]}"
-    if isinstance(what, c.Launch):
-        return f"  -> Launch {what.attempt} on {what.nodes}"
-    if isinstance(what, m.NodesSeen):
-        return f"NodesSeen {[row.name for row in what.nodes]}"
-    arrow = "  -> " if type(what).__module__.endswith("commands") else ""
-    return f"{arrow}{what!r}" if not isinstance(what, str) else what
+        running = None if item.attempts is None else sorted(item.attempts)
+        return f"Heartbeat {item.node} {reports} there {running} epochs {dict(item.epochs)}"
+    if isinstance(item, m.Submitted):
+        return f"Submitted {[record.job.id for record in item.records]}"
+    if isinstance(item, c.Launch):
+        return f"  -> Launch {item.attempt} on {item.nodes}"
+    if isinstance(item, m.NodesSeen):
+        return f"NodesSeen {[row.name for row in item.nodes]}"
+    arrow = "  -> " if type(item).__module__.endswith("commands") else ""
+    return f"{arrow}{item!r}" if not isinstance(item, str) else item

@@ -1,4 +1,4 @@
-"""Faults carried out: each kind that is on happens again and again at random times, until the world heals."""
+"""Injects faults into a world: each enabled kind happens repeatedly, at random times, until it heals."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -39,7 +39,7 @@ class Injector:
         return self.world.rng.choice(SHORT_OR_LONG_S)
 
     def heal(self) -> None:
-        """Everything works again, and goes on working."""
+        """End all faults, and inject no more."""
         self.active = False
         world = self.world
         for machine in world.there():
@@ -89,7 +89,7 @@ class Injector:
             self.world.after(seconds, self.thaw, machine)
 
     def declared_dead(self, machine: SimulatedNode, ray_id: str) -> None:
-        """Ray has not heard of it: it comes back under another id."""
+        """Ray declares a silent node dead; when it comes back, it has another id."""
         if machine.frozen and machine.ray_id == ray_id and ray_id and self.world.rng.random() < 0.8:
             self.world.ray.declare_dead(machine)
 
@@ -117,7 +117,7 @@ class Injector:
             self.raylet_out(machine)
 
     def raylet_out(self, machine: SimulatedNode) -> None:
-        """Its agent ends with it, which is often seen first."""
+        """End a raylet, and its agent with it. The agent's end is often noticed first."""
         if machine.agent_up and not machine.frozen and self.world.rng.random() < 0.5:
             self.world.server.watching.died(machine, machine.ray_id, gone=False)
         self.world.ray.left(machine)
@@ -151,7 +151,7 @@ class Injector:
             machine.attempts, machine.seen, machine.generation = {}, {}, 0
 
     def machine_gone(self) -> None:
-        """It never comes back; one stays."""
+        """Remove a machine permanently, unless it is the last."""
         if len(self.world.there()) > 1:
             machine = self.machine()
             machine.gone = True
@@ -193,7 +193,7 @@ class Injector:
             self.raylet_out(machine)
 
     def flapping(self) -> None:
-        """Ray's list loses a node for a moment."""
+        """Hide a node from Ray's list for a moment."""
         if listed := sorted(self.world.ray.listed):
             ray_id = self.world.rng.choice(listed)
             self.world.ray.hidden.add(ray_id)
@@ -216,7 +216,7 @@ class Injector:
         self.world.ray.away = False
 
     def head_lost(self) -> None:
-        """All of Ray is gone; a new head comes up, and nodes join that."""
+        """Lose all of Ray; a new head starts, and nodes join it."""
         ray = self.world.ray
         for machine in self.world.machines:
             ray.left(machine)
@@ -228,7 +228,7 @@ class Injector:
             self.world.after(self.world.rng.uniform(20.0, 30.0), self.raylet_back, machine)
 
     def second_of_name(self) -> None:
-        """A raylet is started twice on one machine: two living nodes with one label, for some time."""
+        """Start a second raylet on a machine: for some time there are two live nodes with one label."""
         ray, machine = self.world.ray, self.machine()
         if machine.ray_id:
             from orchestrator.core.messages import NodeSeen
@@ -238,7 +238,7 @@ class Injector:
             self.world.after(self.long_s(), ray.listed.pop, ray_id, None)
 
     def ray_withholds(self) -> None:
-        """A message between two of Ray's processes is lost: a device stays reserved for nobody."""
+        """Lose a message between two of Ray's processes: a device stays reserved although nothing uses it."""
         machine = self.machine()
         if machine.ray_id:
             self.world.ray.withheld.add((machine.ray_id, self.world.rng.randrange(machine.count)))

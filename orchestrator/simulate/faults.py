@@ -1,4 +1,4 @@
-"""Which faults a world has: a seed turns each kind on or off, so that rare combinations come up (swarm testing)."""
+"""Configuration of faults: a seed enables each kind, so that rare combinations occur (swarm testing)."""
 
 from dataclasses import dataclass, fields
 from random import Random
@@ -9,7 +9,7 @@ ON = 0.35
 
 @dataclass(slots=True)
 class Faults:
-    """Mean times between faults of a kind, in seconds; 0 where it is off. The others are chances."""
+    """Fields `*_s`: mean seconds between faults of a kind, 0 if it is off. Other fields: probabilities."""
 
     agent_killed_s: float = 0.0
     agent_stopped_s: float = 0.0
@@ -67,7 +67,7 @@ OFTEN_S = 60.0
 
 
 def swarm(rng: Random) -> Faults:
-    """One world in eight has none."""
+    """Choose the faults of a world. One world in eight has none."""
     faults = Faults()
     quiet = rng.random() < 0.125
     for f in fields(Faults):

@@ -1,4 +1,4 @@
-"""Fences as a simulated server changes them: of each job one at a time, each late, unanswered, or in time."""
+"""Simulated changes of fences: one at a time per job; each may be late, unanswered or in time."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,21 +10,24 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class FenceChange:
-    """Of a fence. `write` gets what stands and returns what is to stand; `told` gets both and "" or an error."""
+    """A change of a fence. `write` maps its epoch to the new one; `told` gets both, and an error or ""."""
 
     write: Callable[[int], int]
     told: Callable[[int, int, str], None]
 
 
 class SimulatedFences:
-    """`counts()` is whether this server still acts by these."""
+    """Fences of one server process.
+
+    `counts()`: whether this object is still the current one of the server.
+    """
 
     def __init__(self, server: "Server", counts: Callable[[], bool]):
         self.server, self.world, self.counts = server, server.world, counts
         self._waiting: dict[str, list[FenceChange]] = {}
 
     def change(self, job: str, change: FenceChange) -> None:
-        """One is under way at a time; of those that wait, the newest counts."""
+        """Request a change. One per job is in progress at a time; a newer change replaces a waiting one."""
         queue = self._waiting.setdefault(job, [])
         if len(queue) == 2:
             queue.pop().told(0, 0, "a newer change took its place")
@@ -33,13 +36,13 @@ class SimulatedFences:
             self._begin(job)
 
     def give_up(self, job: str, change: FenceChange) -> None:
-        """Nobody waits for it any more: it is not begun; under way it may still be made."""
+        """Withdraw a change: drop it if it has not begun; one in progress may still be made."""
         change.told = lambda before, after, error: None
         if change in (queue := self._waiting.get(job, []))[1:]:
             queue.remove(change)
 
     def forget(self) -> None:
-        """The cluster was left."""
+        """Answer all changes with an error, because the cluster was left."""
         fences, self._waiting = self._waiting, {}
         for change in [change for queue in fences.values() for change in queue]:
             change.told(0, 0, "the cluster was left")
@@ -49,8 +52,10 @@ class SimulatedFences:
         self.server.later(self.world.rng.uniform(0.002, 0.05), self._write, job, change)
 
     def _write(self, job: str, change: FenceChange) -> None:
-        """A head that does not answer may do it later, do it without telling so, or not do it; the folder has it then
-        all the same, or neither has.
+        """Write the fence.
+
+        A head that does not answer may do so later, do so without an answer, or not at all; then the folder alone has
+        the new fence, or neither has it.
         """
         ray, rng = self.world.ray, self.world.rng
         if change not in self._waiting.get(job, [])[:1]:
@@ -62,17 +67,17 @@ class SimulatedFences:
             self.server.later(0.005, self._told, job, change, 0, 0, "the fence could not be written")
             return
         if ray.away or ray.fences_away:
-            if (what := rng.random()) < 0.2:
+            if (draw := rng.random()) < 0.2:
                 before = ray.fences.get(job, 0)
                 ray.folder[job] = after = change.write(before)
                 self._arrive(job, change, before, after, (ray.head, self.server.life))
                 return
-            if what < 0.8:
+            if draw < 0.8:
                 self.server.later(0.5, self._write, job, change)
                 return
             error = "the fence cannot be written"
-            if what < 0.9:
-                if what < 0.85:
+            if draw < 0.9:
+                if draw < 0.85:
                     ray.folder[job] = change.write(ray.fences.get(job, 0))
                 self.server.later(0.005, self._told, job, change, 0, 0, error)
                 return
@@ -82,8 +87,9 @@ class SimulatedFences:
         self.server.later(0.005, self._told, job, change, before, 0 if error else after, error)
 
     def _arrive(self, job: str, change: FenceChange, before: int, after: int, sent: tuple[int, int]) -> None:
-        """What the head has got it does, also when the server has ended meanwhile, or left. A call to one that is gone
-        for good ends with an error. `sent`: to which head, by which life of the server.
+        """Carry out a request that has reached the head, even if the server has ended or left since.
+
+        A call to a head that is gone ends with an error. `sent`: (head, life of the server) of the request.
         """
         ray, error = self.world.ray, ""
         if ray.away or ray.fences_away:

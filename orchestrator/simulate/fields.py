@@ -1,4 +1,4 @@
-"""Mappings of YAML files that people write, read key by key: what is wrong is told with its file and its field."""
+"""Read mappings in users' YAML files key by key. Errors name the file and the field."""
 
 import math
 from collections.abc import Iterator
@@ -11,21 +11,21 @@ from orchestrator.simulate.text_files import text_of
 
 
 class Fields:
-    """`path` is the dotted one of this mapping in its file, "" for the whole file."""
+    """A mapping in a file. `path`: its dotted path, "" for the file's top level."""
 
-    def __init__(self, file: str, path: str, data: Any, known: tuple[str, ...] | None):
-        """`known` keys; None: names of anything. Raises UserError for another key, or where there is no mapping."""
+    def __init__(self, file: str, path: str, data: Any, valid_keys: tuple[str, ...] | None):
+        """`valid_keys`: None for any. Raises UserError for another key, or if `data` is not a mapping."""
         self.file, self.path = file, path
         if not isinstance(data, dict):
             raise UserError(f"{self._place()}: {data!r:.60} is not a mapping", "write `key: value`")
         self.data: dict[str, Any] = data
         for key in data:
-            if known is not None and key not in known:
-                raise UserError(f"{self._place(key)}: unknown key", nearest(key, known))
+            if valid_keys is not None and key not in valid_keys:
+                raise UserError(f"{self._place(key)}: unknown key", nearest(key, valid_keys))
 
     @classmethod
-    def of_file(cls, path: Path, known: tuple[str, ...]) -> "Fields":
-        return cls(path.name, "", strict_yaml.load(text_of(path, "YAML", strict_yaml.MAX_BYTES), path.name), known)
+    def of_file(cls, path: Path, valid_keys: tuple[str, ...]) -> "Fields":
+        return cls(path.name, "", strict_yaml.load(text_of(path, "YAML", strict_yaml.MAX_BYTES), path.name), valid_keys)
 
     def __contains__(self, key: str) -> bool:
         return key in self.data
@@ -33,43 +33,43 @@ class Fields:
     def wrong(self, key: str, message: str, remedy: str) -> UserError:
         return UserError(f"{self._place(key)}: {message}", remedy)
 
-    def number(self, key: str, least: float, most: float, default: float | None = None) -> float:
-        """From `least` to `most`; without a default it has to be there."""
+    def number(self, key: str, minimum: float, maximum: float, default: float | None = None) -> float:
+        """A number from `minimum` to `maximum`; required if there is no default."""
         value = self._value(key, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if is_number and least <= value <= most:
+        if is_number and minimum <= value <= maximum:
             return float(value)
-        close = (least if value < least else most) if is_number else least
-        message = f"{value!r:.60} is not a number from {least:g} to {most:g}"
-        raise self.wrong(key, message, f"the nearest valid is {close:g}")
+        nearest_valid = (minimum if value < minimum else maximum) if is_number else minimum
+        message = f"{value!r:.60} is not a number from {minimum:g} to {maximum:g}"
+        raise self.wrong(key, message, f"the nearest valid is {nearest_valid:g}")
 
-    def whole(self, key: str, least: int, most: int, default: int | None = None) -> int:
+    def whole(self, key: str, minimum: int, maximum: int, default: int | None = None) -> int:
         value = self._value(key, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
-        if is_whole and least <= value <= most:
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
+        if is_integer and minimum <= value <= maximum:
             return int(value)
-        close = most if isinstance(value, int | float) and value > most else least
-        message = f"{value!r:.60} is not a whole number from {least} to {most}"
-        raise self.wrong(key, message, f"the nearest valid is {close}")
+        nearest_valid = maximum if isinstance(value, int | float) and value > maximum else minimum
+        message = f"{value!r:.60} is not a whole number from {minimum} to {maximum}"
+        raise self.wrong(key, message, f"the nearest valid is {nearest_valid}")
 
-    def inner(self, key: str, known: tuple[str, ...] | None) -> "Fields":
-        return Fields(self.file, self._dotted(key), self._value(key, None), known)
+    def inner(self, key: str, valid_keys: tuple[str, ...] | None) -> "Fields":
+        return Fields(self.file, self._dotted(key), self._value(key, None), valid_keys)
 
-    def inners(self, key: str, known: tuple[str, ...] | None) -> "Iterator[tuple[str, Fields]]":
-        """Of a mapping of mappings."""
+    def inners(self, key: str, valid_keys: tuple[str, ...] | None) -> "Iterator[tuple[str, Fields]]":
+        """Yield (name, mapping) of a mapping of mappings."""
         names = self.inner(key, None)
         for name in names.data:
-            yield name, names.inner(name, known)
+            yield name, names.inner(name, valid_keys)
 
-    def items(self, key: str, known: tuple[str, ...]) -> "Iterator[Fields]":
-        """Of a list of mappings, which need not be there."""
-        found = self.data.get(key, [])
-        if not isinstance(found, list):
-            raise self.wrong(key, f"{found!r:.60} is not a list", "write each in a line of its own, after `- `")
-        for number, item in enumerate(found):
-            yield Fields(self.file, self._dotted(f"{key}[{number}]"), item, known)
+    def items(self, key: str, valid_keys: tuple[str, ...]) -> "Iterator[Fields]":
+        """Yield the mappings in an optional list."""
+        values = self.data.get(key, [])
+        if not isinstance(values, list):
+            raise self.wrong(key, f"{values!r:.60} is not a list", "write each item on a separate line, after `- `")
+        for number, item in enumerate(values):
+            yield Fields(self.file, self._dotted(f"{key}[{number}]"), item, valid_keys)
 
     def _value(self, key: str, default: Any) -> Any:
         if key not in self.data and default is None:

@@ -1,6 +1,6 @@
-"""Fleets that need not exist: how many devices of each kind, on nodes of which size, and how those fail.
+"""Fleets to simulate: number of devices of each kind, size of nodes, and how nodes fail.
 
-`v100=36,k80=36`, or a YAML file; `--faults` is a YAML file of how nodes fail alone.
+Written as `v100=36,k80=36` or as a YAML file. `--faults` names a YAML file with only the failures of nodes.
 """
 
 import math
@@ -16,7 +16,7 @@ from orchestrator.simulate.fields import Fields
 from orchestrator.simulate.rows import MOST_DIGITS
 
 MOST_DEVICES = 1_000_000
-"""Of a kind: what is decided takes memory for each device."""
+"""Maximum number of devices of a kind: a decision needs memory for each."""
 MOST_H = 1e6
 LEAST_H = 1e-3
 CHECKPOINT_S, MOST_CHECKPOINT_S = 600.0, 1e7
@@ -28,8 +28,9 @@ OF_FAILURES = ("seed", "checkpoint_every_s", "events")
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """Of a kind: `size` devices each, the last node perhaps fewer. `mtbf_s` is how long a node is up on average until
-    it fails; infinite where none fails by chance.
+    """Nodes of a kind, with `size` devices each; the last node may have fewer.
+
+    `mtbf_s`: mean time until a node fails, infinite if none fails by chance. `repair_s`: mean time until it is back.
     """
 
     size: int = 1
@@ -39,7 +40,7 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """One that is sure: which kind and node, both by their numbers, from when to when."""
+    """A scheduled outage of a node, given by the numbers of its kind and node."""
 
     kind: int
     node: int
@@ -49,8 +50,9 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """`nodes` of each kind of the fleet. Jobs go on from the last checkpoint, of which there is one every
-    `checkpoint_s` that a job makes progress.
+    """Nodes of each kind, and their failures. Jobs resume from their last checkpoint.
+
+    `checkpoint_s`: seconds of progress between two checkpoints of a job.
     """
 
     nodes: tuple[Nodes, ...]
@@ -65,7 +67,7 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """`devices` (kinds,) counts those of each kind. `nodes` is None where it was not said what nodes there are."""
+    """A fleet. `devices` (kinds,): number of each kind. `nodes`: None if no nodes were declared."""
 
     kinds: tuple[str, ...]
     devices: NDArray[np.int64]
@@ -73,16 +75,16 @@ class Fleet:
 
     @property
     def failures(self) -> Failures | None:
-        """None where no node ever fails."""
+        """The failures of nodes, None if no node ever fails."""
         return self.nodes if self.nodes and self.nodes.happen else None
 
     def sizes(self, kind: int) -> Iterator[int]:
-        """How many devices each node of the kind has."""
+        """Number of devices of each node of the kind."""
         size, devices = self._size(kind), int(self.devices[kind])
         return (min(size, devices - first) for first in range(0, devices, size))
 
     def count(self, kind: int) -> int:
-        """Nodes of the kind."""
+        """Number of nodes of the kind."""
         return -(-int(self.devices[kind]) // self._size(kind))
 
     def _size(self, kind: int) -> int:
@@ -90,14 +92,17 @@ class Fleet:
 
 
 def read_fleet(text: str) -> Fleet:
-    """Of `kind=devices,kind=devices`, or of the YAML file of that name."""
+    """Read a fleet from `kind=devices,kind=devices` or from the YAML file with that name.
+
+    Raises UserError.
+    """
     if text.endswith(SUFFIXES):
         return _of_file(Path(text))
     counts: dict[str, int] = {}
     for part in text.split(","):
         kind, equals, number = (word.strip() for word in part.partition("="))
-        whole = number.isascii() and number.isdecimal() and len(number) <= MOST_DIGITS
-        if not (kind and kind.isprintable() and equals and whole and 0 < int(number) <= MOST_DEVICES):
+        is_integer = number.isascii() and number.isdecimal() and len(number) <= MOST_DIGITS
+        if not (kind and kind.isprintable() and equals and is_integer and 0 < int(number) <= MOST_DEVICES):
             raise UserError(
                 f"--fleet: {part!r} is not kind=devices with 1 to {MOST_DEVICES} devices",
                 "write it like v100=36,p100=36,k80=36, or name a .yaml file",
@@ -109,56 +114,61 @@ def read_fleet(text: str) -> Fleet:
 
 
 def with_faults(fleet: Fleet, path: Path) -> Fleet:
-    """The fleet, failing as the file says; of what the file does not name, as it did."""
-    given = Fields.of_file(path, ("nodes", *OF_FAILURES))
-    before = fleet.nodes or Failures((Nodes(),) * len(fleet.kinds))
-    nodes = dict(zip(fleet.kinds, before.nodes, strict=True))
-    for kind, of_kind in given.inners("nodes", ("size", *CHANCES)) if "nodes" in given else ():
-        number = _kind(given, f"nodes.{kind}", kind, fleet.kinds)
-        most = int(fleet.devices[number])
-        known = nodes[kind].size if fleet.nodes else None
-        size = of_kind.whole("size", 1, most, known)
-        if known not in (None, size):
-            raise of_kind.wrong("size", f"the fleet's nodes of {kind} have {known} devices", f"write {known}")
-        nodes[kind] = _nodes(of_kind, size)
-    return _completed(fleet, replace(before, nodes=tuple(nodes.values())), given)
+    """Give the fleet the failures in a file.
+
+    Kinds and settings that the file does not contain are unchanged.
+    """
+    file = Fields.of_file(path, ("nodes", *OF_FAILURES))
+    current = fleet.nodes or Failures((Nodes(),) * len(fleet.kinds))
+    nodes = dict(zip(fleet.kinds, current.nodes, strict=True))
+    for kind, fields in file.inners("nodes", ("size", *CHANCES)) if "nodes" in file else ():
+        number = _kind(file, f"nodes.{kind}", kind, fleet.kinds)
+        maximum = int(fleet.devices[number])
+        declared_size = nodes[kind].size if fleet.nodes else None
+        size = fields.whole("size", 1, maximum, declared_size)
+        if declared_size not in (None, size):
+            raise fields.wrong(
+                "size", f"the fleet's nodes of {kind} have {declared_size} devices", f"write {declared_size}"
+            )
+        nodes[kind] = _nodes(fields, size)
+    return _completed(fleet, replace(current, nodes=tuple(nodes.values())), file)
 
 
 def _of_file(path: Path) -> Fleet:
-    given = Fields.of_file(path, ("kinds", *OF_FAILURES))
+    file = Fields.of_file(path, ("kinds", *OF_FAILURES))
     devices, nodes = {}, []
-    for kind, of_kind in given.inners("kinds", ("nodes", "devices", *CHANCES)):
+    for kind, fields in file.inners("kinds", ("nodes", "devices", *CHANCES)):
         if not (kind and kind.isprintable()):
-            raise given.wrong("kinds", f"{kind!r} is not a name", "write the name of a kind, like v100")
-        size = of_kind.whole("devices", 1, MOST_DEVICES)
-        devices[kind] = size * of_kind.whole("nodes", 1, MOST_DEVICES // size)
-        nodes.append(_nodes(of_kind, size))
+            raise file.wrong("kinds", f"{kind!r} is not a name", "write the name of a kind, like v100")
+        size = fields.whole("devices", 1, MOST_DEVICES)
+        devices[kind] = size * fields.whole("nodes", 1, MOST_DEVICES // size)
+        nodes.append(_nodes(fields, size))
     if not devices:
-        raise given.wrong("kinds", "no kind is named", "write them like `v100: {nodes: 250, devices: 4}`")
+        raise file.wrong("kinds", "no kind is named", "write kinds like `v100: {nodes: 250, devices: 4}`")
     fleet = Fleet(tuple(devices), np.array(list(devices.values()), np.int64))
-    return _completed(fleet, Failures(tuple(nodes)), given)
+    return _completed(fleet, Failures(tuple(nodes)), file)
 
 
-def _nodes(of_kind: Fields, size: int) -> Nodes:
-    if not any(key in of_kind for key in CHANCES):
+def _nodes(fields: Fields, size: int) -> Nodes:
+    if not any(key in fields for key in CHANCES):
         return Nodes(size)
-    return Nodes(size, *(of_kind.number(key, LEAST_H, MOST_H) * HOUR_S for key in CHANCES))
+    return Nodes(size, *(fields.number(key, LEAST_H, MOST_H) * HOUR_S for key in CHANCES))
 
 
-def _completed(fleet: Fleet, before: Failures, given: Fields) -> Fleet:
-    """With nodes that fail as `before`, and the seed, the checkpoints and the outages of a file."""
-    made = replace(fleet, nodes=before)
+def _completed(fleet: Fleet, failures_before: Failures, file: Fields) -> Fleet:
+    """Complete a fleet with the nodes in `failures_before`, and the seed and outages in a file."""
+    with_nodes = replace(fleet, nodes=failures_before)
     failures = Failures(
-        before.nodes,
-        tuple(_outages(made, given)) if "events" in given else before.outages,
-        given.whole("seed", 0, 1 << 62, before.seed),
-        given.number("checkpoint_every_s", 1.0, MOST_CHECKPOINT_S, before.checkpoint_s),
+        failures_before.nodes,
+        tuple(_outages(with_nodes, file)) if "events" in file else failures_before.outages,
+        file.whole("seed", 0, 1 << 62, failures_before.seed),
+        file.number("checkpoint_every_s", 1.0, MOST_CHECKPOINT_S, failures_before.checkpoint_s),
     )
-    return replace(made, nodes=failures)
+    return replace(with_nodes, nodes=failures)
 
 
-def _outages(fleet: Fleet, given: Fields) -> Iterator[Outage]:
-    for event in given.items("events", ("kind", "node", "down_h", "up_h")):
+def _outages(fleet: Fleet, file: Fields) -> Iterator[Outage]:
+    for event in file.items("events", ("kind", "node", "down_h", "up_h")):
         kind = _kind(event, "kind", str(event.data.get("kind", "")), fleet.kinds)
         node = event.whole("node", 0, fleet.count(kind) - 1)
         down_h = event.number("down_h", 0.0, MOST_H)
@@ -166,7 +176,7 @@ def _outages(fleet: Fleet, given: Fields) -> Iterator[Outage]:
         yield Outage(kind, node, down_h * HOUR_S, up_h * HOUR_S)
 
 
-def _kind(given: Fields, key: str, kind: str, kinds: tuple[str, ...]) -> int:
+def _kind(fields: Fields, key: str, kind: str, kinds: tuple[str, ...]) -> int:
     if kind not in kinds:
-        raise given.wrong(key, f"the fleet has no kind {kind!r}", nearest(kind, kinds))
+        raise fields.wrong(key, f"the fleet has no kind {kind!r}", nearest(kind, kinds))
     return kinds.index(kind)

@@ -1,5 +1,6 @@
-"""A fleet that does at once what the whole controller commands, in virtual time: nodes that answer, attempts that start
-and stop when they are told to.
+"""Simulated fleet that executes the controller's commands at once, in virtual time.
+
+Nodes always answer, and attempts start and stop immediately.
 """
 
 import time
@@ -22,15 +23,18 @@ from orchestrator.simulate.trace_jobs import facts, node_names
 from workers.messages import AttemptStatus, Outcome, RankEvent
 
 BEGINS_S = 1.0
-"""When the trace begins by the clock of the controller, for which 0 is before everything."""
+"""Start of the trace on the controller's clock; for the controller, 0 means never."""
 
 ROUNDS = 1000
-"""Of plans at one moment; they settle in a few."""
+"""Maximum number of plans at one moment; normally a few suffice until nothing changes."""
 
 
 @dataclass(slots=True)
 class Runs:
-    """An attempt. `moves_s`: when its progress begins; `events` that are not told yet, `at` its position in them."""
+    """A running attempt.
+
+    `moves_s`: start of its progress. `events`: unreported events; `at`: number of all so far.
+    """
 
     job: int
     epoch: int
@@ -49,7 +53,10 @@ class Runs:
 
 
 class Controlling(ABC):
-    """`now_s` is monotonic; `running` by job. What an attempt does is told by who knows the jobs."""
+    """Drives the controller.
+
+    `now_s`: monotonic time. `running`: attempts by job. Subclasses define what jobs do.
+    """
 
     def __init__(self, fleet: Fleet, policy: Policy, throughput: Throughput):
         self.fleet, self.policy, self.throughput = fleet, policy, throughput
@@ -64,25 +71,25 @@ class Controlling(ABC):
     def starts(self, command: c.Launch) -> Runs: ...
 
     @abstractmethod
-    def saves(self, runs: Runs) -> None:
-        """It was asked to stop."""
+    def saves(self, attempt: Runs) -> None:
+        """The attempt was requested to stop: save its progress."""
 
     @abstractmethod
-    def leaves(self, runs: Runs) -> None:
-        """It holds its devices no longer."""
+    def leaves(self, attempt: Runs) -> None:
+        """The attempt has released its devices."""
 
     @abstractmethod
     def report(self) -> None:
-        """What attempts have to tell now."""
+        """Add the events that attempts report now."""
 
     def _now(self) -> m.Now:
         return m.Now(self.now_s, self.now_s)
 
-    def tell(self, *told: m.Message) -> None:
-        for message in told:
-            done = step(self.control, message, self._now())
-            self.control = done.control
-            self.commands += done.commands
+    def tell(self, *messages: m.Message) -> None:
+        for message in messages:
+            step_result = step(self.control, message, self._now())
+            self.control = step_result.control
+            self.commands += step_result.commands
 
     def join(self) -> None:
         self.tell(m.Joined())
@@ -92,65 +99,70 @@ class Controlling(ABC):
             self.tell(m.Heartbeat(name, f"ray-{name}", self.now_s, facts=facts(name, kind, devices)))
 
     def _beat(self) -> None:
-        """All nodes answer: what runs there, what its ranks told, and what has ended."""
-        reports: dict[str, list[AttemptStatus]] = {}
-        there: dict[str, set[str]] = {}
-        for runs, state in [*((runs, "") for runs in self.running.values()), *self.over]:
-            for report, node in self._reports(runs, state):
-                reports.setdefault(node, []).append(report)
-                there.setdefault(node, set()).add(report.key)
-            runs.events = []
+        """Let all nodes reply with their running attempts, the events of these, and the ended attempts."""
+        statuses: dict[str, list[AttemptStatus]] = {}
+        running_on: dict[str, set[str]] = {}
+        for attempt, state in [*((attempt, "") for attempt in self.running.values()), *self.over]:
+            for status, node in self._reports(attempt, state):
+                statuses.setdefault(node, []).append(status)
+                running_on.setdefault(node, set()).add(status.key)
+            attempt.events = []
         self.over = []
         beats = [
             m.Heartbeat(
-                name, f"ray-{name}", self.now_s, None, tuple(reports.get(name, ())), frozenset(there.get(name, ()))
+                name,
+                f"ray-{name}",
+                self.now_s,
+                None,
+                tuple(statuses.get(name, ())),
+                frozenset(running_on.get(name, ())),
             )
             for name, _, _ in self.nodes
         ]
-        done = heard(self.control, beats, self._now())
-        self.control = done.control
-        self.commands += done.commands
+        step_result = heard(self.control, beats, self._now())
+        self.control = step_result.control
+        self.commands += step_result.commands
 
-    def _reports(self, runs: Runs, state: str) -> Iterable[tuple[AttemptStatus, str]]:
-        job, phase = f"j{runs.job}", "ended" if state else "running"
-        for rank, node in enumerate(runs.nodes):
-            outcome = Outcome(job, runs.epoch, rank, state, {}) if state else None
-            events = tuple(runs.events) if rank == 0 else ()
-            yield AttemptStatus(job, runs.epoch, rank, phase, events, runs.at if rank == 0 else 0, outcome), node
+    def _reports(self, attempt: Runs, state: str) -> Iterable[tuple[AttemptStatus, str]]:
+        job, phase = f"j{attempt.job}", "ended" if state else "running"
+        for rank, node in enumerate(attempt.nodes):
+            outcome = Outcome(job, attempt.epoch, rank, state, {}) if state else None
+            events = tuple(attempt.events) if rank == 0 else ()
+            yield AttemptStatus(job, attempt.epoch, rank, phase, events, attempt.at if rank == 0 else 0, outcome), node
 
     def settle(self) -> None:
-        """Plans, and what they command, until nothing changes any more at this moment."""
+        """Plan, and execute commands, until nothing changes any more at this moment. Raises PolyfleetError."""
         self.report()
         for _ in range(ROUNDS):
             self._beat()
-            before, began_s = self.control.planned_s, time.process_time()
+            before, start_s = self.control.planned_s, time.process_time()
             self.tell(m.Tick(self.throughput, policy=self.policy))
             if self.control.planned_s != before:
-                self.planning_s.append(time.process_time() - began_s)
+                self.planning_s.append(time.process_time() - start_s)
             if not self._carry() and self.control.planned_s != before:
                 return
-            many = max(0, len(self.control.records) - FEW)
-            self.now_s += min(AGAIN_S + many * REST_PER_JOB_S, PLAN_EVERY_S) + TOGETHER_S
+            beyond_few = max(0, len(self.control.records) - FEW)
+            self.now_s += min(AGAIN_S + beyond_few * REST_PER_JOB_S, PLAN_EVERY_S) + TOGETHER_S
         raise PolyfleetError(f"the planner does not settle at {self.now_s:.0f} s", "report this with the trace")
 
     def _carry(self) -> bool:
-        """Whether anything was started or stopped."""
+        """Execute the commands; return whether an attempt was started or stopped."""
         commands, self.commands = self.commands, []
-        acted = False
+        has_acted = False
         for command in commands:
             match command:
                 case c.Launch():
                     self._launch(command)
-                    acted = True
+                    has_acted = True
                 case c.Stop():
-                    acted |= self._stop(command)
+                    has_acted |= self._stop(command)
                 case c.Release():
                     self.tell(m.Released(command.place, asked_s=command.asked_s))
                 case c.Fence():
                     self.tell(m.Fenced(command.job, command.epoch, command.epoch, asked_s=command.asked_s))
                 case c.MakeAgent():
                     self.tell(m.AgentMade(command.node, command.ray_id))
-        return acted
+        return has_acted
 
     def _launch(self, command: c.Launch) -> None:
         self.running[command.job] = self.starts(command)
@@ -158,14 +170,14 @@ class Controlling(ABC):
 
     def _stop(self, command: c.Stop) -> bool:
         self.tell(m.Stopped(command.node, command.job, command.epoch, command.how, asked_s=command.asked_s))
-        runs = self.running.get(command.job)
-        if runs is None or runs.epoch != command.epoch:
+        attempt = self.running.get(command.job)
+        if attempt is None or attempt.epoch != command.epoch:
             return False
-        self.saves(runs)
-        self.end(runs, "preempted")
+        self.saves(attempt)
+        self.end(attempt, "preempted")
         return True
 
-    def end(self, runs: Runs, state: str) -> None:
-        del self.running[f"j{runs.job}"]
-        self.over.append((runs, state))
-        self.leaves(runs)
+    def end(self, attempt: Runs, state: str) -> None:
+        del self.running[f"j{attempt.job}"]
+        self.over.append((attempt, state))
+        self.leaves(attempt)

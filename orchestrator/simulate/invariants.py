@@ -1,4 +1,7 @@
-"""What must be true of every world after every step. Names and sentences are those of docs/simulator.md."""
+"""Laws that every world must obey after every step.
+
+Their names and sentences are those of docs/simulator.md.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,46 +25,46 @@ if TYPE_CHECKING:
 
 SENTENCES = {
     "I0": "no message makes the controller fail",
-    "I1": "every leased device exists, and is free again once its attempt has ended",
-    "I2": "a device belongs to at most one attempt, in the log and in truth",
+    "I1": "every allocated device exists, and is free again once its attempt has ended",
+    "I2": "a device belongs to at most one attempt, in the log and in the simulated world",
     "I3": "an attempt holds all the devices of its candidate, in one pool, or none",
     "I4": "at most one attempt of a job runs; its epochs grow, and none is used twice",
     "I5": "no report, checkpoint or end of an older epoch is applied",
-    "I6": "an acknowledged job is in the store; its end is final; only moves of the table happen",
+    "I6": "an acknowledged job is in the store; its end is final; only moves of the state table happen",
     "I7": "a message that comes twice or late changes nothing that is stored",
-    "I8": "the fold of the log is what the controller holds",
+    "I8": "the controller's records equal the fold of the log",
     "I9": "a crash at any point leads to the same ends as no crash",
     "I10": "a placement meets its candidate's constraints, on nodes that take work",
     "I11": "only attempts of lower priority, or trainings with a checkpoint, are preempted, and have their grace",
     "I12": "the newest checkpoint never becomes an older one",
-    "I14": "wall clocks decide nothing",
+    "I14": "no decision depends on wall clocks",
     "I15": "an ended job's attempts have all ended, each with an outcome",
     "I16": "after an acknowledged cancel nothing of the job is placed",
-    "I17": "a node is started again, since Ray has lost count of it, only where nothing runs",
-    "I18": "what the controller holds of an attempt does not contradict itself",
+    "I17": "a node of which Ray has lost count is restarted only if nothing runs on it",
+    "I18": "the controller's state of an attempt is consistent",
     "I19": "a fence that the controller raised itself is never taken for that of a newer attempt",
-    "I20": "what counts as released is reserved for nobody",
-    "I21": "the phases of a part come in their order",
-    "I22": "what its user got wrong ends a job before it is started again",
+    "I20": "devices that count as released are not reserved in Ray",
+    "I21": "the phase of a part never goes back",
+    "I22": "a job with a user's error at launch ends and is not started again",
     "L1": "every job ends, or waits with a reason",
-    "L2": "a job fails only where its own code, or what its user asked for, makes it fail",
-    "L3": "nothing is left: attempts, reservations, strangers, reports of ended attempts",
+    "L2": "a job fails only if its own code or its user's request makes it fail",
+    "L3": "nothing is left: attempts, reservations, untracked attempts, reports of ended attempts",
     "L4": "every healthy node takes work",
     "L5": "no job is preempted again and again for one that never starts",
     "L6": "retries stay within their budgets",
     "L7": "no job waits while devices that fit it are idle",
     "P7": "a new job succeeds",
-    "R4": "the silence of a node is acted on within 20 s",
-    "R5": "a fence stands above an attempt that counts for at most 30 s",
-    "R6": "what cut an attempt off explains nothing once its nodes have answered for 10 s",
-    "R7": "an attempt that goes on after its cancel is told of",
+    "R4": "the controller reacts to a silent node within 20 s",
+    "R5": "a fence is above a current attempt for at most 30 s",
+    "R6": "a cut-off no longer explains failures once the attempt's nodes have answered for 10 s",
+    "R7": "an attempt that keeps running after its cancel is reported",
 }
 
 MISSED_S = 20.0
 
 
 def may_make_way(record: Record) -> bool:
-    """For an equal: written again, without the code under test."""
+    """Whether a job may be stopped for one of equal priority, independent of the code under test."""
     saved = record.job.task == "train" and record.checkpoint is not None
     return saved and record.job.recovery.max_interruptions == -1
 
@@ -81,7 +84,7 @@ class Violation:
 
 
 class Broken(Exception):
-    """Ends a world at once."""
+    """A law is broken; ends the world at once."""
 
     def __init__(self, violation: Violation):
         super().__init__(str(violation))
@@ -89,7 +92,7 @@ class Broken(Exception):
 
 
 class Checks:
-    """Told of all that happens, in order. Raises Broken."""
+    """Checks of the laws, called with everything that happens, in order. Methods raise Broken."""
 
     def __init__(self, world: "Simulation"):
         self.world = world
@@ -99,15 +102,15 @@ class Checks:
         self.refused: dict[str, int] = {}
         self.overdue = Overdue(world)
 
-    def broken(self, name: str, job: str, what: str) -> None:
-        raise Broken(Violation(name, what, self.world.now_s, job))
+    def broken(self, name: str, job: str, problem: str) -> None:
+        raise Broken(Violation(name, problem, self.world.now_s, job))
 
     def failed(self, message: Message, error: Exception) -> NoReturn:
         job = getattr(message, "job", "")
         raise Broken(Violation("I0", f"{message} raises {error!r}", self.world.now_s, job)) from error
 
     def restored(self) -> None:
-        """The log is an older one now: what it leases is leased."""
+        """Take over the allocations of an older log that was restored."""
         self.leases = {
             (devices_id, number): record.job.id
             for record in self.world.store.records.values()
@@ -117,14 +120,14 @@ class Checks:
         }
 
     def stored(self, events: Sequence[Event], before: Mapping[str, Record | None]) -> None:
-        """A transaction. `before` are the records of its jobs before it."""
+        """Check a transaction. `before`: the records of its jobs before it."""
         now = dict(before)
         for event in events:
             if event.event in OF_NODES:
                 continue
             was = now.get(event.job)
-            if why := ignored(was, event):
-                self.broken("I6", event.job, f"event {event.event} was stored and does not count: {why}")
+            if reason := ignored(was, event):
+                self.broken("I6", event.job, f"event {event.event} was stored and does not count: {reason}")
             now[event.job] = after = apply(was, event)
             if was is not None and after is not None:
                 self._event(event, was, after)
@@ -146,7 +149,7 @@ class Checks:
         for devices_id, numbers in was.live.leases:
             for number in numbers:
                 if self.leases.pop((devices_id, number), None) != was.job.id:
-                    self.broken("I1", was.job.id, f"{devices_id} [{number}] was given back and not held")
+                    self.broken("I1", was.job.id, f"{devices_id} [{number}] was released although it was not held")
 
     def _placed(self, event: Event, record: Record) -> None:
         job, world = record.job, self.world
@@ -154,15 +157,15 @@ class Checks:
         if job.id in world.cancelled:
             self.broken("I16", job.id, "was placed after its cancel was acknowledged")
         if self.refused.get(job.id) == world.server.life and job.id not in world.spoiled:
-            self.broken("I22", job.id, "is placed again, and its user got something wrong that no start can mend")
+            self.broken("I22", job.id, "is placed again after a user's error that a new start cannot fix")
         for devices_id, numbers in record.attempts[-1].leases:
             for number in numbers:
                 if holder := self.leases.get((devices_id, number)):
-                    self.broken("I2", job.id, f"{devices_id} [{number}] is leased to {holder}")
+                    self.broken("I2", job.id, f"{devices_id} [{number}] is allocated to {holder}")
                 self.leases[devices_id, number] = job.id
 
     def stepped(self, was: Control, events: Sequence[Event], commands: Sequence[Command], control: Control) -> None:
-        """One step: `was` and `control` are before and after it."""
+        """Check one step. `was`, `control`: state before and after it."""
         for event in events:
             if event.event == "placed":
                 self._fits(event, control.records[event.job], was)
@@ -177,16 +180,16 @@ class Checks:
                 self._cancelled(command, control)
 
     def _raised_by_others(self, event: Event) -> None:
-        ray, life, seen = self.world.ray, self.world.server.life, int(event.data["seen"])
-        if ray.fences.get(event.job) == seen and ray.raised_by.get(event.job) == life:
-            self.broken("I19", event.job, f"its fence stands at {seen}, where this server raised it")
+        ray, life, epoch = self.world.ray, self.world.server.life, int(event.data["seen"])
+        if ray.fences.get(event.job) == epoch and ray.raised_by.get(event.job) == life:
+            self.broken("I19", event.job, f"its fence is at {epoch}, where this server raised it")
 
     def _absent(self, event: Event, was: Control) -> None:
-        """Refused, so no machine that lives could ever run it: of those that the controller has been told of."""
-        job, told = was.records[event.job].job, {node.ray_id for node in was.nodes.values() if not node.lost}
-        there = [machine for machine in self.world.machines if machine.ray_id in told]
+        """Check that a refused job cannot run on any live machine that the controller knows."""
+        job, known_ray_ids = was.records[event.job].job, {node.ray_id for node in was.nodes.values() if not node.lost}
+        machines = [machine for machine in self.world.machines if machine.ray_id in known_ray_ids]
         for want in job.candidates:
-            able = [machine.label for machine in there if machine.could_run(job, want)]
+            able = [machine.label for machine in machines if machine.could_run(job, want)]
             if want.nodes == 1 and able:
                 self.broken("L2", job.id, f"is refused, though {able} could run {want}")
 
@@ -194,12 +197,12 @@ class Checks:
         record, live = control.records.get(command.job), control.lives.get(command.job)
         if record is None or live is None or live.epoch != command.epoch or record.job.state is not State.SAVING:
             return
-        fine = all(not p.outcome or p.outcome.state in ("preempted", "succeeded") for p in live.parts)
-        if fine and not live.overruled and not any(p.unsure or p.spoiled for p in live.parts):
+        has_no_failure = all(not p.outcome or p.outcome.state in ("preempted", "succeeded") for p in live.parts)
+        if has_no_failure and not live.overruled and not any(p.unsure or p.spoiled for p in live.parts):
             self.broken("I11", command.job, f"is cancelled on {command.node} within the grace of its preemption")
 
     def silent(self) -> None:
-        """Every some seconds: nobody has been waited for too long."""
+        """Check, every few seconds, that the controller has not waited too long for a silent node."""
         self.overdue.look()
         server = self.world.server
         now_s, control = server.now().s, server.control
@@ -211,18 +214,18 @@ class Checks:
                 continue
             for part in live.parts:
                 node = control.nodes.get(part.node)
-                heard_s = max(node.heard_s if node else -1e9, live.since_s)
-                silent_s, acted = now_s - heard_s, live.cut_off is not None and live.cut_off.over_s is None
-                if part.outcome is None and silent_s > MISSED_S and not acted:
-                    self.broken("R4", live.job, f"{part.node} is silent for {silent_s:.0f} s, and nothing was done")
+                last_contact_s = max(node.heard_s if node else -1e9, live.since_s)
+                silent_s, has_acted = now_s - last_contact_s, live.cut_off is not None and live.cut_off.over_s is None
+                if part.outcome is None and silent_s > MISSED_S and not has_acted:
+                    self.broken("R4", live.job, f"{part.node} is silent for {silent_s:.0f} s without a reaction")
 
     def _fits(self, event: Event, record: Record, was: Control) -> None:
         attempt = record.attempts[-1]
         want = record.job.candidates[attempt.candidate]
         counts = {len(set(numbers)) for _, numbers in attempt.leases}
-        right = want.exclusive or want.min_count <= min(counts) <= want.count
-        if len(attempt.leases) != want.nodes or len(counts) != 1 or not right:
-            self.broken("I3", event.job, f"leases {attempt.leases} for {want}")
+        is_allowed_count = want.exclusive or want.min_count <= min(counts) <= want.count
+        if len(attempt.leases) != want.nodes or len(counts) != 1 or not is_allowed_count:
+            self.broken("I3", event.job, f"holds {attempt.leases} for {want}")
         for devices_id, numbers in attempt.leases:
             name, _, kind = devices_id.partition("/")
             node = was.nodes.get(name)
@@ -231,9 +234,9 @@ class Checks:
                 self.broken("I10", event.job, f"{devices_id} {numbers} is not in pool {attempt.pool}, or is lost")
                 return
             if want.exclusive and len(numbers) != len(facts.devices):
-                self.broken("I3", event.job, f"holds {numbers} of {devices_id} and asked for whole nodes")
+                self.broken("I3", event.job, f"holds {numbers} of {devices_id}, but requested full nodes")
             if not any(pattern == "any" or matches_pattern(pattern, kind) for pattern in want.kinds):
-                self.broken("I10", event.job, f"{kind} is none of {want.kinds}")
+                self.broken("I10", event.job, f"{kind} is not one of {want.kinds}")
             if name in was.drained:
                 self.broken("I10", event.job, f"{devices_id} is drained")
 
@@ -247,41 +250,41 @@ class Checks:
         if self.asked[pair] > MOST_ASKED:
             self.broken("L5", event.job, f"was preempted {MOST_ASKED} times for {pair[0]}, which never started")
 
-    def turned(self, was: Control, control: Control, told: Iterable[Message], events: Sequence[Event]) -> None:
-        """The controller agrees with itself, and with the store on every job that this turn has moved."""
+    def turned(self, was: Control, control: Control, messages: Iterable[Message], events: Sequence[Event]) -> None:
+        """Check the controller's state, also against the store for each job with an event in this cycle."""
         store = self.world.store
-        self._users_were_wrong(was, told)
-        for job, what in contradictions(control):
-            self.broken("I18", job, what)
-        for job, what in steps_back(was.lives, control.lives):
-            self.broken("I21", job, what)
+        self._users_were_wrong(was, messages)
+        for job, problem in contradictions(control):
+            self.broken("I18", job, problem)
+        for job, problem in steps_back(was.lives, control.lives):
+            self.broken("I21", job, problem)
         self._released(was, control)
         for job in {event.job for event in events if event.event not in OF_NODES}:
             stored, held = store.records[job], control.records.get(job)
             is_open = stored.job.state not in TERMINAL or stored.live is not None
             if is_open != (held is not None):
-                self.broken("I8", job, f"the store says {stored.job.state}, the controller {held and held.job.state}")
+                self.broken("I8", job, f"the store has {stored.job.state}, the controller {held and held.job.state}")
             if held is not None and replace(held, seq=0) != replace(stored, seq=0):
                 self.broken("I8", job, f"the store has {stored}, the controller {held}")
             if (held is not None and held.live is not None) != (job in control.lives):
-                self.broken("I8", job, "its attempt is not followed")
+                self.broken("I8", job, "its attempt is not in the controller's table")
 
-    def _users_were_wrong(self, was: Control, told: Iterable[Message]) -> None:
-        """A server that starts later does not know of it."""
-        for message in told:
+    def _users_were_wrong(self, was: Control, messages: Iterable[Message]) -> None:
+        """Note launches that failed for a user's error. A server that starts later does not know of them."""
+        for message in messages:
             if isinstance(message, LaunchFailed) and message.kind == "user":
                 live = was.lives.get(message.job)
                 if live is not None and live.launching and live.epoch == message.epoch:
                     self.refused[message.job] = self.world.server.life
 
     def _released(self, was: Control, control: Control) -> None:
-        if gone := was.releasing.keys() - control.releasing.keys():
+        if released := was.releasing.keys() - control.releasing.keys():
             used = {live.place for live in control.lives.values()}
-            for place in sorted((gone - used) & self.world.ray.reserved.keys()):
-                self.broken("I20", "", f"{place} counts as released and is reserved in Ray")
+            for place in sorted((released - used) & self.world.ray.reserved.keys()):
+                self.broken("I20", "", f"{place} counts as released but is reserved in Ray")
 
     def started(self, attempt: SimulatedAttempt) -> None:
-        """Processes of an attempt begin on a node."""
+        """Check processes of an attempt that start on a node."""
         job, world = attempt.job, self.world
         if self.used.setdefault((job, attempt.epoch), attempt.number) != attempt.number:
             self.broken("I4", job, f"epoch {attempt.epoch} runs a second time, on {attempt.machine.label}")
@@ -294,14 +297,14 @@ class Checks:
                 self.broken("I2", job, f"{attempt.key} and {other.key} use the same devices of {other.machine.label}")
 
     def alone(self, attempt: SimulatedAttempt) -> None:
-        """Some time after it was thawed: a stale one has ended."""
+        """Check, some time after an attempt was thawed, that it has ended if it is stale."""
         now_s = self.world.now_s
         for other in self.world.processes.get(attempt.job, ()) if not attempt.exempt(now_s) else ():
             if other.epoch > attempt.epoch and not other.exempt(now_s):
-                self.broken("I4", attempt.job, f"{attempt.key} was thawed and runs on beside {other.key}")
+                self.broken("I4", attempt.job, f"{attempt.key} was thawed and still runs beside {other.key}")
 
     def may_restart(self, machine: "SimulatedNode") -> None:
-        """It is about to be started again."""
+        """Check that nothing runs on a machine that is about to be restarted."""
         records = self.world.store.records
         for attempt in machine.attempts.values():
             live = records[attempt.job].live if attempt.job in records else None
@@ -309,23 +312,23 @@ class Checks:
                 self.broken("I17", attempt.job, f"{attempt.key} runs on {machine.label}")
 
     def committed(self, attempt: SimulatedAttempt) -> None:
-        """A checkpoint of `attempt` was committed."""
+        """Check that `attempt` was current when it committed a checkpoint."""
         for other in self.world.processes.get(attempt.job, ()):
             if other.epoch > attempt.epoch and not other.exempt(self.world.now_s):
                 self.broken("I5", attempt.job, f"{attempt.key} commits a checkpoint while {other.key} runs")
 
     def _reported(self, command: StoreReport, held: Control) -> None:
-        """`held` is the controller as it was when it was told the report."""
+        """Check a stored report. `held`: the controller's state when it received the report."""
         record = held.records.get(command.job)
         if record is None or record.job.epoch != command.epoch:
-            self.broken("I5", command.job, f"a report of epoch {command.epoch} is stored, the job is at {record}")
+            self.broken("I5", command.job, f"a report of epoch {command.epoch} is stored, but the job is at {record}")
 
     def acknowledged(self, job: str, cancelled: bool) -> None:
         record = self.world.store.records.get(job)
         if record is None:
             if job in self.world.acked:
-                self.broken("I6", job, "was acknowledged and is not in the store")
+                self.broken("I6", job, "was acknowledged but is not in the store")
         elif cancelled and record.job.state not in TERMINAL:
-            self.broken("I16", job, f"its cancel was acknowledged, and it is {record.job.state}")
+            self.broken("I16", job, f"its cancel was acknowledged, but it is {record.job.state}")
         elif cancelled and record.job.state is State.CANCELLED:
             self.world.cancelled.add(job)

@@ -1,4 +1,4 @@
-"""How jobs really ran, as their records in a server's log tell: when they came and ended, on what, for how long."""
+"""How jobs really ran, from their records in a server's log: times, devices and durations."""
 
 import math
 from collections import defaultdict
@@ -17,8 +17,11 @@ NEVER_RAN, UNREADABLE = "never_ran", "unreadable"
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """`attempts` are those that started, `held` all; `longest` took most device time of those that started. `end_s` is
-    by the wall clock: of a job that has not ended, when the log ends.
+    """A job that ran.
+
+    `held`: all attempts; `attempts`: those that started; `longest`: the one with most device time.
+
+    `end_s`: wall time of its end, or of the log's end if the job has not ended.
     """
 
     record: Record
@@ -36,12 +39,12 @@ class Ran:
         return self.record.job.state not in TERMINAL
 
     def lasted_s(self, attempt: Attempt) -> float:
-        """From its start; clocks may have been set meanwhile."""
+        """Seconds from the attempt's start to its end, at least 0: clocks may have been set in between."""
         return _lasted_s(attempt, self.end_s)
 
 
 def ran(record: Record, newest_s: float) -> Ran | str:
-    """NEVER_RAN where no attempt of the job started, UNREADABLE where the times or devices make no sense."""
+    """Convert a record. NEVER_RAN: no attempt has started. UNREADABLE: times or devices are not plausible."""
     held = record.attempts
     attempts = tuple(a for a in held if a.started_s is not None)
     if not attempts:
@@ -62,26 +65,28 @@ def devices(attempt: Attempt) -> int:
 
 
 def pools_of(jobs: Iterable[Ran]) -> dict[str, set[str]]:
-    """The pools in which devices of each kind were."""
-    found: dict[str, set[str]] = defaultdict(set)
+    """Pools that had devices of each kind."""
+    pools: dict[str, set[str]] = defaultdict(set)
     for attempt in (a for job in jobs for a in job.held):
-        found[attempt.kind].add(attempt.pool)
-    return found
+        pools[attempt.kind].add(attempt.pool)
+    return pools
 
 
 def most_held(jobs: Sequence[Ran]) -> Fleet:
-    """As many devices of each kind as these jobs held at most at a time, from placement to release."""
+    """Make a fleet with the maximum number of devices of each kind that these jobs held at a time."""
     changes: dict[str, list[tuple[float, int]]] = defaultdict(list)
     for job in jobs:
         for a in job.held:
             changes[a.kind] += [(a.placed_s, devices(a)), (max(_ended_s(a, job.end_s), a.placed_s), -devices(a))]
-    most = {kind: _most(of_kind) for kind, of_kind in sorted(changes.items())}
-    least = {kind: max((devices(a) for job in jobs for a in job.held if a.kind == kind), default=1) for kind in most}
-    return Fleet(tuple(most), np.array([max(most[kind], least[kind]) for kind in most], np.int64))
+    maximum = {kind: _most(kind_changes) for kind, kind_changes in sorted(changes.items())}
+    largest_gang = {
+        kind: max((devices(a) for job in jobs for a in job.held if a.kind == kind), default=1) for kind in maximum
+    }
+    return Fleet(tuple(maximum), np.array([max(maximum[kind], largest_gang[kind]) for kind in maximum], np.int64))
 
 
 def _most(changes: list[tuple[float, int]]) -> int:
-    """What is given back at a moment can be taken at that moment."""
+    """Maximum of the devices held. Devices that are released at a moment can be used again at that moment."""
     held = np.cumsum([change for _, change in sorted(changes)])
     return min(int(held.max()), MOST_DEVICES)
 

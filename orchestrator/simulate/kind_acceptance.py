@@ -1,4 +1,4 @@
-"""Which kinds of a fleet take a job that ran, and at which rate: as it asked to be run, and as benchmarks measured."""
+"""Kinds of a fleet that accept a recorded job, by its candidates, and its measured rate on each."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -13,16 +13,19 @@ from orchestrator.simulate.job_history import Ran, devices
 
 RULES = (fit.right_kind, fit.right_pool, fit.not_emulated_unasked, fit.enough_memory)
 UNKNOWN_BYTES = 1 << 62
-"""Of memory: a kind that no catalogue lists is large enough."""
+"""Memory of a kind that is not in the catalogue: large enough for any job."""
 
 MOST_APART = 1e6
-"""No kind is faster than another by more: such a measurement is none."""
+"""Maximum ratio of two kinds' rates; a measurement beyond it is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rated:
-    """`rate` of the job's gang on each kind of the fleet, as a multiple of that on the kind where it ran longest; 0
-    where it may not run. `assumed`: one of them is 1 because nobody measured it.
+    """Rates of a job.
+
+    `rate`: on each kind of the fleet, relative to the kind where it ran longest; 0 if not accepted.
+
+    `assumed`: at least one rate is 1 because there is no measurement.
     """
 
     rate: tuple[float, ...]
@@ -31,7 +34,7 @@ class Rated:
 
 @dataclass(frozen=True, slots=True)
 class Accepting:
-    """`pools` are those in which devices of each kind were."""
+    """Computes rates. `pools`: the pools that had devices of each kind."""
 
     fleet: Fleet
     throughput: Throughput
@@ -47,7 +50,7 @@ class Accepting:
         return Rated(tuple(rates), assumed)
 
     def work_s(self, job: Ran) -> float:
-        """Of all its attempts, in seconds of its gang on the kind where it ran longest."""
+        """Work of all attempts, in seconds of the job's gang on the kind where it ran longest."""
         gang = devices(job.longest)
         seconds = 0.0
         for attempt in job.attempts:
@@ -56,49 +59,53 @@ class Accepting:
         return seconds
 
     def _measured(self, job: Ran, kind: str, candidate: int) -> float | None:
-        """Beside where it ran longest. None where one of the two was not measured."""
+        """Rate relative to the kind where the job ran longest; None if one of the two was not measured."""
         if kind == job.longest.kind:
             return 1.0
-        asked = job.record.job
-        if max(candidate, job.longest.candidate) >= len(asked.candidates):
-            return None  # it has been moved since, to other candidates
-        here, there = (
-            self.throughput.of(asked, *place)
-            for place in ((candidate, kind), (job.longest.candidate, job.longest.kind))
+        log_job = job.record.job
+        if max(candidate, job.longest.candidate) >= len(log_job.candidates):
+            return None  # the job has other candidates since it was moved
+        on_kind, on_longest = (
+            self.throughput.of(log_job, *candidate_and_kind)
+            for candidate_and_kind in ((candidate, kind), (job.longest.candidate, job.longest.kind))
         )
-        if not (here and there and here.items_per_s > 0 and there.items_per_s > 0):
+        if not (on_kind and on_longest and on_kind.items_per_s > 0 and on_longest.items_per_s > 0):
             return None
-        ratio = here.items_per_s / there.items_per_s
+        ratio = on_kind.items_per_s / on_longest.items_per_s
         return ratio if 1 / MOST_APART <= ratio <= MOST_APART else None
 
     def _candidate(self, job: Ran, kind: str, gang: int) -> int | None:
-        """The first with which it may run there, on as many devices."""
-        on_it = [a.candidate for a in job.attempts if a.kind == kind]
-        if on_it:
-            return on_it[-1]
-        asked = job.record.job
-        fits = (i for i, want in enumerate(asked.candidates) if self._takes(asked, want, kind, gang))
+        """Index of the first candidate that allows this kind with `gang` devices."""
+        used = [a.candidate for a in job.attempts if a.kind == kind]
+        if used:
+            return used[-1]
+        log_job = job.record.job
+        fits = (i for i, want in enumerate(log_job.candidates) if self._takes(log_job, want, kind, gang))
         return next(fits, None)
 
     def _takes(self, job: Job, want: Candidate, kind: str, gang: int) -> bool:
-        """A candidate for one named node is for what is in it, which the log tells of its attempts alone."""
+        """Check a candidate. One for a named node is rejected: the log does not contain what is in that node."""
         pool = want.pool if want.pool in self.pools.get(kind, ()) else "another"
-        have = Devices(kind, "", pool, "", kind.partition(":")[0], kind, (), gang, _memory_bytes(kind), _emulated(kind))
-        refused = any(rule(want, have) for rule in RULES) or fit.other_vendor(job, have)
-        counts = want.exclusive or want.min_count * want.nodes <= gang <= want.count * want.nodes
-        return not refused and counts and not want.node
+        devices_of_kind = Devices(
+            kind, "", pool, "", kind.partition(":")[0], kind, (), gang, _memory_bytes(kind), _emulated(kind)
+        )
+        is_refused = any(rule(want, devices_of_kind) for rule in RULES) or fit.other_vendor(job, devices_of_kind)
+        is_allowed_count = want.exclusive or want.min_count * want.nodes <= gang <= want.count * want.nodes
+        return not is_refused and is_allowed_count and not want.node
 
 
 def spelled(fleet: Fleet, kinds: Iterable[str]) -> Fleet:
-    """With names of kinds as the log has them, or the catalogue. Raises UserError for one that neither knows."""
-    known = set(kinds)
+    """Replace names of kinds by those in the log or the catalogue. Raises UserError for an unknown name."""
+    log_kinds = set(kinds)
     try:
-        named = [kind if kind in known else require_known_kind(kind) for kind in fleet.kinds]
+        names = [kind if kind in log_kinds else require_known_kind(kind) for kind in fleet.kinds]
     except UserError as e:
-        raise UserError(f"--fleet: {e.message}", f"{e.remedy}; the log has {', '.join(sorted(known)[:20])}") from None
-    if twice := [kind for kind in named if named.count(kind) > 1]:
-        raise UserError(f"--fleet: {twice[0]} is named twice", f"write {twice[0]} once, with all its devices")
-    return replace(fleet, kinds=tuple(named))
+        raise UserError(
+            f"--fleet: {e.message}", f"{e.remedy}; the log has {', '.join(sorted(log_kinds)[:20])}"
+        ) from None
+    if repeated := [kind for kind in names if names.count(kind) > 1]:
+        raise UserError(f"--fleet: {repeated[0]} is named twice", f"write {repeated[0]} once, with all its devices")
+    return replace(fleet, kinds=tuple(names))
 
 
 def _memory_bytes(kind: str) -> int:

@@ -1,4 +1,4 @@
-"""A launch, simulated: devices are reserved, the fence is written, and every node is asked to start its part."""
+"""Simulated launch: reserve devices, write the fence, and ask every node to start its part."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +16,16 @@ FENCE_S = 2.0
 
 
 class UploadConflict(Refused):
-    """Somebody else sends the same code to a node."""
+    """Another launch is sending the same code to the node."""
 
 
 def newest_epoch(error: Exception) -> int:
-    """That a node's refusal names; 0 where a newer attempt is not why it refused."""
+    """Epoch of the newer attempt that made a node refuse; 0 if it refused for another reason."""
     return getattr(error, "seen", 0)
 
 
 class SimulatedLaunch:
-    """One launch: reserve, fence, send the code, start everywhere at once, answer."""
+    """One launch: reserve, fence, send the code, start all parts at once, report the result."""
 
     def __init__(self, carrying: "CommandExecutor", command: c.Launch):
         self.carrying, self.command = carrying, command
@@ -40,27 +40,27 @@ class SimulatedLaunch:
         self.server.tell(m.LaunchFailed(self.command.job, self.command.epoch, kind, message, nodes, seen, failed))
 
     def reserve(self, waited_s: float) -> None:
-        """A reservation stands once no other holds the same devices."""
-        command, ray, wanted = self.command, self.world.ray, self._wanted()
-        if not ray.away and not wanted & (self._taken() | ray.withheld):
-            ray.reserved[command.place] = wanted
+        """Reserve the devices; retry while others hold them, up to RESERVE_S."""
+        command, ray, devices = self.command, self.world.ray, self._wanted()
+        if not ray.away and not devices & (self._taken() | ray.withheld):
+            ray.reserved[command.place] = devices
             self.server.later(self.world.rng.uniform(0.01, 0.2), self.fence)
         elif waited_s >= RESERVE_S:
-            self._no_room(wanted)
+            self._no_room(devices)
         else:
             self.server.later(0.5, self.reserve, waited_s + 0.5)
 
-    def _no_room(self, wanted: frozenset[tuple[str, int]]) -> None:
-        """Ray says whom it reserves devices for, where it is there."""
-        ray, taken = self.world.ray, self._taken()
+    def _no_room(self, devices: frozenset[tuple[str, int]]) -> None:
+        """Fail, with the nodes whose devices Ray has reserved, if Ray answers."""
+        ray, reserved = self.world.ray, self._taken()
         names = {self.server.watching.agents.get(node, ""): node for node in self.command.nodes}
-        lacking = {node for node, _ in wanted & (taken | ray.withheld)}
+        lacking = {node for node, _ in devices & (reserved | ray.withheld)}
         short, unheld = (
             tuple(sorted(names[node] for node in nodes if not ray.away))
-            for nodes in (lacking, lacking - {node for node, _ in wanted & taken})
+            for nodes in (lacking, lacking - {node for node, _ in devices & reserved})
         )
-        job, epoch, why = self.command.job, self.command.epoch, "Ray did not reserve its devices"
-        self.server.tell(m.LaunchFailed(job, epoch, "launch", why, short=short, unheld=unheld))
+        job, epoch, message = self.command.job, self.command.epoch, "Ray did not reserve its devices"
+        self.server.tell(m.LaunchFailed(job, epoch, "launch", message, short=short, unheld=unheld))
 
     def _wanted(self) -> frozenset[tuple[str, int]]:
         orders = zip(self.command.nodes, self.command.orders, strict=True)
@@ -69,7 +69,7 @@ class SimulatedLaunch:
         )
 
     def _taken(self) -> frozenset[tuple[str, int]]:
-        """Devices that are reserved for others."""
+        """Devices that are reserved for other places."""
         others = (held for place, held in self.world.ray.reserved.items() if place != self.command.place)
         return frozenset(device for held in others for device in held)
 
@@ -79,10 +79,10 @@ class SimulatedLaunch:
             self.fail("secrets.X is not set", "user")
             return
 
-        def refused(stands: int) -> bool:
-            return stands > command.epoch or (stands == command.epoch and not command.fenced)
+        def refused(epoch: int) -> bool:
+            return epoch > command.epoch or (epoch == command.epoch and not command.fenced)
 
-        def told(before: int, after: int, error: str) -> None:
+        def finish(before: int, after: int, error: str) -> None:
             answered.append(True)
             if error:
                 self.fail(error)
@@ -97,12 +97,12 @@ class SimulatedLaunch:
                 self.fail("the fence cannot be written in time")
 
         answered: list[bool] = []
-        change = FenceChange(lambda stands: stands if refused(stands) else command.epoch, told)
+        change = FenceChange(lambda epoch: epoch if refused(epoch) else command.epoch, finish)
         self.server.later(FENCE_S, late)
         self.carrying.fences.change(command.job, change)
 
     def send(self) -> None:
-        """Nothing is started before every node has the code."""
+        """Send the code to all nodes, then start the parts."""
         world, chance = self.world, self.world.faults.upload_conflicts
         if chance and not world.healed and world.rng.random() < chance:
             self._failed(UploadConflict("piece at byte 4194304 of an upload that has 8388608"))

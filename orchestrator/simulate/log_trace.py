@@ -1,4 +1,4 @@
-"""A server's log as a trace: what would another policy, or another fleet, have done with the jobs that really ran?"""
+"""Convert a server's log to a trace, to simulate its jobs with another policy or on another fleet."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from orchestrator.simulate.outcome import Outcome, figure
 from orchestrator.simulate.traces import MOST_S, Trace
 
 LEAST_S = 1e-3
-"""A job that ran shorter than that ran so long."""
+"""Minimum duration of a job; shorter ones count as this long."""
 
 MOST_PRIORITY = 1 << 31
 
@@ -29,7 +29,7 @@ class AsItWas(TypedDict):
 
 
 class Skipped(TypedDict):
-    """How many jobs: no attempt of it started; no kind of the fleet may run it; its history cannot be used."""
+    """Number of skipped jobs: no attempt started; no kind of the fleet accepts it; its history is damaged."""
 
     never_ran: int
     no_kind: int
@@ -37,7 +37,7 @@ class Skipped(TypedDict):
 
 
 class OfLog(Outcome):
-    """The figures of the simulated policy, and beside them those that the log really had."""
+    """Figures of the simulated policy, and of the log itself."""
 
     as_it_was: AsItWas
     fleet: dict[str, int]
@@ -49,8 +49,10 @@ class OfLog(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """`starts_s`: how long attempts took from placement until they ran, the median. `unfinished` jobs count as if they
-    had ended with the log; `assumed` is how many jobs have a kind at a rate that nobody measured.
+    """The jobs of a log as a trace.
+
+    `starts_s`: median seconds from placement to start of attempts. `unfinished`: number of jobs that count as if they
+    had ended with the log. `assumed`: number of jobs with a rate that was not measured.
     """
 
     trace: Trace
@@ -64,7 +66,10 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What a store holds: `unreadable` jobs have no record. `newest_s` is when the newest event happened."""
+    """Contents of a job store.
+
+    `unreadable`: number of jobs without a valid record. `newest_s`: newest event's time.
+    """
 
     name: str
     records: tuple[Record, ...]
@@ -74,45 +79,52 @@ class Log:
 
 
 def past(log: Log, fleet: Fleet | None, since_s: float = -np.inf, until_s: float = np.inf) -> Past:
-    """Of jobs submitted from `since_s` to before `until_s`. Without a `fleet` it has as many devices of each kind as
-    these jobs held at most at a time. Raises UserError where none of them can be simulated.
+    """Convert jobs submitted from `since_s` until before `until_s`.
+
+    Raises UserError if none can be simulated.
+
+    Without `fleet`, the fleet has the maximum number of devices of each kind that these jobs held at a time.
     """
-    found = [ran(r, log.newest_s) for r in log.records if since_s <= r.job.submitted_s < until_s]
-    jobs = sorted((r for r in found if isinstance(r, Ran)), key=lambda r: (r.arrival_s, r.record.job.number))
+    converted = [ran(r, log.newest_s) for r in log.records if since_s <= r.job.submitted_s < until_s]
+    jobs = sorted((r for r in converted if isinstance(r, Ran)), key=lambda r: (r.arrival_s, r.record.job.number))
     if not jobs:
-        told = f"none of {len(found)} jobs of {log.name} ever ran" if found else f"{log.name} has no job of that time"
-        raise UserError(f"--log: {told}", "name the log of a server whose jobs ran, or another --since or --until")
+        message = (
+            f"none of {len(converted)} jobs of {log.name} ever ran"
+            if converted
+            else f"{log.name} has no job submitted in that time"
+        )
+        raise UserError(f"--log: {message}", "name the log of a server whose jobs ran, or another --since or --until")
     pools = pools_of(jobs)
     chosen = spelled(fleet, pools) if fleet else most_held(jobs)
     accepting = Accepting(chosen, log.throughput, pools)
     rated = [(job, rated) for job in jobs if any((rated := accepting.rated(job)).rate)]
     if not rated:
         ran_on = sorted({job.longest.kind for job in jobs})
-        told = f"no kind of the fleet ({', '.join(chosen.kinds)}) takes any of the {len(jobs)} jobs of {log.name}"
-        raise UserError(f"--fleet: {told}", f"they ran on {', '.join(ran_on[:20])}")
+        message = f"no kind of the fleet ({', '.join(chosen.kinds)}) takes any of the {len(jobs)} jobs of {log.name}"
+        raise UserError(f"--fleet: {message}", f"they ran on {', '.join(ran_on[:20])}")
     skipped: Skipped = {
-        "never_ran": found.count(NEVER_RAN),
+        "never_ran": converted.count(NEVER_RAN),
         "no_kind": len(jobs) - len(rated),
-        "unreadable": found.count(UNREADABLE) + log.unreadable,
+        "unreadable": converted.count(UNREADABLE) + log.unreadable,
     }
-    taken = [job for job, _ in rated]
-    work_s = [accepting.work_s(job) for job in taken]
-    unfinished = sum(job.is_unfinished for job in taken)
+    accepted = [job for job, _ in rated]
+    work_s = [accepting.work_s(job) for job in accepted]
+    unfinished = sum(job.is_unfinished for job in accepted)
     trace = _trace(log.name, rated, work_s)
     return Past(
-        trace, chosen, _as_it_was(taken), _starts_s(taken), skipped, unfinished, sum(r.assumed for _, r in rated)
+        trace, chosen, _as_it_was(accepted), _starts_s(accepted), skipped, unfinished, sum(r.assumed for _, r in rated)
     )
 
 
-def beside(found: Outcome, of: Past, restart_s: float) -> OfLog:
+def beside(figures: Outcome, past_jobs: Past, restart_s: float) -> OfLog:
     return {
-        **found,
-        "as_it_was": of.as_it_was,
-        "fleet": dict(zip(of.fleet.kinds, of.fleet.devices.tolist(), strict=True)),
+        **figures,
+        "as_it_was": past_jobs.as_it_was,
+        "fleet": dict(zip(past_jobs.fleet.kinds, past_jobs.fleet.devices.tolist(), strict=True)),
         "restart_cost_s": restart_s,
-        "assumed_rates": of.assumed,
-        "unfinished": of.unfinished,
-        "skipped": of.skipped,
+        "assumed_rates": past_jobs.assumed,
+        "unfinished": past_jobs.unfinished,
+        "skipped": past_jobs.skipped,
     }
 
 
@@ -143,5 +155,5 @@ def _as_it_was(jobs: list[Ran]) -> AsItWas:
 
 
 def _starts_s(jobs: Iterable[Ran]) -> float:
-    took = [max(a.started_s - a.placed_s, 0.0) for job in jobs for a in job.attempts if a.started_s is not None]
-    return figure(float(np.median(took)))
+    durations_s = [max(a.started_s - a.placed_s, 0.0) for job in jobs for a in job.attempts if a.started_s is not None]
+    return figure(float(np.median(durations_s)))

@@ -1,4 +1,7 @@
-"""The log of a server, read only and while it runs or not: of its home, its database, or a file that `backup` wrote."""
+"""Read the log of a server, running or not, from its home, its database or a backup file.
+
+Nothing is written.
+"""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -27,7 +30,7 @@ REMEDY = "name a server's home, its database, or a file of `polyfleet server bac
 
 
 def read_log(where: str) -> Log:
-    """Raises UserError where there is none."""
+    """Read the log in a home, database or backup file. Raises UserError if there is none."""
     url = _url(where)
     name = name_of(parsed(url))
     try:
@@ -57,8 +60,8 @@ def _url(where: str) -> str:
 
 
 def _records(connection: Connection) -> tuple[list[Record], int]:
-    """And how many jobs have a history that cannot be trusted."""
-    damage, found, unreadable = DamageList(), [], 0
+    """Return the records of jobs, and the number of jobs with a damaged history."""
+    damage, records, unreadable = DamageList(), [], 0
     for job, rows in groupby(_events(connection), key=lambda row: row.job):
         if isinstance(job, str) and job.startswith(NODE):
             continue
@@ -66,16 +69,16 @@ def _records(connection: Connection) -> tuple[list[Record], int]:
         if folded.record is None or folded.damaged:
             unreadable += 1
         else:
-            found.append(folded.record)
-    return found, unreadable
+            records.append(folded.record)
+    return records, unreadable
 
 
 def _events(connection: Connection) -> Iterator[Row[tuple[object, ...]]]:
-    """By job, oldest first; without those of jobs that are being removed."""
-    wanted = select(events).order_by(events.c.job, events.c.seq)
+    """Events by job, oldest first, without those of jobs that are being removed."""
+    query = select(events).order_by(events.c.job, events.c.seq)
     if inspect(connection).has_table(removals.name):
-        wanted = wanted.where(~exists().where(removals.c.job == events.c.job, removals.c.node == ""))
-    yield from connection.execution_options(yield_per=ROWS_AT_ONCE).execute(wanted)
+        query = query.where(~exists().where(removals.c.job == events.c.job, removals.c.node == ""))
+    yield from connection.execution_options(yield_per=ROWS_AT_ONCE).execute(query)
 
 
 def _newest_s(connection: Connection) -> float:
@@ -84,18 +87,18 @@ def _newest_s(connection: Connection) -> float:
 
 
 def _rates(connection: Connection) -> dict[Key, Measured]:
-    """The newest of each. A run whose lines are not what a benchmark writes says nothing."""
-    found: dict[Key, Measured] = {}
-    wanted = select(benchmark_lines).order_by(benchmark_lines.c.run, benchmark_lines.c.seq)
-    for _, lines in groupby(connection.execute(wanted), key=lambda row: row.run):
+    """The newest measurement for each key. Runs with invalid lines are ignored."""
+    newest: dict[Key, Measured] = {}
+    query = select(benchmark_lines).order_by(benchmark_lines.c.run, benchmark_lines.c.seq)
+    for _, lines in groupby(connection.execute(query), key=lambda row: row.run):
         try:
             rows = list(throughput.rows(_readable(lines)))
         except (KeyError, TypeError, ValueError, ZeroDivisionError, IndexError):
             continue
-        for key, told in rows:
-            if key not in found or found[key].at_s <= told.at_s:
-                found[key] = told
-    return found
+        for key, measured in rows:
+            if key not in newest or newest[key].at_s <= measured.at_s:
+                newest[key] = measured
+    return newest
 
 
 def _readable(lines: Iterable[Row[tuple[object, ...]]]) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""A simulated node: its machine, its raylet, its agent, and the attempts in its folder."""
+"""Simulated node: machine, raylet, agent, and the attempts in its folder."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,27 +15,31 @@ if TYPE_CHECKING:
 FENCES_EVERY_S = 1.0
 WATCH_S = 2.0
 GATHER_S = (0.0, 0.0, 0.1, 2.0)
-"""So long ranks may wait with what they tell for others to tell something; a phase does not wait."""
+"""Maximum seconds for which an agent holds back a reply with only events of ranks; a changed phase is sent at once."""
 GIB = 1 << 30
 Answer = Callable[[Any], None]
 
 
 class Refused(Exception):
-    """`seen`: a newer epoch that the fence or this node knows; 0 if that is not the reason."""
+    """A node refused a request.
 
-    def __init__(self, message: str, seen: int = 0):
+    `newest_epoch`: the newer epoch that is the reason, 0 if there is another reason.
+    """
+
+    def __init__(self, message: str, newest_epoch: int = 0):
         super().__init__(message)
-        self.seen = seen
+        self.seen = newest_epoch
 
 
 class RefusedForUser(Refused):
-    """What its user got wrong keeps a part from being started."""
+    """A node cannot start a part because of a user's error."""
 
 
 class SimulatedNode:
-    """`attempts`, `seen` (newest epoch by job) and `generation` lie on its disk. `ray_id` is "" while no raylet runs.
+    """A node. `attempts`, `seen` (newest epoch by job) and `generation` are on its disk.
 
-    `gone`: it never comes back. `cut_in`: nothing of the server reaches it; `cut_out`: what it says arrives nowhere.
+    `ray_id`: "" while no raylet runs. `gone`: it never comes back. `cut_in`: messages to it are lost; `cut_out`:
+    messages from it are lost.
     """
 
     def __init__(self, world: "Simulation", label: str, pool: str, kind: str, count: int):
@@ -66,7 +70,10 @@ class SimulatedNode:
         return self.frozen or self.agent_stopped
 
     def call(self, action: Callable[[], None]) -> None:
-        """A request has arrived for the agent. A stopped one takes it up when it goes on; a dead one never does."""
+        """Deliver a request to the agent.
+
+        A stopped agent processes it when it continues; a dead one never does.
+        """
         if self.answers:
             if self.still:
                 self.waiting.append(action)
@@ -74,7 +81,7 @@ class SimulatedNode:
                 action()
 
     def go_on(self) -> None:
-        """Thawed: what waited is taken up, and attempts look at their leases."""
+        """Continue after a freeze: process waiting requests, and let attempts check their leases."""
         now_s = self.world.now_s
         for attempt in self.attempts.values():
             if not attempt.ended:
@@ -83,16 +90,18 @@ class SimulatedNode:
         self.take_up()
 
     def take_up(self) -> None:
-        """What the agent was asked while it was stopped."""
+        """Process the requests that arrived while the agent was stopped."""
         waiting, self.waiting = self.waiting, []
         for action in waiting:
             self.call(action)
 
     def could_run(self, job: Job, want: Candidate) -> bool:
-        """One node's part of it, if nothing else ran here."""
-        many = want.exclusive or self.count >= want.min_count
-        allowed = job.recovery.cross_vendor or job.backend in ("", self.pool)
-        return many and allowed and any(kind == "any" or matches_pattern(kind, self.kind) for kind in want.kinds)
+        """Whether this node could run one part of the candidate if it were idle."""
+        has_enough = want.exclusive or self.count >= want.min_count
+        is_allowed = job.recovery.cross_vendor or job.backend in ("", self.pool)
+        return (
+            has_enough and is_allowed and any(kind == "any" or matches_pattern(kind, self.kind) for kind in want.kinds)
+        )
 
     def facts(self) -> NodeFacts:
         if self._facts is None or self._facts.ray_node_id != self.ray_id:
@@ -123,67 +132,70 @@ class SimulatedNode:
         return self._facts
 
     def obey(self, generation: int) -> None:
-        """Raises Refused for a controller that a newer one has replaced."""
+        """Accept a controller's generation. Raises Refused if a newer controller has replaced it."""
         if generation < self.generation:
             raise Refused(f"generation {generation} is past: {self.generation} controls this node")
         if generation > self.generation:
             self.generation = generation
             self._told_facts_s = -1e9
 
-    def watch(self, generation: int, known: Mapping[str, tuple[int, str]], heard: int, answer: Answer) -> None:
-        """`known`: key -> (cursor, phase). `heard` is the newest answer that has arrived: leases go on from when that
-        one was given, so that a request which was long on its way, or waited, cannot stretch a lease. An agent that
-        fails answers with an error, here None.
+    def watch(
+        self, generation: int, last_phases: Mapping[str, tuple[int, str]], reply_number: int, send_reply: Answer
+    ) -> None:
+        """Handle a poll by the server. `last_phases`: (cursor, phase) by key. A failing agent answers None.
+
+        `reply_number`: number of the newest reply that has arrived. Leases are renewed from the time of that reply, so
+        that a delayed request cannot extend a lease.
         """
         if self.agent_fails:
-            answer(None)
+            send_reply(None)
             return
         try:
             self.obey(generation)
         except Refused:
             return
         now_s = self.heard_s = self.world.now_s
-        if not heard:  # a first greeting
+        if not reply_number:  # a first greeting
             self._told_facts_s = now_s
-            answer((self._numbered(), self.facts(), (), None, dict(self.seen)))
+            send_reply((self._numbered(), self.facts(), (), None, dict(self.seen)))
             return
-        if (answered_s := self.lease_from(heard)) is not None:
+        if (replied_s := self.lease_from(reply_number)) is not None:
             for attempt in self.attempts.values():
-                attempt.renew(now_s, answered_s)
+                attempt.renew(now_s, replied_s)
         self._watches += 1
-        self._watch = (self._watches, known, answer)
+        self._watch = (self._watches, last_phases, send_reply)
         self.world.after(WATCH_S, self._give_up, self._watches)
         self.told()
 
-    def lease_from(self, heard: int) -> float | None:
-        """When the answer `heard` was given; None for one that this process did not give."""
-        return self._answered_s.get(heard)
+    def lease_from(self, reply_number: int) -> float | None:
+        """Time of the reply with number `reply_number`; None if this agent process did not give it."""
+        return self._answered_s.get(reply_number)
 
     def _give_up(self, number: int) -> None:
         if self._watch and self._watch[0] == number:
             self.call(lambda: self._answer(self._news(self._watch[1])) if self._watch else None)
 
     def told(self) -> None:
-        """Something may be news for whoever watches."""
-        if not (self._watch and self.answers and not self.still and (reports := self._news(self._watch[1]))):
+        """Answer the pending poll if there is something new."""
+        if not (self._watch and self.answers and not self.still and (statuses := self._news(self._watch[1]))):
             return
-        number, known, _ = self._watch
-        if not self.gather_s or any(report.phase != known.get(report.key, (0, ""))[1] for report in reports):
-            self._answer(reports)
+        number, last_phases, _ = self._watch
+        if not self.gather_s or any(status.phase != last_phases.get(status.key, (0, ""))[1] for status in statuses):
+            self._answer(statuses)
         else:
             self.world.after(self.gather_s, self._give_up, number)
 
-    def _news(self, known: Mapping[str, tuple[int, str]]) -> list[AttemptStatus]:
-        reports = (attempt.report(*known.get(key, (0, ""))) for key, attempt in self.attempts.items())
-        return [report for report in reports if report is not None]
+    def _news(self, last_phases: Mapping[str, tuple[int, str]]) -> list[AttemptStatus]:
+        statuses = (attempt.report(*last_phases.get(key, (0, ""))) for key, attempt in self.attempts.items())
+        return [status for status in statuses if status is not None]
 
-    def _answer(self, reports: list[AttemptStatus]) -> None:
+    def _answer(self, statuses: list[AttemptStatus]) -> None:
         assert self._watch is not None
-        answer, self._watch = self._watch[2], None
+        send_reply, self._watch = self._watch[2], None
         now_s, facts = self.world.now_s, None
         if now_s - self._told_facts_s > 10.0:
             facts, self._told_facts_s = self.facts(), now_s
-        answer((self._numbered(), facts, tuple(reports), frozenset(self.attempts), {}))
+        send_reply((self._numbered(), facts, tuple(statuses), frozenset(self.attempts), {}))
 
     def _numbered(self) -> int:
         self._answers += 1
@@ -191,7 +203,10 @@ class SimulatedNode:
         return self._answers
 
     def start(self, generation: int, order: Order, number: int) -> None:
-        """Raises Refused. Idempotent. The fence is read first, and the lease begins with that."""
+        """Start a part; idempotent.
+
+        Raises Refused. The fence is read first, and the lease starts at that time.
+        """
         self.obey(generation)
         key = f"{order.job}.{order.epoch}.{order.node_rank}"
         newest = self.seen.get(order.job, 0)
@@ -217,11 +232,11 @@ class SimulatedNode:
         self.world.started(attempt)
         self.told()
 
-    def stop(self, generation: int, job: str, epoch: int, how: str) -> None:
+    def stop(self, generation: int, job: str, epoch: int, mode: str) -> None:
         self.obey(generation)
         for attempt in list(self.attempts.values()):
             if attempt.job == job and attempt.epoch == epoch:
-                attempt.asked(how)
+                attempt.asked(mode)
 
     def forget(self, generation: int, job: str, epoch: int) -> None:
         self.obey(generation)
@@ -231,7 +246,7 @@ class SimulatedNode:
                 self.world.forgotten.setdefault((job, epoch), set()).add(attempt.rank)
 
     def look_at_fences(self) -> None:
-        """The second way a lease is renewed: while nobody asks, the fence says whether an attempt still counts."""
+        """Renew leases by the fence while the server does not poll; stop attempts below their fence."""
         self.world.after(FENCES_EVERY_S, self.look_at_fences)
         if not self.answers or self.still:
             return
@@ -248,7 +263,7 @@ class SimulatedNode:
                     attempt.renew(now_s, now_s)
 
     def agent_down(self) -> None:
-        """Its process ended: what it was asked and had not answered is lost."""
+        """Handle the end of the agent's process: unanswered requests are lost."""
         self.agent_up = self.agent_stopped = False
         self._watch = None
         self._answered_s = {}

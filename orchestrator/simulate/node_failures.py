@@ -1,4 +1,4 @@
-"""Nodes that fail and are repaired while a trace is replayed, and which jobs lie on them."""
+"""Failures and repairs of nodes during a replay, and the jobs on each node."""
 
 import math
 from collections import defaultdict
@@ -14,19 +14,22 @@ from orchestrator.core.planner.numbers import Free
 from orchestrator.simulate.fleets import Failures, Fleet
 
 Node = tuple[int, int]
-"""The number of its kind, and its own among those of the kind."""
+"""(number of its kind, number of the node within the kind)"""
 
 
 class Outages:
-    """When which node goes down or comes back, one after the other for as long as one asks. What happens to a node
-    depends on the seed, its kind's name and its number alone.
+    """Endless sequence of nodes that go down or come back.
+
+    What happens to a node depends only on the seed, the name of its kind, and its number.
     """
 
     def __init__(self, fleet: Fleet, failures: Failures):
         self._kinds, self._failures = fleet.kinds, failures
         self._drawn: dict[Node, int] = defaultdict(int)
-        sure = [(at_s, o.kind, o.node, down, False) for o in failures.outages for at_s, down in _of(o.down_s, o.up_s)]
-        self._due = sure + [due for kind in range(len(fleet.kinds)) for due in self._first(fleet, kind)]
+        scheduled = [
+            (at_s, o.kind, o.node, down, False) for o in failures.outages for at_s, down in _of(o.down_s, o.up_s)
+        ]
+        self._due = scheduled + [due for kind in range(len(fleet.kinds)) for due in self._first(fleet, kind)]
         heapify(self._due)
 
     @property
@@ -34,7 +37,7 @@ class Outages:
         return self._due[0][0] if self._due else math.inf
 
     def until(self, now_s: float) -> Iterator[tuple[Node, bool]]:
-        """Which node, and whether it goes down."""
+        """Yield (node, whether it goes down) for all changes until `now_s`."""
         while self._due and self._due[0][0] <= now_s:
             at_s, kind, node, down, by_chance = heappop(self._due)
             if by_chance:
@@ -49,10 +52,10 @@ class Outages:
             yield self._lasts_s((kind, node), mtbf_s), kind, node, True, True
 
     def _lasts_s(self, node: Node, mean_s: float) -> float:
-        """The next of the node's exponential times."""
+        """Draw the node's next exponentially distributed time."""
         self._drawn[node] += 1
-        what = f"{self._failures.seed} {self._drawn[node]} {node[1]} {self._kinds[node[0]]}"
-        drawn = int.from_bytes(blake2b(what.encode("utf-8", "surrogatepass"), digest_size=8).digest()) >> 11
+        text = f"{self._failures.seed} {self._drawn[node]} {node[1]} {self._kinds[node[0]]}"
+        drawn = int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()) >> 11
         return -mean_s * math.log1p(-drawn / 2**53)
 
 
@@ -61,8 +64,10 @@ def _of(down_s: float, up_s: float) -> tuple[tuple[float, bool], tuple[float, bo
 
 
 class FailingNodes:
-    """`capacity` (kinds,) devices of nodes that are up. A gang lies on one node if one has room for all of it, else on
-    several, as few as can be found one after the other. `failed` counts failures of nodes.
+    """Places jobs on nodes that fail.
+
+    `capacity` (kinds,): devices of nodes that are up. A gang is on one node if one has enough free devices, else on
+    several, found greedily. `failed`: number of failures of nodes.
     """
 
     def __init__(self, fleet: Fleet, failures: Failures):
@@ -84,7 +89,7 @@ class FailingNodes:
         return sorted(self._on[node])
 
     def place(self, jobs: dict[int, tuple[int, int]]) -> None:
-        """(kind, devices) by job: the largest first. Those devices are free."""
+        """Place jobs, given as (kind, devices) by job, the largest first. There must be enough free devices."""
         for job, (kind, devices) in sorted(jobs.items(), key=lambda item: (-item[1][1], item[0])):
             self._held[job] = kind, list(self._taken(kind, devices))
             for node, _ in self._held[job][1]:
@@ -92,13 +97,13 @@ class FailingNodes:
 
     def release(self, jobs: list[int]) -> None:
         for job in jobs:
-            kind, places = self._held.pop(job)
-            for node, numbers in places:
+            kind, allocations = self._held.pop(job)
+            for node, numbers in allocations:
                 self._free[kind].give(node, numbers)
                 self._on[kind, node].discard(job)
 
     def went_down(self, node: Node) -> None:
-        """Nobody holds devices of it any more."""
+        """Take a node out. No job may hold its devices any more."""
         self._down[node] += 1
         if self._down[node] == 1:
             self.failed += 1
@@ -113,13 +118,13 @@ class FailingNodes:
             self.capacity[node[0]] += len(numbers)
 
     def _taken(self, kind: int, devices: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-        most = self._size[kind]
+        maximum = self._size[kind]
         while devices:
-            if not most:
-                raise PolyfleetError(f"{devices} devices more than there are were given away", "report this")
-            found = self._free[kind].take(min(devices, most))
-            if found is None:
-                most = min(devices, most) - 1
+            if not maximum:
+                raise PolyfleetError(f"{devices} more devices were allocated than exist", "report this")
+            result = self._free[kind].take(min(devices, maximum))
+            if result is None:
+                maximum = min(devices, maximum) - 1
             else:
-                devices -= len(found[1])
-                yield found
+                devices -= len(result[1])
+                yield result

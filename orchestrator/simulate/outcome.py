@@ -1,4 +1,4 @@
-"""The figures of a replayed trace. Times are in hours, from submission to end."""
+"""Figures of a replayed trace. Completion times are in hours, from submission to end."""
 
 from typing import NotRequired, TypedDict
 
@@ -11,7 +11,7 @@ from orchestrator.simulate.traces import Trace
 
 DIGITS = 6
 SHORTEST_S = 1e-9
-"""What takes less counts as this long: clocks of floats tell no less apart, and nothing is divided by 0."""
+"""Minimum of a duration: floats as clocks resolve no less, and divisions by 0 are avoided."""
 Floats = NDArray[np.float64]
 
 
@@ -45,10 +45,10 @@ class Outcome(TypedDict):
 def outcome(
     trace: Trace, fleet: Fleet, policy: str, replayed: Replayed, window: NDArray[np.bool_] | None = None
 ) -> Outcome:
-    """`window` (jobs,): those of the figures `window_*`."""
+    """Compute the figures. `window` (jobs,): jobs that the `window_*` figures are about."""
     jct_h = (replayed.end_s - trace.arrival_s) / HOUR_S
     isolated_h = trace.isolated_s / HOUR_S
-    found: Outcome = {
+    figures: Outcome = {
         "jobs": trace.jobs,
         "policy": policy,
         "mean_jct_h": figure(jct_h.mean()),
@@ -66,25 +66,27 @@ def outcome(
         "events_per_s": figure(2 * trace.jobs / replayed.wall_s),  # submissions and ends
     }
     if replayed.faults is not None:
-        found["faults"], found["interruptions"] = replayed.faults.nodes, replayed.faults.stopped
-        found["lost_device_h"] = figure(replayed.faults.lost_device_s / HOUR_S)
+        figures["faults"], figures["interruptions"] = replayed.faults.nodes, replayed.faults.stopped
+        figures["lost_device_h"] = figure(replayed.faults.lost_device_s / HOUR_S)
     if window is not None:
-        found["window_mean_jct_h"] = figure(jct_h[window].mean())
-        found["window_p50_jct_h"] = figure(np.percentile(jct_h[window], 50))
-        found["window_p99_jct_h"] = figure(np.percentile(jct_h[window], 99))
-        found["window_isolated_mean_h"] = figure(isolated_h[window].mean())
-    return found
+        figures["window_mean_jct_h"] = figure(jct_h[window].mean())
+        figures["window_p50_jct_h"] = figure(np.percentile(jct_h[window], 50))
+        figures["window_p99_jct_h"] = figure(np.percentile(jct_h[window], 99))
+        figures["window_isolated_mean_h"] = figure(isolated_h[window].mean())
+    return figures
 
 
 def utilisation(fleet: Fleet, replayed: Replayed) -> float:
-    """The share of all device time until the last end that jobs hold, pauses included; 0 to 1."""
+    """Share of all device time until the last end that jobs hold, including pauses; 0 to 1."""
     held_s = (np.diff(replayed.at_s)[:, None] * replayed.used[:-1]).sum()
     return float(held_s / (fleet.devices.sum() * max(replayed.end_s.max(), SHORTEST_S)))
 
 
 def finish_time_ratios(trace: Trace, fleet: Fleet, replayed: Replayed) -> Floats:
-    """(jobs,) time from submission to end over that in the job's fair share: 1/n of each kind, n being the mean number
-    of jobs in the system meanwhile. At most 1: the job lost nothing by sharing the fleet.
+    """(jobs,) completion time divided by that with the job's fair share of the fleet.
+
+    The share is 1/n of each kind, with n the mean number of jobs in the system from the job's submission to its end. A
+    ratio of at most 1: the job lost nothing by sharing the fleet.
     Source: Themis (NSDI 2020), rho = T_shared / T_independent; the share of rigid gangs as in `fair_rate`.
     """
     shared_s = replayed.end_s - trace.arrival_s
@@ -93,7 +95,7 @@ def finish_time_ratios(trace: Trace, fleet: Fleet, replayed: Replayed) -> Floats
 
 
 def mean_present(trace: Trace, replayed: Replayed) -> Floats:
-    """(jobs,) the mean number of jobs in the system from a job's submission to its end, itself included."""
+    """(jobs,) mean number of jobs in the system from a job's submission to its end, including itself."""
     lasted_s = np.diff(replayed.at_s)
     area = np.concatenate(([0.0], np.cumsum(lasted_s * replayed.present[:-1])))
     stayed = np.interp(replayed.end_s, replayed.at_s, area) - np.interp(trace.arrival_s, replayed.at_s, area)
@@ -101,13 +103,15 @@ def mean_present(trace: Trace, replayed: Replayed) -> Floats:
 
 
 def fair_rate(trace: Trace, fleet: Fleet, present: Floats) -> Floats:
-    """(jobs,) steps per second with 1/n of each kind's devices. A gang that needs more than that has all its
-    devices for a part of the time, on one kind at a time: on its fastest first, on the others for what is left of it.
+    """(jobs,) steps per second with 1/n of each kind's devices.
+
+    A gang that needs more devices than that has all of them for a part of the time, on one kind at a time: first on its
+    fastest kind, then on the others for the rest of the time.
     """
     fastest = np.argsort(-trace.rate, axis=0, kind="stable")
     part = fleet.devices[fastest] / (present * trace.gang)
-    until = np.minimum(np.cumsum(part, axis=0), 1.0)
-    time_on = np.diff(until, axis=0, prepend=0.0)
+    cumulative = np.minimum(np.cumsum(part, axis=0), 1.0)
+    time_on = np.diff(cumulative, axis=0, prepend=0.0)
     return np.asarray((time_on * np.take_along_axis(trace.rate, fastest, axis=0)).sum(axis=0))
 
 

@@ -1,4 +1,4 @@
-"""What may be so for a while, and no longer: a flag outlives its reason, or nobody asks again for what was lost."""
+"""States with a time limit: no flag may outlive its reason, and lost requests must be repeated."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -14,14 +14,17 @@ if TYPE_CHECKING:
     from orchestrator.simulate.world import Simulation
 
 ABOVE_S = 30.0
-"""A fence above an attempt that counts keeps its ranks from saving."""
+"""Limit for a fence above a current attempt, whose ranks cannot save in that time."""
 EXPLAINED_S = 10.0
 UNTOLD_S = LEASE_MARGIN_S + leaked_devices.SOON_S + 5.0
 Key = tuple[str, str, int]
 
 
 class Overdue:
-    """Checked every few seconds. Times start again while the server cannot act, and with each new server."""
+    """Limits, checked every few seconds.
+
+    Times restart while the server cannot act, and with each new server.
+    """
 
     def __init__(self, world: "Simulation"):
         self.world = world
@@ -29,37 +32,37 @@ class Overdue:
         self._life = 0
 
     def look(self) -> None:
-        """Raises Broken."""
+        """Check all limits. Raises Broken."""
         world, control = self.world, self.world.server.control
-        now = {key: (limit_s, what) for key, limit_s, what in self._found(control)} if self._can_act() else {}
+        current = {key: (limit_s, problem) for key, limit_s, problem in self._found(control)} if self._can_act() else {}
         if world.server.life != self._life:  # a restart between two checks; the new server measures from its own start
             self._life, self._since_s = world.server.life, {}
-        self._since_s = {key: self._since_s.get(key, world.now_s) for key in now}
-        for key, (limit_s, what) in now.items():
+        self._since_s = {key: self._since_s.get(key, world.now_s) for key in current}
+        for key, (limit_s, problem) in current.items():
             if world.now_s - self._since_s[key] > limit_s:
-                world.checks.broken(key[0], key[1], f"{what} for more than {limit_s:.0f} s")
+                world.checks.broken(key[0], key[1], f"{problem} for more than {limit_s:.0f} s")
 
     def _can_act(self) -> bool:
         server, ray = self.world.server, self.world.ray
-        awake = server.up and not server.frozen and server.now().s - server.control.ticked_s < 2.0
-        return awake and server.control.joined and not (ray.away or ray.fences_away or self.world.store.refuses)
+        is_awake = server.up and not server.frozen and server.now().s - server.control.ticked_s < 2.0
+        return is_awake and server.control.joined and not (ray.away or ray.fences_away or self.world.store.refuses)
 
     def _found(self, control: Control) -> Iterator[tuple[Key, float, str]]:
-        known = {leak.holder for leak in leaked_devices.found(control, self.world.server.now())}
+        reported = {leak.holder for leak in leaked_devices.found(control, self.world.server.now())}
         for live in control.lives.values():
             job = control.records[live.job].job
             if live.launching:
                 continue
             if live.fence_asked_s is None and self.world.ray.stands(live.job) > live.epoch:
-                yield ("R5", live.job, live.epoch), ABOVE_S, f"a fence stands above its attempt {live.epoch}"
+                yield ("R5", live.job, live.epoch), ABOVE_S, f"a fence is above its attempt {live.epoch}"
             if live.cut_off is not None and live.cut_off.over_s is None and self._is_reached(control, live):
                 yield ("R6", live.job, live.epoch), EXPLAINED_S, f"{live.cut_off.reason!r} explains its failures"
-            if job.state in TERMINAL and live.key not in known:
+            if job.state in TERMINAL and live.key not in reported:
                 limit_s = job.recovery.lease_s + UNTOLD_S
-                yield ("R7", live.job, live.epoch), limit_s, f"its attempt {live.epoch} goes on untold"
+                yield ("R7", live.job, live.epoch), limit_s, f"its attempt {live.epoch} keeps running unreported"
 
     def _is_reached(self, control: Control, live: Live) -> bool:
-        """Nothing is wrong with it: its nodes answer, and have it."""
+        """Whether the attempt's nodes answer and have it."""
         if live.overruled or any(part.unsure or is_broken(part) for part in live.parts):
             return False
         now_s, nodes = self.world.server.now().s, (control.nodes.get(part.node) for part in live.parts)

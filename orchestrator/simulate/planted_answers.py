@@ -1,5 +1,6 @@
-"""Planted bugs of answers: one that counts for what it does not answer, one that nobody asks for again, and a reason
-that outlives what it explained.
+"""Planted bugs around replies, and around reasons that outlive what they explained.
+
+Replies are matched to the wrong request, or are lost and not requested again.
 """
 
 from dataclasses import replace
@@ -18,12 +19,12 @@ Change = tuple[Any, str, Any]
 
 
 def cut_off_for_ever() -> list[Change]:
-    """A node that was silent once explains every later failure."""
+    """One silence of a node is taken as the reason of every later failure."""
     return [(Live, "reached", lambda live, now_s: live)]
 
 
 def own_fence_taken_for_anothers() -> list[Change]:
-    """In a cluster that is joined anew, a fence that we raised is read as if nobody knew whose it is."""
+    """After joining a cluster again, a fence that this server raised is taken for that of another one."""
 
     def rejoined(draft: Draft) -> None:
         for live in draft.lives.values():
@@ -38,27 +39,31 @@ def own_fence_taken_for_anothers() -> list[Change]:
 
 
 def late_answers_believed() -> list[Change]:
-    """What a node said before it said something newer counts as news."""
+    """An older reply of a node that arrives late overwrites a newer one."""
     return [(attempt_reports, "_is_late", lambda draft, part, report, beat: False)]
 
 
 def ended_parts_doubted() -> list[Change]:
-    """Where the answer of a launch is lost, every part may have been started, those that have ended as well."""
+    """When the result of a launch is lost, parts that have already ended are also put in doubt."""
 
-    def after(live: Live, rank: int, part: Part, told: m.LaunchFailed, now_s: float) -> Part:
-        return replace(part, unsure=told.message) if part.node in told.nodes else was(live, rank, part, told, now_s)
+    def after(live: Live, rank: int, part: Part, failure: m.LaunchFailed, now_s: float) -> Part:
+        return (
+            replace(part, unsure=failure.message)
+            if part.node in failure.nodes
+            else original(live, rank, part, failure, now_s)
+        )
 
-    was = attempt_stops._after_failed_launch
+    original = attempt_stops._after_failed_launch
     return [(attempt_stops, "_after_failed_launch", after)]
 
 
 def stops_begin_anew() -> list[Change]:
-    """Since when an attempt was to stop is forgotten with each time that its node is asked."""
-    was = attempt_stops._ask
+    """Each repeated stop request resets the time since when an attempt should stop."""
+    original = attempt_stops._ask
 
-    def ask(draft: Draft, job: str, node: str, how: str) -> None:
+    def ask(draft: Draft, job: str, node: str, mode: str) -> None:
         before = draft.lives[job].asked.get(node)
-        was(draft, job, node, how)
+        original(draft, job, node, mode)
         live = draft.lives[job]
         if live.asked.get(node) is not before and live.cancelled_s is not None:
             draft.lives[job] = replace(live, cancelled_s=draft.now.s)
@@ -67,32 +72,38 @@ def stops_begin_anew() -> list[Change]:
 
 
 def lowering_asked_for_once() -> list[Change]:
-    """A fence that could not be taken down stays."""
+    """A fence that could not be lowered at once is never lowered."""
     return [(suspicion, "_lower_again", lambda draft, live: live)]
 
 
 def any_release_believed() -> list[Change]:
-    """The answer of an earlier release counts for what was reserved anew since."""
+    """The answer to an earlier release counts for a newer reservation of the same devices."""
 
-    def released(draft: Draft, told: m.Released) -> None:
-        if not told.error:
-            draft.releasing.pop(told.place)
+    def released(draft: Draft, answer: m.Released) -> None:
+        if not answer.error:
+            draft.releasing.pop(answer.place)
 
     return [(control, "HANDLERS", control.HANDLERS | {m.Released: released})]
 
 
 def users_error_taken_for_a_lost_node() -> list[Change]:
-    """What its user got wrong on one node of a gang explains how the others end, as a node that is lost would."""
-    was = attempt_outcome._class
+    """A user's error on one node of a gang is treated like a lost node: it explains all other ends."""
+    original = attempt_outcome._class
 
-    def launch_failed(draft: Draft, told: m.LaunchFailed) -> None:
-        live = draft.lives.get(told.job)
-        if live is not None and live.launching and live.epoch == told.epoch and told.kind == "user" and told.nodes:
-            draft.lives[live.job] = live.cut(told.message, draft.now.s)
-        attempt_stops.launch_failed(draft, told)
+    def launch_failed(draft: Draft, failure: m.LaunchFailed) -> None:
+        live = draft.lives.get(failure.job)
+        if (
+            live is not None
+            and live.launching
+            and live.epoch == failure.epoch
+            and failure.kind == "user"
+            and failure.nodes
+        ):
+            draft.lives[live.job] = live.cut(failure.message, draft.now.s)
+        attempt_stops.launch_failed(draft, failure)
 
     def place(part: Part, first_failed_s: float | None) -> int:
-        return 4 if attempt_outcome.refused_by_user(part) else was(part, first_failed_s)
+        return 4 if attempt_outcome.refused_by_user(part) else original(part, first_failed_s)
 
     handlers = control.HANDLERS | {m.LaunchFailed: launch_failed}
     never = lambda part: False  # noqa: E731
@@ -104,24 +115,24 @@ def users_error_taken_for_a_lost_node() -> list[Change]:
 
 
 def users_error_tried_again() -> list[Change]:
-    """What its user got wrong spends a restart, though the next start is as wrong."""
-    was = retry.after
+    """A user's error uses up a restart, although the next start fails in the same way."""
+    original = retry.after
 
     def after(job: Job, ended: Ended) -> Decision:
-        return was(job, replace(ended, refused=False))
+        return original(job, replace(ended, refused=False))
 
     return [(retry, "after", after)]
 
 
 def conflict_taken_for_a_newer_attempt() -> list[Change]:
-    """A launch whose code another one sends as well is told of as if its own epoch had run."""
-    was = launch.SimulatedLaunch._failed
+    """A launch that conflicts with another upload of its code reports that its own epoch had already run."""
+    original = launch.SimulatedLaunch._failed
 
     def failed(launching: launch.SimulatedLaunch, cause: Exception) -> None:
         if isinstance(cause, launch.UploadConflict):
             launching.fail(str(cause), seen=launching.command.epoch)
         else:
-            was(launching, cause)
+            original(launching, cause)
 
     return [(launch.SimulatedLaunch, "_failed", failed)]
 

@@ -1,6 +1,7 @@
-"""Bugs put into the controller on purpose, one at a time: a simulator that does not find them proves nothing.
+"""Bugs that are put into the controller on purpose, to prove that the simulator finds them.
 
-Each replaces a function of the core by one that was wrong once, or could be. `FAULTS` are those under which it shows.
+One at a time, each replaces a function of the core by one that was wrong once, or could be. `FAULTS`: faults under
+which a bug shows.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,44 +38,44 @@ from orchestrator.simulate.server import Server
 
 
 def first_cause_forgotten() -> list[Change]:
-    """A sister's broken connection outranks the node that was lost."""
-    was, order = attempt_outcome._class, {2: 4, 3: 4, 4: 2}
+    """The broken connection of another part outranks the lost node that caused it."""
+    original, order = attempt_outcome._class, {2: 4, 3: 4, 4: 2}
 
     def place(part: Part, first_failed_s: float | None) -> int:
-        right = was(part, first_failed_s)
-        return order.get(right, right)
+        rank = original(part, first_failed_s)
+        return order.get(rank, rank)
 
     return [(attempt_outcome, "_class", place)]
 
 
 def cancel_loses_its_release() -> list[Change]:
-    """A cancel that is stored while an attempt ends: `released` is never written."""
-    was = attempt_stops._conclude
+    """If a cancel is stored while an attempt ends, `released` is never written."""
+    original = attempt_stops._conclude
 
     def conclude(draft: Draft, live: Live) -> None:
         if draft.records[live.job].job.state is not State.CANCELLED:
-            was(draft, live)
+            original(draft, live)
 
     return [(attempt_stops, "_conclude", conclude)]
 
 
 def launch_answers_dropped() -> list[Change]:
-    """What a launch answers while no fleet is joined is lost."""
+    """The result of a launch is lost if it arrives while no fleet is joined."""
 
     def heeded(handler: Callable[[Draft, Any], None]) -> Callable[[Draft, Any], None]:
-        return lambda draft, told: handler(draft, told) if draft.control.joined else None
+        return lambda draft, message: handler(draft, message) if draft.control.joined else None
 
     answers = {m.Launched: heeded(attempt_stops.launched), m.LaunchFailed: heeded(attempt_stops.launch_failed)}
     return [(control, "HANDLERS", control.HANDLERS | answers)]
 
 
 def silence_never_missed() -> list[Change]:
-    """An agent that does not answer is waited for without end."""
+    """The controller waits for ever for an agent that does not answer."""
     return [(suspicion, "NODE_SILENT_S", 1e9), (membership, "HUNG_S", 1e9), (nodes, "NODE_SILENT_S", 1e9)]
 
 
 def no_wait_after_the_fence() -> list[Change]:
-    """A part is taken for ended as soon as its fence stands: its lease has not passed."""
+    """A part counts as ended as soon as its fence is raised, before its lease has expired."""
 
     def certain(draft: Draft, live: Live, rank: int) -> str:
         return suspicion._doubt(draft, live, live.parts[rank]) if live.fenced_s is not None else ""
@@ -83,22 +84,22 @@ def no_wait_after_the_fence() -> list[Change]:
 
 
 def sisters_lose_their_grace() -> list[Change]:
-    """The first node of a preempted gang that is done has the others cancelled."""
+    """In a preempted gang, the first node that has stopped causes the others to be cancelled."""
     return [(attempt_stops, "BROKEN", attempt_stops.BROKEN | {"preempted"})]
 
 
 def submitted_twice() -> list[Change]:
-    """The controller is told of a request that comes again, and begins its job anew."""
-    was = Server.answered
+    """A repeated submission reaches the controller, which starts its job again."""
+    original = Server.answered
 
     def answered(server: Server, job: Job) -> bool:
         first = next((event for event in server.store.log if (event.job, event.event) == (job.id, "submitted")), None)
         if record := apply(None, first) if first else None:
             server.receive(m.Submitted((record,)))
-        return was(server, job)
+        return original(server, job)
 
-    def submitted(draft: Draft, told: m.Submitted) -> None:
-        for record in told.records:
+    def submitted(draft: Draft, message: m.Submitted) -> None:
+        for record in message.records:
             draft.records[record.job.id] = record
             draft.change(changed=True)
 
@@ -106,15 +107,15 @@ def submitted_twice() -> list[Change]:
 
 
 def gang_in_part() -> list[Change]:
-    """A gang is placed on one node fewer than it asked for."""
-    whole = Option.leases.fget  # type: ignore[attr-defined]
-    return [(Option, "leases", property(lambda option: whole(option)[: max(1, len(option.nodes) - 1)]))]
+    """A gang is placed on one node fewer than requested."""
+    original = Option.leases.fget  # type: ignore[attr-defined]
+    return [(Option, "leases", property(lambda option: original(option)[: max(1, len(option.nodes) - 1)]))]
 
 
 def fence_not_raised() -> list[Change]:
-    """An attempt is taken for fenced, and nobody wrote the fence."""
+    """An attempt counts as fenced, but the fence was not written."""
 
-    def unfenced(draft: Draft, live: Live, why: str) -> None:
+    def unfenced(draft: Draft, live: Live, reason: str) -> None:
         draft.raised[live.job] = live.epoch + 1
         draft.lives[live.job] = replace(live, fence_asked_s=draft.now.s, raised_s=draft.now.s, fenced_s=draft.now.s)
 
@@ -122,7 +123,7 @@ def fence_not_raised() -> list[Change]:
 
 
 def epochs_used_again() -> list[Change]:
-    """After an older backup was restored, epochs go on from what its log says."""
+    """After a restore of an older backup, epochs continue from its log, so that some are used again."""
 
     def launch(*arguments: Any, **_: Any) -> Any:
         return launch_orders.launch(*arguments, fenced=True)
@@ -135,37 +136,37 @@ def epochs_used_again() -> list[Change]:
 
 
 def lease_stretched() -> list[Change]:
-    """A lease is given from when a request arrives, however long it was on its way."""
-    return [(SimulatedNode, "lease_from", lambda machine, heard: machine.world.now_s)]
+    """A lease is renewed from the arrival of a request, however long the request was delayed."""
+    return [(SimulatedNode, "lease_from", lambda machine, reply_number: machine.world.now_s)]
 
 
 def devices_given_twice() -> list[Change]:
-    """What an attempt holds is free for the next plan."""
+    """Devices of a running attempt count as free in the next plan."""
     return [(nodes, "leased", lambda records: {})]
 
 
 def reservations_kept() -> list[Change]:
-    """What an attempt had reserved is never given back."""
+    """Reservations of an ended attempt are never released."""
     return [(attempt_stops, "release", lambda draft: None)]
 
 
 def old_lists_believed() -> list[Change]:
-    """A node is used before it has told what runs there."""
-    was = nodes.closed
+    """A node is used before it has reported what runs there."""
+    original = nodes.closed
 
     def closed(node: nodes.Node, drained: Any, now_s: float) -> str:
-        return was(replace(node, listed_s=node.listed_s or 0.0, strangers={}), drained, now_s)
+        return original(replace(node, listed_s=node.listed_s or 0.0, strangers={}), drained, now_s)
 
     return [(nodes, "closed", closed), (attempt_reports, "look", lambda draft: None)]
 
 
 def withheld_for_ever() -> list[Change]:
-    """What Ray reserves for nobody stays so."""
+    """Devices that Ray keeps reserved for nothing are never freed."""
     return [(leaked_devices, "told", lambda draft, names: None)]
 
 
 def node_restarted_amid_work() -> list[Change]:
-    """A node of which Ray has lost count is started again at once, whatever runs and is reserved there."""
+    """A node of which Ray has lost count is restarted at once, even if something runs there."""
     return [(leaked_devices, "_is_idle", lambda draft, node: True), (Ray, "withholds", lambda ray, ray_id: True)]
 
 
@@ -212,7 +213,7 @@ FAULTS: dict[str, Callable[[], Faults]] = {
 
 @contextmanager
 def planted(name: str) -> Iterator[None]:
-    """With that bug; "" for none."""
+    """Apply a bug while the context is active; "" for none."""
     with ExitStack() as stack:
         for owner, attribute, changed in PLANTED[name]() if name else ():
             stack.enter_context(patch.object(owner, attribute, changed))

@@ -1,4 +1,4 @@
-"""What Ray does for a fleet, simulated: a list of nodes that lags, a key-value store that may be away, reservations."""
+"""Simulated Ray: a node list that lags, a key-value store that may not answer, and reservations."""
 
 from typing import TYPE_CHECKING
 
@@ -10,9 +10,12 @@ if TYPE_CHECKING:
 
 
 class Ray:
-    """`reserved`: devices (Ray id, number) by place. `withheld`: those that are reserved for nobody. `asked`: how
-    many nodes its autoscaler is to have. `fences` are in its store, `folder` has them on the server's machine, where
-    ranks read them before they save; `raised_by`: the life of the server that raised each.
+    """Ray's state.
+
+    `reserved`: devices (Ray id, number) by place. `withheld`: devices reserved for nothing.
+
+    `asked`: number of nodes requested from the autoscaler. `fences`: fences in Ray's store; `folder`: those on the
+    server's machine, which ranks read before they save; `raised_by`: life of the server that raised each.
     """
 
     def __init__(self, world: "Simulation"):
@@ -33,20 +36,20 @@ class Ray:
         self._numbered = 0
 
     def withholds(self, ray_id: str) -> bool:
-        """Whether nobody has anything reserved there, and not all is free."""
-        held = any(node == ray_id for devices in self.reserved.values() for node, _ in devices)
-        return not held and any(node == ray_id for node, _ in self.withheld)
+        """Whether nothing is reserved on the node, and yet not all of it is free."""
+        is_reserved = any(node == ray_id for devices in self.reserved.values() for node, _ in devices)
+        return not is_reserved and any(node == ray_id for node, _ in self.withheld)
 
     def fence(self, job: str) -> int | None:
-        """None while it cannot be read."""
+        """Epoch of a job's fence; None while it cannot be read."""
         return None if self.away or self.fences_away else self.fences.get(job, 0)
 
     def stands(self, job: str) -> int:
-        """The highest of its fence that a rank or an agent may read."""
+        """The highest epoch of the job's fence that a rank or an agent may read."""
         return max(self.fences.get(job, 0), self.folder.get(job, 0))
 
     def join(self, machine: "SimulatedNode") -> None:
-        """A raylet starts: it is listed a little later, under a new id."""
+        """Start a raylet; it is listed a little later, with a new id."""
         self._numbered += 1
         ray_id = machine.ray_id = f"{self.world.rng.getrandbits(32):08x}{self._numbered}"
         self.by_id[ray_id] = machine
@@ -58,7 +61,7 @@ class Ray:
             self.listed[ray_id] = NodeSeen(ray_id, machine.label, pool=machine.pool)
 
     def left(self, machine: "SimulatedNode") -> None:
-        """Its raylet is gone; Ray finds out after some seconds. Its actor goes with it."""
+        """End a node's raylet, and its actor with it. Ray notices after some seconds."""
         ray_id, machine.ray_id = machine.ray_id, ""
         machine.agent_down()
         if ray_id:
@@ -68,12 +71,12 @@ class Ray:
         self.listed.pop(ray_id, None)
         self.by_id.pop(ray_id, None)
         self.withheld = {(node, number) for node, number in self.withheld if node != ray_id}
-        for place, held in list(self.reserved.items()):
-            if any(node == ray_id for node, _ in held):
+        for place, devices in list(self.reserved.items()):
+            if any(node == ray_id for node, _ in devices):
                 self.reserved.pop(place)
 
     def declare_dead(self, machine: "SimulatedNode") -> None:
-        """Ray takes a frozen or cut off node for dead: its raylet ends as soon as it hears of that."""
+        """Declare a frozen or cut off node dead; its raylet ends as soon as it learns of that."""
         ray_id = machine.ray_id
         if ray_id:
             self.listed.pop(ray_id, None)
@@ -82,7 +85,7 @@ class Ray:
         return tuple(row for ray_id, row in self.listed.items() if ray_id not in self.hidden)
 
     def lose_all(self, keeps_fences: bool) -> None:
-        """The head is gone for good: a new one knows nothing."""
+        """Lose the head permanently; a new one knows nothing."""
         self.listed.clear()
         self.by_id.clear()
         self.reserved.clear()

@@ -1,8 +1,8 @@
-"""A trace replayed on a fleet in continuous time, by the planner's own decision at every submission and every end.
+"""Replay a trace in continuous time, with the planner's real decision at every submission and end.
 
-A job is a rigid gang on one kind of devices, at the rate it has alone there. Each start, resume and move costs a pause
-without progress, during which the devices are held. A node that fails takes its devices along, and stops the jobs on
-them; the planner decides again when it fails and when it comes back.
+A job is a rigid gang on one kind of device, with the rate that it has there alone. Each start, resume and move costs a
+pause without progress, in which the devices are held. A failing node removes its devices and stops the jobs on them;
+the planner decides again when it fails and when it comes back.
 """
 
 import time
@@ -22,13 +22,13 @@ from orchestrator.simulate.node_failures import FailingNodes
 from orchestrator.simulate.traces import Trace
 
 TOGETHER_S = 1e-6
-"""Ends so close to each other are one event: rounding sets equal ones apart."""
+"""Ends within this time are one event, because rounding separates equal times."""
 
 LEAST_STEPS = 1e-12
-"""What rounding leaves to a job that has not ended is never nothing."""
+"""Minimum of remaining steps: rounding must not leave 0 to a job that has not ended."""
 
 MOST_FAILURES = 50_000
-"""While no job ends: then none will."""
+"""Number of failures without an end of a job after which the replay gives up."""
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -36,7 +36,10 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Stays:
-    """One for each start, resume and move, all (stays,): the index of the job, that of the kind, from when to when."""
+    """Stays of jobs on devices, one per start, resume and move; all (stays,).
+
+    `job` and `kind` are indices.
+    """
 
     job: Integers
     kind: Integers
@@ -46,8 +49,9 @@ class Stays:
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Failures of nodes until the last job ended, how often one stopped a job, and how many device-seconds jobs held
-    since their last checkpoint then, or since they were placed.
+    """Number of failures until the last job ended, jobs that they stopped, and lost device-seconds.
+
+    Lost are those that a stopped job held since its last checkpoint or its placement.
     """
 
     nodes: int
@@ -57,9 +61,10 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """`end_s` (jobs,) in the order of the trace; `stays` of jobs on devices. What follows an event, until the next one:
-    `at_s`, `waiting` and `present` jobs (events,), `used` devices (events, kinds). `planning_s` of CPU by decision.
-    `faults` is None where no node can fail.
+    """Result of a replay. `end_s` (jobs,): in the order of the trace.
+
+    State after each event, until the next: time `at_s`, `waiting` and `present` jobs (events,), `used` devices (events,
+    kinds). `planning_s`: CPU time of each decision. `faults`: None if no node can fail.
     """
 
     end_s: Floats
@@ -76,7 +81,11 @@ class Replayed:
 def replay(
     trace: Trace, fleet: Fleet, policy: str, restart_s: float = 0.0, noise: float = 0.0, seed: int = 0
 ) -> Replayed:
-    """`noise`: the decision sees remaining work times a log-normal factor of this sigma, one per job, from `seed`."""
+    """Replay a trace.
+
+    `noise`: sigma of a log-normal factor per job, from `seed`, on the remaining work that the planner sees. Raises
+    UserError, PolyfleetError.
+    """
     check_policy(policy)
     factors = np.exp(noise * np.random.default_rng(seed).standard_normal(trace.jobs))
     return _Replay(trace, fleet, policy, restart_s, factors).run()
@@ -84,13 +93,16 @@ def replay(
 
 def check_policy(policy: str) -> None:
     installed_policies.load()
-    known = (*POLICIES, *sorted(KNOWN))
-    if policy not in known:
-        raise UserError(f"--policy: unknown policy {policy!r}", nearest(policy, known))
+    choices = (*POLICIES, *sorted(KNOWN))
+    if policy not in choices:
+        raise UserError(f"--policy: unknown policy {policy!r}", nearest(policy, choices))
 
 
 class _Replay:
-    """`left` steps; `option` the kind a job runs on; `moves_s` when its progress began or will, after the pause."""
+    """State of a replay.
+
+    `left`: remaining steps; `option`: kind that a job runs on; `moves_s`: progress starts.
+    """
 
     def __init__(self, trace: Trace, fleet: Fleet, policy: str, restart_s: float, factors: Floats):
         self.trace, self.fleet, self.policy, self.restart_s, self.factors = trace, fleet, policy, restart_s, factors
@@ -102,7 +114,7 @@ class _Replay:
         self.stays: list[tuple[Integers, Integers, Floats, Floats]] = []
         self.isolated_s = trace.isolated_s * factors
         with np.errstate(divide="ignore", over="ignore"):
-            self.s_per_step = factors / trace.rate  # as the decision is shown it; infinite: cannot
+            self.s_per_step = factors / trace.rate  # as the planner sees it; infinite: cannot run there
         self.present = np.zeros(0, np.int64)  # jobs in the system
         self.submitted, self.now_s = 0, 0.0
         self.memory = Memory()
@@ -113,16 +125,16 @@ class _Replay:
         self.stopped, self.lost_device_s, self.failed_before = 0, 0.0, 0
 
     def run(self) -> Replayed:
-        began_s = time.perf_counter()
+        start_s = time.perf_counter()
         while self.submitted < self.trace.jobs or len(self.present):
             self._to_the_next_event()
             if len(self.present) and self.capacity.any():
                 self._decide()
             self._keep_history()
-        wall_s = time.perf_counter() - began_s
-        at_s, used, waiting, present = (np.array(column) for column in zip(*self.history, strict=True))
+        wall_s = time.perf_counter() - start_s
+        at_s, used, waiting, present = (np.array(arrays) for arrays in zip(*self.history, strict=True))
         planning_s = np.array(self.planning_s)
-        stays = Stays(*(np.concatenate(column) for column in zip(*self.stays, strict=True)))
+        stays = Stays(*(np.concatenate(arrays) for arrays in zip(*self.stays, strict=True)))
         faults = Faults(self.nodes.failed, self.stopped, self.lost_device_s) if self.nodes else None
         return Replayed(self.end_s, stays, at_s, used, waiting, present, planning_s, wall_s, faults)
 
@@ -143,18 +155,18 @@ class _Replay:
         self._enter()
 
     def _next_arrival_s(self) -> float:
-        waits = self.submitted < self.trace.jobs
-        return float(self.trace.arrival_s[self.submitted]) if waits else np.inf
+        has_next = self.submitted < self.trace.jobs
+        return float(self.trace.arrival_s[self.submitted]) if has_next else np.inf
 
     def _next_failure_s(self) -> float:
-        """Or when the next node comes back. While no job is there, nobody has to know."""
+        """Time of the next failure or repair. Without jobs, failures are ignored."""
         return self.nodes.outages.next_s if self.nodes and len(self.present) else np.inf
 
-    def _leave(self, ended: Integers) -> None:
-        self._stop(ended)
-        self.end_s[ended] = self.now_s
+    def _leave(self, ended_jobs: Integers) -> None:
+        self._stop(ended_jobs)
+        self.end_s[ended_jobs] = self.now_s
         self.present = self.present[np.isnan(self.end_s[self.present])]
-        self._goes_on(len(ended))
+        self._goes_on(len(ended_jobs))
 
     def _stop(self, jobs: Integers) -> None:
         self.stays.append((jobs, self.option[jobs], self.placed_s[jobs], np.full(len(jobs), self.now_s)))
@@ -163,31 +175,34 @@ class _Replay:
             self.nodes.release(jobs.tolist())
 
     def _fail(self) -> None:
-        """And what is repaired comes back."""
+        """Take failed nodes out and bring repaired ones back. Raises UserError after MOST_FAILURES in vain."""
         if (nodes := self.nodes) is None:
             return
         for node, goes_down in nodes.outages.until(self.now_s):
             if goes_down:
-                hit = np.array(nodes.jobs_on(node), np.int64)
-                self._lose(hit)
-                self._stop(hit)
+                stopped_jobs = np.array(nodes.jobs_on(node), np.int64)
+                self._lose(stopped_jobs)
+                self._stop(stopped_jobs)
                 nodes.went_down(node)
             else:
                 nodes.came_back(node)
         if len(self.present) and nodes.failed - self.failed_before > MOST_FAILURES:
-            message = f"nodes failed {MOST_FAILURES} times, and none of {len(self.present)} jobs has ended meanwhile"
+            message = f"nodes failed {MOST_FAILURES} times while none of {len(self.present)} jobs ended"
             raise UserError(f"--faults: {message}", "raise mtbf_h, or lower checkpoint_every_s or --restart-cost")
 
     def _lose(self, jobs: Integers) -> None:
-        """What they have done since their last checkpoint. The first is one period after progress began."""
+        """Lose the progress since the last checkpoint.
+
+        The first checkpoint is one period after progress began.
+        """
         rate = self.trace.rate[self.option[jobs], jobs]
         ran_s = np.maximum(self.now_s - self.moves_s[jobs], 0.0)
-        saves = ran_s >= self.checkpoint_s
+        has_saved = ran_s >= self.checkpoint_s
         if self.trace.stays is not None:
-            saves &= ~self.trace.stays[jobs]
-        lost_s = np.where(saves, ran_s % self.checkpoint_s, ran_s)
+            has_saved &= ~self.trace.stays[jobs]
+        lost_s = np.where(has_saved, ran_s % self.checkpoint_s, ran_s)
         self.left[jobs] = np.minimum(self.left[jobs] + rate * lost_s, self.trace.steps[jobs])
-        held_s = np.where(saves, lost_s, self.now_s - self.placed_s[jobs])
+        held_s = np.where(has_saved, lost_s, self.now_s - self.placed_s[jobs])
         self.lost_device_s += float((held_s * self.trace.gang[jobs]).sum())
         self.stopped += len(jobs)
 
@@ -198,22 +213,22 @@ class _Replay:
         self._goes_on(self.submitted - first)
 
     def _goes_on(self, changed: int) -> None:
-        """Jobs came or ended: failures from here on count as failures in vain."""
+        """Jobs came or ended: start counting failures without progress again."""
         if self.nodes and changed:
             self.failed_before = self.nodes.failed
 
     def _decide(self) -> None:
         jobs = self.present
-        began_s = time.process_time()
-        decided = decide(self._work(jobs), self.capacity, self.policy, self.memory)
-        self.planning_s.append(time.process_time() - began_s)
-        self.memory = decided.memory
-        if decided.fault:
-            raise PolyfleetError(decided.fault, "mend the policy, or choose another one")
-        changed = decided.option != self.option[jobs]
+        start_s = time.process_time()
+        decision = decide(self._work(jobs), self.capacity, self.policy, self.memory)
+        self.planning_s.append(time.process_time() - start_s)
+        self.memory = decision.memory
+        if decision.fault:
+            raise PolyfleetError(decision.fault, "fix the policy, or choose another one")
+        changed = decision.option != self.option[jobs]
         self._stop(jobs[changed & (self.option[jobs] != WAITS)])
-        started = jobs[changed & (decided.option != WAITS)]
-        self.option[jobs] = decided.option
+        started = jobs[changed & (decision.option != WAITS)]
+        self.option[jobs] = decision.option
         if self.nodes:
             self.nodes.place({j: (int(self.option[j]), int(self.trace.gang[j])) for j in started.tolist()})
         self.placed_s[started] = self.now_s
@@ -224,7 +239,7 @@ class _Replay:
         return self.nodes.capacity if self.nodes else self.fleet.devices
 
     def _work(self, jobs: Integers) -> Work:
-        trace, runs = self.trace, self.option[jobs] != WAITS
+        trace, is_running = self.trace, self.option[jobs] != WAITS
         return Work.of(
             np.arange(self.kinds),
             np.broadcast_to(trace.gang[jobs], (self.kinds, len(jobs))),
@@ -235,11 +250,13 @@ class _Replay:
             restart_s=np.full(len(jobs), self.restart_s),
             order=jobs,
             priority=None if trace.priority is None else trace.priority[jobs],
-            fixed=None if trace.stays is None else trace.stays[jobs] & runs,
+            fixed=None if trace.stays is None else trace.stays[jobs] & is_running,
         )
 
     def _keep_history(self) -> None:
         option = self.option[self.present]
-        runs = option != WAITS
-        used = np.bincount(option[runs], self.trace.gang[self.present[runs]], minlength=self.kinds).astype(np.int64)
-        self.history.append((self.now_s, used, int((~runs).sum()), len(self.present)))
+        is_running = option != WAITS
+        used = np.bincount(option[is_running], self.trace.gang[self.present[is_running]], minlength=self.kinds).astype(
+            np.int64
+        )
+        self.history.append((self.now_s, used, int((~is_running).sum()), len(self.present)))

@@ -1,4 +1,4 @@
-"""Rows of CSV files that people write, each with what it takes to say where something is wrong."""
+"""Read rows of users' CSV files. Errors name the file, the row and the field."""
 
 import csv
 import io
@@ -17,7 +17,7 @@ MOST_DIGITS = 15
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Of a CSV file, with what it takes to say where something is wrong."""
+    """A row of a CSV file. `number`: line number in the file; `cells`: text by column."""
 
     file: str
     number: int
@@ -32,7 +32,7 @@ class Row:
     def number_of(
         self, field: str, *, above_zero: bool = False, blank: float = math.nan, most: float = math.inf
     ) -> float:
-        """A finite number, at least 0. An empty cell is `blank`, which by default is refused."""
+        """A finite number of at least 0. An empty cell is `blank`, by default an error."""
         text = self.text(field)
         value = _float(text) if text else blank
         if value > most:
@@ -40,20 +40,25 @@ class Row:
         if math.isfinite(value) and (value > 0 or (value == 0 and not above_zero)):
             return value
         valid = "a number above 0" if above_zero else "a number of 0 or more"
-        meant = f"; did you mean {-value:g}?" if math.isfinite(value) and value < 0 else ""
-        raise self.wrong(field, f"{text!r} is not {valid}", f"write {valid}{meant}")
+        suggestion = f"; did you mean {-value:g}?" if math.isfinite(value) and value < 0 else ""
+        raise self.wrong(field, f"{text!r} is not {valid}", f"write {valid}{suggestion}")
 
-    def whole(self, field: str, least: int) -> int:
+    def whole(self, field: str, minimum: int) -> int:
         text = self.text(field)
         value = _float(text)
-        if value >= least and value.is_integer() and len(text) <= MOST_DIGITS:
+        if value >= minimum and value.is_integer() and len(text) <= MOST_DIGITS:
             return int(value)
-        close = max(least, round(value)) if abs(value) < 10**MOST_DIGITS else least
-        raise self.wrong(field, f"{text!r} is not a whole number of {least} or more", f"the nearest valid is {close}")
+        nearest_valid = max(minimum, round(value)) if abs(value) < 10**MOST_DIGITS else minimum
+        raise self.wrong(
+            field, f"{text!r} is not a whole number of {minimum} or more", f"the nearest valid is {nearest_valid}"
+        )
 
 
 def rows(path: Path, columns: tuple[str, ...], kinds: tuple[str, ...] = ()) -> Iterator[Row]:
-    """Of a CSV file with these columns, and one with the rates of each kind. At least one row."""
+    """Read a CSV file that has these columns and a rate column for each kind.
+
+    Raises UserError if it has no row.
+    """
     reader = csv.reader(io.StringIO(text_of(path, "CSV", MOST_BYTES), newline=""), strict=True)
     try:
         header = [cell.strip() for cell in next(reader, [])]
@@ -81,13 +86,13 @@ def _check_header(path: Path, header: list[str], columns: tuple[str, ...], kinds
     for kind in kinds:
         if kind not in measured:
             raise UserError(f"--fleet: {path.name} has no column '{kind}{RATE}'", nearest(kind, measured))
-    twice = [name for name in header if header.count(name) > 1]
-    if twice:
-        raise UserError(f"{path.name}, row 1: column {twice[0]!r} is there twice", "remove one of the two")
+    repeated = [name for name in header if header.count(name) > 1]
+    if repeated:
+        raise UserError(f"{path.name}, row 1: column {repeated[0]!r} appears twice", "remove one of the two")
 
 
 def _float(text: str) -> float:
-    """NaN for what is no number."""
+    """Convert to float; NaN if the text is not a number."""
     try:
         return float(text)
     except ValueError:

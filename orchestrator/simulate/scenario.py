@@ -1,5 +1,6 @@
-"""One short story in which every kind of event and command happens, with ends that do not depend on chance: what is
-run again and again with a crash, with doubled messages, with clocks that jump.
+"""A short scenario with every kind of event and command, whose jobs always end the same way.
+
+Tests run it repeatedly: with a crash at each point, with doubled messages, and with clocks that jump.
 """
 
 from collections.abc import Callable
@@ -21,15 +22,17 @@ ORDINARY = Recovery(grace_s=3.0, lease_s=5.0, backoff_s=0.5)
 
 
 class Storyteller(Users):
-    """Users who do only what the story says."""
+    """Users who do only what the scenario says."""
 
     def begin(self) -> None:
-        """Nothing by chance."""
+        """Start nothing at random times."""
 
 
 class Scenario(Simulation):
-    """Three nodes of two CPU devices, one with a TPU that nobody needs until a job moves there, and one that the
-    autoscaler starts for the only job that needs it.
+    """The world of the scenario, with five nodes.
+
+    Three have two CPU devices each; one has a TPU that is idle until a job moves there; one is started by the
+    autoscaler for the only job that needs it.
     """
 
     def __init__(self, seed: int = 0, *, doubled: float = 0.0, crash_at: str = "", clocks: tuple[float, ...] = ()):
@@ -47,8 +50,8 @@ class Scenario(Simulation):
     def _begin(self) -> None:
         self.users = Storyteller(self, 1.0)
         super()._begin()
-        for told in JOBS:
-            self.after(told.at_s, self._submit, told)
+        for job in JOBS:
+            self.after(job.at_s, self._submit, job)
         for at_s, act in ACTS:
             self.after(at_s, act, self)
         for at_s, offset_s in enumerate(self._clocks, start=3):
@@ -57,21 +60,25 @@ class Scenario(Simulation):
     def _set_clock(self, offset_s: float) -> None:
         self.wall_offset_s += offset_s
 
-    def _submit(self, told: "ScenarioJob") -> None:
-        more: dict[str, Any] = {"priority": told.priority, "recovery": told.recovery, "replicas": told.replicas}
-        job = Job(told.name, told.name, "run", (told.want,), **more)
-        self.scripts[job.id] = told.script
+    def _submit(self, scenario_job: "ScenarioJob") -> None:
+        more: dict[str, Any] = {
+            "priority": scenario_job.priority,
+            "recovery": scenario_job.recovery,
+            "replicas": scenario_job.replicas,
+        }
+        job = Job(scenario_job.name, scenario_job.name, "run", (scenario_job.want,), **more)
+        self.scripts[job.id] = scenario_job.script
         self.processes[job.id] = []
         self.users.send(job)
 
     def cancel(self, job: str) -> None:
-        """Again until it is acknowledged, as a client does."""
+        """Cancel a job; repeat until it is acknowledged, as a client does."""
         if job not in self.cancelled:
             self.users.cancel(job)
             self.after(3.0, self.cancel, job)
 
     def tell(self) -> dict[str, str]:
-        """The end of every job. Raises Broken."""
+        """Run the scenario and return the final state of every job. Raises Broken."""
         self.clock.run(self.now_s + LASTS_S, 10**9)
         self.healed = True
         run_until_quiet(self)
@@ -126,7 +133,7 @@ def cut(world: Scenario) -> None:
 
 
 def newer_elsewhere(world: Scenario) -> None:
-    """As after an older backup: nodes have seen an epoch that the log does not know."""
+    """Let nodes have seen an epoch that is not in the log, as after a restore of an older backup."""
     for machine in world.machines:
         machine.seen["overtaken"] = 3
 

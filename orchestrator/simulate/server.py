@@ -1,5 +1,6 @@
-"""The server, simulated: the real `step` over an inbox, turns of one transaction each, commands carried out after. It
-makes its turns as runtime/step_batch.py does.
+"""Simulated server: applies the real `step` to an inbox, then executes the commands.
+
+Each cycle is one transaction. Cycles work as in runtime/step_batch.py.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,9 +26,9 @@ TICK_S = 0.5
 LIST_S = 1.0
 RESERVED_S = 30.0
 TURN_S = (0.002, 0.02, 0.02, 0.3)
-"""What comes within this time shares a turn; the last is of a server that has much to do."""
+"""Choices for the time within which messages share a cycle; the last is that of a busy server."""
 PARTED_S = 8.0
-"""Ray away for so long: we are no longer joined."""
+"""Seconds without Ray after which the server counts as disconnected from the cluster."""
 DOUBLED = (
     m.Heartbeat,
     m.Launched,
@@ -43,11 +44,14 @@ DOUBLED = (
 
 
 class Dead(Exception):
-    """The process ended here."""
+    """The server's process ends at this point."""
 
 
 class Server:
-    """`life` numbers its processes: what an earlier one began and had not sent is not done."""
+    """The server.
+
+    `life`: number of its current process; actions that an earlier process had not sent are dropped.
+    """
 
     def __init__(self, world: "Simulation"):
         self.world, self.store = world, world.store
@@ -59,7 +63,7 @@ class Server:
         self.joined = False
         self._held: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         self._turn_s = world.rng.choice(TURN_S)
-        self._ticks_each_turn = world.rng.random() < 0.25  # an idle server does, a busy one has no time for it
+        self._ticks_each_turn = world.rng.random() < 0.25  # as an idle server does; a busy one has no time for it
         self._turning = False
         self._carrying, self.watching = CommandExecutor(self), AgentPolling(self)
 
@@ -67,7 +71,7 @@ class Server:
         return m.Now(self.world.now_s + self.clock_s, self.world.wall_s)
 
     def start(self) -> None:
-        """A new process: what it knows comes from the store."""
+        """Start a new process, with its state from the store."""
         if self.up:
             return
         self.life += 1
@@ -97,12 +101,12 @@ class Server:
     def _thaw(self, life: int) -> None:
         if life == self.life and self.frozen:
             self.frozen = False
-            held, self._held = self._held, []
-            for action, arguments in held:
+            delayed, self._held = self._held, []
+            for action, arguments in delayed:
                 self.later(0.0, action, *arguments)
 
     def later(self, delay_s: float, action: Callable[..., Any], *arguments: Any) -> None:
-        """In this process, or not at all."""
+        """Run an action later, unless this process has ended by then."""
         self.world.after(delay_s, self._mine, self.life, action, arguments)
 
     def _mine(self, life: int, action: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
@@ -117,25 +121,25 @@ class Server:
             self.kill()
 
     def reach(self, point: str) -> None:
-        """Raises Dead where the world wants the process to end."""
+        """Pass a crash point. Raises Dead if the world wants the process to end here."""
         if self.world.crashes_at(point):
             raise Dead(point)
 
     def answered(self, job: Job) -> bool:
-        """Whether the key of this request has an answer: it comes again, however its job stands by now."""
+        """Whether the key of this request has a stored response, which does not depend on the job's state."""
         return job.id in self.store.records
 
     def submit(self, job: Job) -> bool:
-        """As the threads of HTTP do it. Once this returns True the job is acknowledged."""
+        """Submit a job as the HTTP threads do. The job is acknowledged once this returns True."""
         if not self.up or self.frozen:
             return False
         if self.answered(job):
             return True
-        had = {job.id: self.store.records.get(job.id)}
+        before = {job.id: self.store.records.get(job.id)}
         try:
             self.reach(crash_points.of_event("submitted", crash_points.BEFORE))
             stored = self.store.append([submitted(job, {}, self.world.wall_s)])
-            self.world.checks.stored(stored, had)
+            self.world.checks.stored(stored, before)
             self.reach(crash_points.of_event("submitted", crash_points.AFTER))
         except SimulatedStoreError:
             return False
@@ -145,77 +149,77 @@ class Server:
         self.receive(m.Submitted((self.store.records[job.id],)))
         return True
 
-    def receive(self, message: m.Message, done: Callable[[], None] | None = None) -> None:
+    def receive(self, message: m.Message, on_done: Callable[[], None] | None = None) -> None:
         if not self.up:
             return
-        self.inbox.append((message, done))
+        self.inbox.append((message, on_done))
         if not self._turning:
             self._turning = True
             self.later(self._turn_s, self._turn)
 
     def tell(self, message: m.Message) -> None:
-        """From elsewhere: it may come twice, the second time much later."""
+        """Receive a message from outside; it may be doubled, the second one much later."""
         self.receive(message)
         faults, rng = self.world.faults, self.world.rng
         if faults.doubled and isinstance(message, DOUBLED) and rng.random() < faults.doubled:
             self.later(rng.choice((0.01, 1.0, 10.0, 30.0)), self.receive, message)
 
     def _turn(self) -> None:
-        taken, self.inbox = self.inbox, []
-        if self._ticks_each_turn and not any(isinstance(message, m.Tick) for message, _ in taken):
-            taken.append((self._time_passed(), None))
+        received, self.inbox = self.inbox, []
+        if self._ticks_each_turn and not any(isinstance(message, m.Tick) for message, _ in received):
+            received.append((self._time_passed(), None))
         control, now = self.control, self.now()
         events: list[Event] = []
         commands: list[Command] = []
-        for together in _together([message for message, _ in taken]):
-            for message in together:
+        for group in _together([message for message, _ in received]):
+            for message in group:
                 self.world.note(message, now.s)
             was = control
-            control, told, asked = self._step(was, together, now)
-            if told or asked:
-                self.world.checks.stepped(was, told, asked, control)
-            events += told
-            commands += asked
+            control, step_events, step_commands = self._step(was, group, now)
+            if step_events or step_commands:
+                self.world.checks.stepped(was, step_events, step_commands, control)
+            events += step_events
+            commands += step_commands
         try:
             if events:
-                had = {event.job: self.store.records.get(event.job) for event in events}
+                records_before = {event.job: self.store.records.get(event.job) for event in events}
                 for event in events:
                     self.reach(crash_points.of_event(event.event, crash_points.BEFORE))
                 stored = self.store.append(events)
-                self.world.checks.stored(stored, had)
+                self.world.checks.stored(stored, records_before)
                 for event in events:
                     self.world.note(event, now.s)
                 for event in events:
                     self.reach(crash_points.of_event(event.event, crash_points.AFTER))
         except SimulatedStoreError:
-            self.inbox = [(x, done) for x, done in taken if not isinstance(x, m.Tick)] + self.inbox
+            self.inbox = [(x, on_done) for x, on_done in received if not isinstance(x, m.Tick)] + self.inbox
             self.later(AGAIN_S, self._turn)
             return
         self._turning = False
         was, self.control = self.control, control
-        self.world.checks.turned(was, control, [message for message, _ in taken], events)
-        for _, done in taken:
-            if done:
-                done()
+        self.world.checks.turned(was, control, [message for message, _ in received], events)
+        for _, on_done in received:
+            if on_done:
+                on_done()
         for command in commands:
             self.world.note(command, now.s)
             self.reach(crash_points.of_command(command, crash_points.BEFORE))
             self._carrying.out(command)
             self.reach(crash_points.of_command(command, crash_points.AFTER))
 
-    def _step(self, control: Control, together: Sequence[m.Message], now: m.Now) -> core.Step:
+    def _step(self, control: Control, group: Sequence[m.Message], now: m.Now) -> core.Step:
         try:
-            if isinstance(together[0], m.Heartbeat):
-                beats = (self._known(beat, control) for beat in together if isinstance(beat, m.Heartbeat))
+            if isinstance(group[0], m.Heartbeat):
+                beats = (self._known(beat, control) for beat in group if isinstance(beat, m.Heartbeat))
                 return core.heard(control, beats, now)
-            return core.step(control, together[0], now)
+            return core.step(control, group[0], now)
         except Exception as e:
-            self.world.checks.failed(together[0], e)
+            self.world.checks.failed(group[0], e)
 
     def _known(self, beat: m.Heartbeat, control: Control) -> m.Heartbeat:
-        """An agent's answer with which of its jobs the store has, beside those that are open."""
-        others = {report.job for report in beat.reports} - control.records.keys()
-        return replace(beat, known=frozenset(others & self.store.records.keys())) if others else beat
+        """Add to an agent's reply which of its jobs are in the store, in addition to the open ones."""
+        unknown = {status.job for status in beat.reports} - control.records.keys()
+        return replace(beat, known=frozenset(unknown & self.store.records.keys())) if unknown else beat
 
     def _tick(self) -> None:
         self.later(TICK_S, self._tick)
@@ -224,11 +228,11 @@ class Server:
     def _time_passed(self) -> m.Tick:
         if not self.joined:
             return m.Tick(trouble="no fleet is up")
-        living = frozenset(machine.label for machine in self.world.machines if machine.ray_id)
+        running = frozenset(machine.label for machine in self.world.machines if machine.ray_id)
         recorded = frozenset(machine.label for machine in self.world.machines if machine not in self.world.grown)
         trouble = "Ray's head does not answer" if self.world.ray.away else ""
-        told: dict[str, Any] = {"expected": living, "recorded": recorded, "repairs": True}
-        return m.Tick(trouble=trouble, groups=self.world.groups, **told)
+        fields: dict[str, Any] = {"expected": running, "recorded": recorded, "repairs": True}
+        return m.Tick(trouble=trouble, groups=self.world.groups, **fields)
 
     def _list(self) -> None:
         self.later(LIST_S, self._list)
@@ -236,12 +240,12 @@ class Server:
         away_s = self.world.now_s - ray.away_s if ray.away else 0.0
         if self.joined and (away_s > PARTED_S or ray.head != self._head):
             self.joined = False
-            over = ray.head != self._head
+            is_over = ray.head != self._head
             self._carrying.fences.forget()
-            if over:
+            if is_over:
                 self.watching.agents = {}
                 self._carrying.wanted = {}
-            self.receive(m.Parted(over))
+            self.receive(m.Parted(is_over))
         elif not self.joined and not ray.away:
             self.joined, self._head = True, ray.head
             self.receive(m.Joined())
@@ -257,12 +261,14 @@ class Server:
 
 
 def _together(messages: list[m.Message]) -> Iterator[Sequence[m.Message]]:
-    """Submissions first, as one; then all others in their order, answers of agents that follow each other at once."""
-    if new := tuple(record for told in messages if isinstance(told, m.Submitted) for record in told.records):
+    """Yield submissions as one message, then the others in order; consecutive agent replies are one group."""
+    if new := tuple(
+        record for submission in messages if isinstance(submission, m.Submitted) for record in submission.records
+    ):
         yield [m.Submitted(new)]
     others = (message for message in messages if not isinstance(message, m.Submitted))
-    for are_beats, some in groupby(others, lambda message: isinstance(message, m.Heartbeat)):
+    for are_beats, group in groupby(others, lambda message: isinstance(message, m.Heartbeat)):
         if are_beats:
-            yield list(some)
+            yield list(group)
         else:
-            yield from ([message] for message in some)
+            yield from ([message] for message in group)

@@ -1,4 +1,4 @@
-"""Machines that a cluster's autoscaler starts and takes back, simulated."""
+"""Simulated autoscaler: starts and removes machines."""
 
 from typing import TYPE_CHECKING
 
@@ -11,8 +11,9 @@ IDLE_S = 3.0
 
 
 class Autoscaler:
-    """Starts as many of the world's `grown` machines as are asked for. One that is not, and has had no agent for a
-    while, is taken away: for Ray an agent is work.
+    """Runs as many of the world's `grown` machines as are requested.
+
+    A machine that is not requested is removed after a while without an agent: for Ray, an agent is work.
     """
 
     def __init__(self, world: "Simulation"):
@@ -22,15 +23,15 @@ class Autoscaler:
     def look(self) -> None:
         self.world.after(LOOK_S, self.look)
         machines = self.world.grown
-        there = [machine for machine in machines if machine.powered]
+        running = [machine for machine in machines if machine.powered]
         if self.world.ray.away:
             return
-        for machine in there:
+        for machine in running:
             self._idle_s[machine.label] = 0.0 if machine.agent_up else self._idle_s.get(machine.label, 0.0) + LOOK_S
-        if len(there) < self.world.ray.asked:
+        if len(running) < self.world.ray.asked:
             self._start(next(machine for machine in machines if not machine.powered))
-        elif len(there) > self.world.ray.asked:
-            idle = (machine for machine in there if self._idle_s[machine.label] > IDLE_S)
+        elif len(running) > self.world.ray.asked:
+            idle = (machine for machine in running if self._idle_s[machine.label] > IDLE_S)
             self._take(next(idle, None))
 
     def _start(self, machine: "SimulatedNode") -> None:

@@ -1,5 +1,6 @@
-"""The store, simulated: a log of events that survives its server, with the fold of it; it may refuse, and may be put
-back to an older copy.
+"""Simulated store: a log of events, with its fold, that survives the server.
+
+It may refuse writes, and may be restored from an older copy.
 """
 
 from collections.abc import Iterable
@@ -12,11 +13,11 @@ from orchestrator.core.states import TERMINAL
 
 
 class SimulatedStoreError(Exception):
-    """Nothing of a transaction was kept."""
+    """A transaction was not stored."""
 
 
 class SimulatedStore:
-    """`told_at` is by (job, epoch): the highest position stored of its reports and checkpoints."""
+    """The store. `positions`: highest stored position of reports and checkpoints, by (job, epoch)."""
 
     def __init__(self) -> None:
         self.log: list[Event] = []
@@ -26,7 +27,7 @@ class SimulatedStore:
         self.generation = 0
 
     def append(self, events: Iterable[Event]) -> list[Event]:
-        """One transaction. Raises NotStored."""
+        """Store events in one transaction. Raises SimulatedStoreError."""
         if self.refuses:
             raise SimulatedStoreError
         stored = [replace(event, seq=len(self.log) + i) for i, event in enumerate(events, 1)]
@@ -58,7 +59,7 @@ class SimulatedStore:
         return self.generation
 
     def restore(self, length: int) -> None:
-        """An older backup: what came later is gone, from all of it."""
+        """Restore a backup with the first `length` events; everything later is lost."""
         log, self.log, self.records, self.positions = self.log[:length], [], {}, {}
         for event in log:
             self._take(event)

@@ -1,17 +1,21 @@
-"""Files that people name, as text: small enough to be one, and nothing but text."""
+"""Read users' text files, with a limit on their size."""
 
 from pathlib import Path
 
 from cluster.errors import UserError
 
 
-def text_of(path: Path, form: str, most_bytes: int) -> str:
-    """Of a file in this form ("CSV"). Raises UserError for what cannot be read, is larger, or is not text in UTF-8."""
+def text_of(path: Path, form: str, max_bytes: int) -> str:
+    """Read a file.
+
+    `form`: its format for messages, e.g. "CSV". Raises UserError if it cannot be read, is larger than `max_bytes`, or
+    is not UTF-8 text.
+    """
     try:
         with path.open("rb") as file:
-            content = file.read(most_bytes + 1)
-        if len(content) > most_bytes:
-            raise UserError(f"{path} has more than {most_bytes >> 20} MiB", f"name a smaller {form} file")
+            content = file.read(max_bytes + 1)
+        if len(content) > max_bytes:
+            raise UserError(f"{path} has more than {max_bytes >> 20} MiB", f"name a smaller {form} file")
         text = content.decode("utf-8-sig")
     except OSError as e:
         raise UserError(f"{path} cannot be read: {e.strerror}", f"name a {form} file") from None

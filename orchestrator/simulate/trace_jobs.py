@@ -1,4 +1,4 @@
-"""A trace and its fleet in the words of the controller: jobs, nodes, and what was measured of each job's rates."""
+"""Convert a trace and its fleet to the controller's types: jobs, nodes, and measured rates."""
 
 from collections.abc import Iterator
 
@@ -24,15 +24,15 @@ def node_names(fleet: Fleet) -> Iterator[tuple[str, str, int]]:
 
 
 def spelled(kind: str) -> str:
-    """A kind of a trace as the controller knows kinds: with a back end before it."""
+    """Add a backend to a kind of a trace, as the controller's kinds have one."""
     return kind if catalogue.is_backend(kind.partition(":")[0]) else f"nvidia:{kind}"
 
 
 def facts(node: str, kind: str, devices: int) -> NodeFacts:
-    """As its agent tells them. All nodes see one storage."""
-    own = spelled(kind)
-    backend = own.partition(":")[0]
-    here = tuple(Device(backend, own, index, kind, total_memory_bytes=GIB) for index in range(devices))
+    """Facts of a node as its agent reports them. All nodes share one storage."""
+    full_kind = spelled(kind)
+    backend = full_kind.partition(":")[0]
+    node_devices = tuple(Device(backend, full_kind, index, kind, total_memory_bytes=GIB) for index in range(devices))
     return NodeFacts(
         node=node,
         ray_node_id=f"ray-{node}",
@@ -43,7 +43,7 @@ def facts(node: str, kind: str, devices: int) -> NodeFacts:
         environment=kind,
         protocol=PROTOCOL,
         versions={},
-        devices=here,
+        devices=node_devices,
         cpu_count=1,
         memory_total_bytes=GIB,
         memory_free_bytes=GIB,
@@ -56,7 +56,10 @@ def facts(node: str, kind: str, devices: int) -> NodeFacts:
 
 
 class AsJobs:
-    """`throughput` is per device, so that a gang does what the trace says. Jobs of equal rates are one workload."""
+    """The trace's jobs.
+
+    `throughput` is per device, so that a gang has the trace's rate. Jobs with equal rates are one workload.
+    """
 
     def __init__(self, trace: Trace, fleet: Fleet):
         self.trace, self.fleet = trace, fleet
@@ -67,10 +70,10 @@ class AsJobs:
         self.throughput = Throughput(self._rows)
 
     def record(self, job: int) -> Record:
-        """As the store has it once it is submitted."""
-        found = apply(None, submitted(self._job(job), {}, float(self.trace.arrival_s[job])))
-        assert found is not None
-        return found
+        """The job's record in the store after its submission."""
+        record = apply(None, submitted(self._job(job), {}, float(self.trace.arrival_s[job])))
+        assert record is not None
+        return record
 
     def _workload(self, job: int) -> str:
         gang, rates = int(self.trace.gang[job]), self.trace.rate[:, job]
@@ -79,9 +82,9 @@ class AsJobs:
             name = self._names[key] = f"w{len(self._names)}"
             for kind, rate in zip(self.fleet.kinds, rates.tolist(), strict=True):
                 if rate:
-                    each = rate / gang
+                    per_device = rate / gang
                     self._rows[name, "train", spelled(kind), PRECISION] = Measured(
-                        each, each, each, "step", "trace", 0.0
+                        per_device, per_device, per_device, "step", "trace", 0.0
                     )
         return self._names[key]
 
@@ -103,17 +106,19 @@ class AsJobs:
         )
 
     def _candidates(self, job: int) -> Iterator[Candidate]:
-        """Kinds on which the gang is divided alike are one candidate."""
-        found: dict[tuple[int, int], list[str]] = {}
+        """Yield one candidate for all kinds on which the gang is divided in the same way."""
+        kinds_by_division: dict[tuple[int, int], list[str]] = {}
         for number, kind in enumerate(self.fleet.kinds):
             if self.trace.rate[number, job]:
-                found.setdefault(_divided(int(self.trace.gang[job]), self._sizes[number]), []).append(spelled(kind))
-        for (count, nodes), kinds in found.items():
+                kinds_by_division.setdefault(_divided(int(self.trace.gang[job]), self._sizes[number]), []).append(
+                    spelled(kind)
+                )
+        for (count, nodes), kinds in kinds_by_division.items():
             yield Candidate(tuple(kinds), count, count, nodes)
 
 
 def _divided(gang: int, sizes: list[int]) -> tuple[int, int]:
-    """(devices on each node, nodes): as few nodes as there are so large; each has the same number."""
+    """Return (devices on each node, nodes) with the fewest nodes that all have the same device count."""
     for count in range(min(gang, max(sizes)), 0, -1):
         if gang % count == 0 and sum(size >= count for size in sizes) >= gang // count:
             return count, gang // count

@@ -1,6 +1,6 @@
-"""Traces of jobs and their rates on each kind of device: read from text and checked.
+"""Read and check traces of jobs, and their rates on each kind of device.
 
-Whatever is wrong is told with its file, row (the header is row 1) and field before anything runs.
+Errors are raised before anything runs, with the file, the row (the header is row 1) and the field.
 """
 
 from dataclasses import dataclass
@@ -16,17 +16,18 @@ from orchestrator.simulate.rows import MOST_DIGITS, RATE, Row, rows
 TRACE_COLUMNS = ("job_id", "arrival_time_s", "job_type", "scale_factor", "total_steps")
 THROUGHPUT_COLUMNS = ("job_type", "scale_factor")
 MOST_S = 1e10
-"""About 300 years: up to there, times are exact to the microsecond."""
+"""About 300 years: up to this, times are exact to the microsecond."""
 
 Rates = dict[tuple[str, int], list[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Jobs in the order of their submission. All (jobs,) but `rate` (kinds, jobs): steps per second of the whole
-    gang of `gang` devices, 0 where it cannot run. `arrival_s` counts from the first submission. `priority` is of strict
-    tiers, higher ones first; None: all are equal. A job of `stays` saves nothing: the planner never stops it, and where
-    its node fails it begins anew; None: there is none.
+    """Jobs in the order of submission. All fields are (jobs,), except `rate` (kinds, jobs).
+
+    `rate`: steps per second of the full gang of `gang` devices, 0 where it cannot run. `arrival_s`: seconds since the
+    first submission. `priority`: strict tiers, higher ones first; None: all equal. `stays`: jobs without checkpoints,
+    which the planner never stops and which start again from the beginning if their node fails; None: there is none.
     """
 
     name: str
@@ -44,59 +45,59 @@ class Trace:
 
     @property
     def isolated_s(self) -> NDArray[np.float64]:
-        """(jobs,) alone on the kind that is fastest for it: no scheduler ends a job sooner."""
+        """(jobs,) seconds alone on the fastest kind: no scheduler can finish a job sooner."""
         return np.asarray(self.steps / self.rate.max(axis=0))
 
 
 def read_throughputs(path: Path, fleet: Fleet) -> Rates:
-    """(job type, devices of the gang) to its steps per second on each kind of the fleet; 0 where it cannot run."""
-    found: Rates = {}
+    """Map (job type, devices of the gang) to steps per second on each kind; 0 where it cannot run."""
+    rates_of_gang: Rates = {}
     first_row: dict[tuple[str, int], int] = {}
     for row in rows(path, THROUGHPUT_COLUMNS, fleet.kinds):
         key = row.text("job_type"), row.whole("scale_factor", 1)
-        if key in found:
+        if key in rates_of_gang:
             message = f"{key[0]!r} with scale_factor {key[1]} is in row {first_row[key]} already"
             raise row.wrong("job_type", message, "remove one of the two rows")
         first_row[key] = row.number
-        found[key] = [row.number_of(f"{kind}{RATE}", blank=0.0) for kind in fleet.kinds]
-    return found
+        rates_of_gang[key] = [row.number_of(f"{kind}{RATE}", blank=0.0) for kind in fleet.kinds]
+    return rates_of_gang
 
 
 def read_trace(path: Path, rates: Rates, fleet: Fleet) -> Trace:
-    seen: dict[int, int] = {}
+    first_row: dict[int, int] = {}
     jobs = []
     for row in rows(path, TRACE_COLUMNS):
         job = row.whole("job_id", 0)
-        if job in seen:
-            raise row.wrong("job_id", f"job {job} is in row {seen[job]} already", "give each job an id of its own")
-        seen[job] = row.number
+        if job in first_row:
+            raise row.wrong("job_id", f"job {job} is in row {first_row[job]} already", "give each job a unique id")
+        first_row[job] = row.number
         steps, rate_of_job = row.number_of("total_steps", above_zero=True), _rates_of(row, rates, fleet)
         if steps > MOST_S * max(rate_of_job):
-            most = MOST_S * max(rate_of_job)
-            raise row.wrong("total_steps", "the job would run for centuries", f"the most is {most:g}")
+            max_steps = MOST_S * max(rate_of_job)
+            raise row.wrong("total_steps", "the job would run for centuries", f"the maximum is {max_steps:g}")
         arrival_s = row.number_of("arrival_time_s", most=MOST_S)
         jobs.append((arrival_s, job, row.whole("scale_factor", 1), steps, rate_of_job))
     jobs.sort(key=lambda job: job[0])
-    submitted_s, ids, gangs, works, rate = map(np.array, zip(*jobs, strict=True))
-    return Trace(path.name, ids, submitted_s - submitted_s[0], gangs, works, rate.T)
+    submitted_s, ids, gangs, steps_of, rate = map(np.array, zip(*jobs, strict=True))
+    return Trace(path.name, ids, submitted_s - submitted_s[0], gangs, steps_of, rate.T)
 
 
 def read_window(text: str, trace: Trace) -> NDArray[np.bool_]:
-    """(jobs,) which jobs of the trace have an id from a to below b, of `a:b`."""
+    """(jobs,) mask of jobs with an id from a to below b, for the text `a:b`. Raises UserError."""
     start, colon, stop = (part.strip() for part in text.partition(":"))
     first, end = int(trace.job_id.min()), int(trace.job_id.max()) + 1
     if not (colon and all(word.isascii() and word.isdecimal() and len(word) <= MOST_DIGITS for word in (start, stop))):
         raise UserError(f"--window: {text!r} is not a:b with two whole numbers", f"write it like {first}:{end}")
     a, b = int(start), int(stop)
-    inside = np.asarray((trace.job_id >= a) & (trace.job_id < b))
-    if a < first or b > end or not inside.any():
+    in_window = np.asarray((trace.job_id >= a) & (trace.job_id < b))
+    if a < first or b > end or not in_window.any():
         low = min(max(a, first), end - 1)
         valid = f"{low}:{min(max(b, low + 1), end)}"
         raise UserError(
             f"--window: {text} is not within the job ids {first} to {end - 1} of {trace.name}",
             f"the nearest valid window is {valid if _holds(trace, valid) else f'{first}:{end}'}",
         )
-    return inside
+    return in_window
 
 
 def _holds(trace: Trace, window: str) -> bool:
@@ -105,27 +106,30 @@ def _holds(trace: Trace, window: str) -> bool:
 
 
 def _rates_of(row: Row, rates: Rates, fleet: Fleet) -> list[float]:
-    """Of the row's job, 0 on kinds that are too small for it. Refuses what the fleet can never run."""
-    kind_of_job, gang = row.text("job_type"), row.whole("scale_factor", 1)
-    if (kind_of_job, gang) not in rates:
-        raise _unknown(row, kind_of_job, gang, rates)
-    measured = rates[kind_of_job, gang]
+    """Rates of the row's job, 0 on kinds with too few devices.
+
+    Raises UserError if the fleet can never run it.
+    """
+    job_type, gang = row.text("job_type"), row.whole("scale_factor", 1)
+    if (job_type, gang) not in rates:
+        raise _unknown(row, job_type, gang, rates)
+    measured = rates[job_type, gang]
     able = {kind: int(count) for kind, count, rate in zip(fleet.kinds, fleet.devices, measured, strict=True) if rate}
     if not able:
-        message = f"no kind of the fleet ({', '.join(fleet.kinds)}) runs {kind_of_job!r} with scale_factor {gang}"
-        raise row.wrong("job_type", message, "add a kind to --fleet that does, or remove the job")
+        message = f"no kind of the fleet ({', '.join(fleet.kinds)}) runs {job_type!r} with scale_factor {gang}"
+        raise row.wrong("job_type", message, "add a kind to --fleet that runs it, or remove the job")
     if gang > max(able.values()):
-        have = ", ".join(f"{kind}={count}" for kind, count in able.items())
+        available = ", ".join(f"{kind}={count}" for kind, count in able.items())
         remedy = f"the nearest valid is {max(able.values())}, or a fleet with {gang} devices of one of these kinds"
-        raise row.wrong("scale_factor", f"{gang} devices of one kind are more than the fleet's {have}", remedy)
+        raise row.wrong("scale_factor", f"{gang} devices of one kind are more than the fleet's {available}", remedy)
     return [rate if gang <= count else 0.0 for rate, count in zip(measured, fleet.devices, strict=True)]
 
 
-def _unknown(row: Row, kind_of_job: str, gang: int, rates: Rates) -> UserError:
-    gangs = sorted(size for name, size in rates if name == kind_of_job)
+def _unknown(row: Row, job_type: str, gang: int, rates: Rates) -> UserError:
+    gangs = sorted(size for name, size in rates if name == job_type)
     if not gangs:
         types = list(dict.fromkeys(name for name, _ in rates))
-        return row.wrong("job_type", f"{kind_of_job!r} is not in the throughputs", nearest(kind_of_job, types))
-    close = min(gangs, key=lambda size: abs(size - gang))
-    message = f"the throughputs have no {kind_of_job!r} with scale_factor {gang}"
-    return row.wrong("scale_factor", message, f"the nearest is {close}; valid: {', '.join(map(str, gangs))}")
+        return row.wrong("job_type", f"{job_type!r} is not in the throughputs", nearest(job_type, types))
+    nearest_size = min(gangs, key=lambda size: abs(size - gang))
+    message = f"the throughputs have no {job_type!r} with scale_factor {gang}"
+    return row.wrong("scale_factor", message, f"the nearest is {nearest_size}; valid: {', '.join(map(str, gangs))}")

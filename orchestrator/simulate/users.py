@@ -1,4 +1,4 @@
-"""What users do to a simulated fleet: the jobs they submit, what these do, and what is asked of them later."""
+"""Simulated users: the jobs that they submit, what these jobs do, and later requests."""
 
 from dataclasses import dataclass, replace
 from random import Random
@@ -12,16 +12,19 @@ if TYPE_CHECKING:
 
 KINDS = ("cpu", "tpu:v5e", "nvidia:A100-80GB")
 MOST_OPEN = 12
-"""Jobs that wait or run: a world with a long queue shows nothing more, and is slow."""
+"""Maximum number of open jobs: a longer queue shows nothing new, and is slow."""
 AGAIN_S = (1.0, 15.0, 90.0)
-"""A request comes again while its job waits, while it runs, after it has ended."""
+"""Seconds until a request is repeated: its job then waits, runs, or has ended."""
 FAILURES = ("user", "oom", "signal", "storage", "hang", "nan", "start")
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What the code of a job does: so much work, and how its starts fail: (start, node rank, after, kind). The node of
-    `refused_rank` cannot start its part, for what the user got wrong.
+    """What a job's code does.
+
+    `work_s`: its work. `fails`: failures as (start, node rank, seconds after, kind).
+
+    `refused_rank`: node rank that cannot start its part because of a user's error; -1: none.
     """
 
     work_s: float
@@ -38,9 +41,9 @@ class Script:
 def candidate(rng: Random) -> Candidate:
     kinds = (rng.choice((*KINDS, "any")),) if rng.random() < 0.8 else tuple(rng.sample(KINDS, 2))
     count = rng.choice((1, 1, 1, 2, 4))
-    least = rng.choice((1, count))
+    min_count = rng.choice((1, count))
     return Candidate(
-        kinds, count=count, min_count=least, nodes=rng.choice((1, 1, 1, 2, 2, 3)), exclusive=rng.random() < 0.08
+        kinds, count=count, min_count=min_count, nodes=rng.choice((1, 1, 1, 2, 2, 3)), exclusive=rng.random() < 0.08
     )
 
 
@@ -111,8 +114,9 @@ class Users:
         return replace(script, refused_rank=rank, may_fail=True)
 
     def send(self, job: Job, twice: bool = False) -> None:
-        """Again until it is acknowledged, with the same key. `twice`: the answer is lost, and the client asks again
-        when it has time.
+        """Submit a job, and repeat with the same key until it is acknowledged.
+
+        `twice`: the response is lost, and the client repeats the request later.
         """
         if self.world.server.submit(job):
             self.world.acked.add(job.id)
@@ -122,7 +126,7 @@ class Users:
             self.world.after(self.world.rng.choice(AGAIN_S), self._send_again, job)
 
     def _send_again(self, job: Job) -> None:
-        """A store that was put back to before the first request knows nothing of its key: the job would be another."""
+        """Repeat a request, unless the store was restored to before it: it would then be a new job."""
         if job.id in self.world.acked:
             self.send(job)
 
@@ -131,24 +135,24 @@ class Users:
             return
         world, rng = self.world, self.world.rng
         world.after(rng.expovariate(1.0 / 6.0), self._ask)
-        held = world.server.control
-        job = rng.choice(sorted(held.records)) if held.records else ""
-        node = rng.choice(sorted(held.nodes)) if held.nodes else ""
-        what = rng.random()
-        if what < 0.45 and job:
+        control = world.server.control
+        job = rng.choice(sorted(control.records)) if control.records else ""
+        node = rng.choice(sorted(control.nodes)) if control.nodes else ""
+        draw = rng.random()
+        if draw < 0.45 and job:
             self.cancel(job)
-        elif what < 0.6 and job:
+        elif draw < 0.6 and job:
             world.moved.add(job)
             world.server.receive(m.MigrateAsked(job, (rng.choice(KINDS),)))
-        elif what < 0.8 and node:
+        elif draw < 0.8 and node:
             world.server.receive(m.DrainAsked(node, rng.choice(("", "service")), now=rng.random() < 0.5))
         elif node:
             world.server.receive(m.ResumeAsked(node))
 
     def cancel(self, job: str) -> None:
-        """Acknowledged once its turn is stored."""
+        """Cancel a job; it is acknowledged once its cycle is stored."""
         world = self.world
-        done = lambda: world.checks.acknowledged(job, True)  # noqa: E731
-        world.server.receive(m.CancelAsked(job), done)
+        acknowledge = lambda: world.checks.acknowledged(job, True)  # noqa: E731
+        world.server.receive(m.CancelAsked(job), acknowledge)
         if world.rng.random() < 0.2:
-            world.server.receive(m.CancelAsked(job), done)
+            world.server.receive(m.CancelAsked(job), acknowledge)

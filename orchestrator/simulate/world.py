@@ -1,4 +1,4 @@
-"""A world: one fleet, one server, their users and their faults, all from one seed."""
+"""A simulated world: a fleet, a server, users and faults, all derived from one seed."""
 
 from collections import deque
 from collections.abc import Callable
@@ -28,7 +28,7 @@ FAULTY = ("fault", "server")
 class Simulation:
     def __init__(self, seed: int, faults: Faults | None = None, *, jobs_per_s: float | None = None):
         self.seed, self.clock = seed, VirtualClock()
-        self.rng = Random(seed)  # noqa: S311 - a world to be had again, no secret
+        self.rng = Random(seed)  # noqa: S311 - reproducible worlds, not secrets
         self.faults = swarm(self.rng) if faults is None else faults
         self.wall_offset_s = 1.7e9
         self.scripts: dict[str, Script] = {}
@@ -91,8 +91,8 @@ class Simulation:
     def after(self, delay_s: float, action: Callable[..., Any], *arguments: Any) -> None:
         self.clock.after(delay_s, action, *arguments)
 
-    def note(self, what: Any, about: Any) -> None:
-        self.trace.append((self.clock.now_s, what, about))
+    def note(self, item: Any, context: Any) -> None:
+        self.trace.append((self.clock.now_s, item, context))
 
     def next_launch(self) -> int:
         self._launches += 1
@@ -102,7 +102,7 @@ class Simulation:
         return self.steps.get(job, 0)
 
     def there(self) -> list[SimulatedNode]:
-        """Machines that have not gone for good."""
+        """Machines that are not permanently gone."""
         return [machine for machine in self.machines if not machine.gone]
 
     def alive(self) -> list[SimulatedAttempt]:
@@ -124,9 +124,9 @@ class Simulation:
         self.checks.alone(attempt)
 
     def sisters_lose(self, ended: SimulatedAttempt) -> None:
-        for sister in self.processes[ended.job]:
-            if sister.epoch == ended.epoch:
-                self.after(self.rng.uniform(0.02, 2.0), sister.connection_lost)
+        for other in self.processes[ended.job]:
+            if other.epoch == ended.epoch:
+                self.after(self.rng.uniform(0.02, 2.0), other.connection_lost)
 
     def kill_agent(self, machine: SimulatedNode, gone: bool) -> None:
         ray_id = machine.ray_id
@@ -172,14 +172,14 @@ class Simulation:
 
     def crashes_at(self, point: str) -> bool:
         if self.armed is not None and self.armed[0] == point:
-            name, left = self.armed
-            self.armed = (name, left - 1) if left > 1 else None
-            return left == 1
+            name, remaining = self.armed
+            self.armed = (name, remaining - 1) if remaining > 1 else None
+            return remaining == 1
         chance = 0.0 if self.healed else self.faults.crash_points
         return bool(chance) and self.rng.random() < chance
 
     def restore(self) -> None:
-        """The server stops, and an older copy of its store is put back."""
+        """Stop the server, and restore an older copy of its store."""
         server, log = self.server, self.store.log
         server.kill()
         if len(log) < 10:
@@ -187,12 +187,15 @@ class Simulation:
         self.went_back = True
         self.store.restore(self.rng.randrange(max(1, len(log) - 40), len(log)))
         self.checks.restored()
-        there = self.store.records
-        self.acked &= there.keys()
-        self.cancelled = {job for job in self.cancelled if job in there and there[job].job.state == "CANCELLED"}
+        records = self.store.records
+        self.acked &= records.keys()
+        self.cancelled = {job for job in self.cancelled if job in records and records[job].job.state == "CANCELLED"}
 
     def run(self, events: int) -> Violation | None:
-        """So many events under faults, then heal, and see that everything comes to its end."""
+        """Run `events` events under faults, then heal, and check that everything ends.
+
+        Return a violation or None.
+        """
         from orchestrator.simulate.quiescence import run_until_quiet
 
         try:
@@ -204,11 +207,11 @@ class Simulation:
             return e.violation
         return None
 
-    def story(self, job: str, most: int = 6000) -> list[str]:
-        """The last of what happened that names `job`, and the faults meanwhile."""
-        told = []
-        for at_s, what, about in self.trace:
-            text = f"{at_s:10.3f} {brief(what)} {about if isinstance(about, str) else ''}"
-            if (not job or f"{job}." in text + "." or f"{job} " in text or f"'{job}'" in text) or what in FAULTY:
-                told.append(text)
-        return told[-most:]
+    def story(self, job: str, maximum: int = 6000) -> list[str]:
+        """The last lines of the trace that name `job`, together with the faults."""
+        lines = []
+        for at_s, item, context in self.trace:
+            text = f"{at_s:10.3f} {brief(item)} {context if isinstance(context, str) else ''}"
+            if (not job or f"{job}." in text + "." or f"{job} " in text or f"'{job}'" in text) or item in FAULTY:
+                lines.append(text)
+        return lines[-maximum:]

@@ -1,4 +1,4 @@
-"""The event log in SQL: what makes an accepted job survive. SQLite on one machine, PostgreSQL when that is outgrown.
+"""The job store: an event log in SQL, which makes accepted jobs durable. SQLite on one machine, or PostgreSQL.
 
-Nothing is imported here: the command line reads `setting`, and must not wait for SQLAlchemy.
+This package imports nothing: the command line reads `database_setting` and must not wait for SQLAlchemy.
 """

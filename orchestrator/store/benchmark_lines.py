@@ -1,4 +1,4 @@
-"""The lines of benchmark runs: appended as they are measured, read by reports for ever after."""
+"""Store the lines of benchmark runs: appended while a run measures, read by reports at any later time."""
 
 import threading
 import time
@@ -20,7 +20,9 @@ WORDS = ("begun", "columns", "ended", "baseline")
 
 
 class BenchmarkLines:
-    """Shares the store's writer: a line is durable when `append` returns. Raises FleetError when it cannot be."""
+    """Table of benchmark lines. It shares the store's writer: a line is durable when `append` returns; raises
+    FleetError if it cannot be stored.
+    """
 
     def __init__(self, database: "Database", writer: "StoreWriter", damage: DamageList):
         self._database, self._writer, self._damage = database, writer, damage
@@ -35,10 +37,10 @@ class BenchmarkLines:
                 self._counts[run] = self._counts.get(run, 0) + 1
 
     def read(self, run: str, after: int = 0) -> list[Data]:
-        """Of one run, oldest first, each with its `seq` and `time`."""
-        wanted = select(table).where(table.c.run == run, table.c.seq > after).order_by(table.c.seq)
+        """Lines of one run, oldest first, each with its `seq` and `time`."""
+        query = select(table).where(table.c.run == run, table.c.seq > after).order_by(table.c.seq)
         with self._database.reading() as connection:
-            rows = connection.execute(wanted).all()
+            rows = connection.execute(query).all()
         return [line | {"seq": row.seq, "time": row.time} for row in rows if (line := self._line(row))]
 
     def _line(self, row: Row[Any]) -> Data | None:
@@ -49,7 +51,7 @@ class BenchmarkLines:
             return None
 
     def cell_counts(self) -> dict[str, int]:
-        """Cells of every run; kept in memory, since a planner asks twice a second."""
+        """Number of results of every run; cached in memory, since the planner reads it twice a second."""
         with self._lock:
             if self._counts is None:
                 counts = select(table.c.run, func.count()).where(table.c.line == "cell").group_by(table.c.run)
@@ -58,14 +60,14 @@ class BenchmarkLines:
             return dict(self._counts)
 
     def runs(self) -> list[Data]:
-        """Of every run, oldest first: {"run", "begun": line, "columns", "ended", "baseline": the last such line
-        or None, "cells": how many}."""
+        """All runs, oldest first: {"run", "begun": line, "columns", "ended", "baseline": the last such line or None,
+        "cells": number of results}."""
         ends = select(table).where(table.c.line.in_(WORDS)).order_by(table.c.seq)
         cells = self.cell_counts()
-        found: dict[str, Data] = {}
+        by_run: dict[str, Data] = {}
         with self._database.reading() as connection:
             for row in connection.execute(ends):
-                known = found.setdefault(row.run, {"run": row.run, **dict.fromkeys(WORDS)})
+                run_lines = by_run.setdefault(row.run, {"run": row.run, **dict.fromkeys(WORDS)})
                 if line := self._line(row):
-                    known[row.line] = line | {"time": row.time}
-        return [known | {"cells": cells.get(run, 0)} for run, known in found.items() if known["begun"]]
+                    run_lines[row.line] = line | {"time": row.time}
+        return [run_lines | {"cells": cells.get(run, 0)} for run, run_lines in by_run.items() if run_lines["begun"]]

@@ -1,4 +1,4 @@
-"""Data to JSON text and back. A loss may be NaN, JSON may not: such numbers become the strings "NaN" and "Infinity"."""
+"""Encode data as JSON text. JSON has no NaN, which a loss may be: such numbers become "NaN" and "Infinity" strings."""
 
 import json
 import math
@@ -12,7 +12,7 @@ JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def encode(data: dict[str, Any]) -> str:
-    """Raises UserError for what is not plain data."""
+    """Encode data. Raises UserError if it is not plain data."""
     try:
         try:
             return JSON.encode(data)
@@ -23,7 +23,9 @@ def encode(data: dict[str, Any]) -> str:
 
 
 def decode(text: str) -> dict[str, Any]:
-    """By pydantic's reader, in half the time; Python's also takes half of a surrogate pair, and many levels."""
+    """Decode JSON with pydantic's parser, in half the time. Python's is the fallback: it also accepts lone surrogates
+    and deep nesting.
+    """
     try:
         data: dict[str, Any] = from_json(text)
     except ValueError:

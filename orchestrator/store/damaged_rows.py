@@ -1,4 +1,4 @@
-"""Rows that cannot be read: a bad disk, another program, a person with an SQL prompt. They are named and left out."""
+"""Report and leave out rows that cannot be read, e.g. after a disk error or a change by another program or by hand."""
 
 import logging
 import math
@@ -14,16 +14,16 @@ from orchestrator.store.codec import decode
 log = logging.getLogger(__name__)
 
 MOST = 1000
-"""Of more, only the number is kept."""
+"""Rows that are kept in detail; further ones are only counted."""
 
 
 class DamagedDataError(ValueError):
-    """The reason why a row is."""
+    """Reason why a row is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class DamagedRow:
-    """`owner` is the job or benchmark run, `event` the word of an event; "?" where that cannot be read."""
+    """A row that cannot be read. `owner` is the job or benchmark run, `event` the event's name; "?" if unreadable."""
 
     table: str
     seq: int
@@ -36,7 +36,7 @@ class DamagedRow:
 
 
 class DamageList:
-    """What was found since the start. Safe to use from many threads."""
+    """Damaged rows found since the start. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -60,7 +60,7 @@ class DamageList:
 
 
 def event_of(row: Row[Any]) -> Event:
-    """Raises DamagedDataError. A database without strict types returns whatever was written."""
+    """Event of a row. Raises DamagedDataError, since a database without strict types returns any value written."""
     if type(row.epoch) is not int or row.epoch < 0:
         raise DamagedDataError("has an epoch that is not a number")
     if not isinstance(row.time, int | float) or not math.isfinite(row.time):
@@ -69,7 +69,7 @@ def event_of(row: Row[Any]) -> Event:
 
 
 def data_of(text: Any) -> dict[str, Any]:
-    """Raises DamagedDataError for what is not one JSON object."""
+    """Decode a column that must contain a JSON object. Raises DamagedDataError."""
     if not isinstance(text, str):
         raise DamagedDataError("has data that is not text")
     try:
@@ -85,7 +85,7 @@ def readable(text: Any) -> str:
     return text if isinstance(text, str) else "?"
 
 
-def _word(text: Any, what: str) -> str:
+def _word(text: Any, column: str) -> str:
     if not isinstance(text, str) or not text:
-        raise DamagedDataError(f"has no readable {what}")
+        raise DamagedDataError(f"has no readable {column}")
     return text

@@ -1,4 +1,4 @@
-"""A database by its URL: one connection that writes, some that read, and its errors in our words."""
+"""Open a database by URL: one connection that writes, several that read, and errors translated to FleetError."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +15,11 @@ from orchestrator.store import database_file_copy, postgresql, schema, sqlite
 
 FORMS = "write sqlite:////absolute/path.db or postgresql://user@host/database"
 RECONNECT_S = 5.0
-"""For how long a lost connection is made again without a word to those who wait: those who read as those who write."""
+"""Seconds for which reads and writes wait silently while a lost connection is restored."""
 
 RECONNECT_PAUSE_S = 0.05
 CLOSE_S = 5.0
-"""For how long those who read may still do so when the database is closed."""
+"""Seconds that running reads have to finish when the database is closed."""
 
 POSTGRESQL = ("postgresql", "postgres", "postgresql+psycopg")
 
@@ -27,14 +27,14 @@ T = TypeVar("T")
 
 
 class ConnectionLost(FleetError):
-    """The connection to the database broke. Whether what was just committed is stored is not known."""
+    """The connection to the database broke. It is unknown whether the last commit is stored."""
 
 
 class Database:
-    """`name` is for people: a path, or a URL without its password."""
+    """A database. `name` is for messages: a path, or a URL without its password."""
 
     def __init__(self, url: str):
-        """Raises UserError for a URL we cannot use, FleetError for a database that is damaged, held or newer."""
+        """Raises UserError for an unsupported URL, FleetError for a database that is damaged, in use or newer."""
         self._url = parsed(url)
         self._is_sqlite = is_sqlite(self._url)
         self.name = name_of(self._url)
@@ -55,8 +55,8 @@ class Database:
             self._opened = opened.pop_all()
 
     def connect(self) -> Connection:
-        """For the one thread that writes. Raises FleetError when another server has the database by now, or its file is
-        not there any more.
+        """Connection for the thread that writes. Raises FleetError if another server has taken the database over, or
+        its file no longer exists.
         """
         self.check_place()
         if self._lock is not None:
@@ -64,8 +64,8 @@ class Database:
         return self._writer.connect()
 
     def check_place(self) -> None:
-        """Raises FleetError, from then on always, where the file at the path is not the one that was opened: SQLite
-        writes on into a file without a name, and whatever is acknowledged is lost.
+        """Raise FleetError, now and at each later call, if the file at the path is no longer the one that was opened:
+        SQLite would keep writing to the deleted file, and acknowledged data would be lost.
         """
         if self._path:
             self._is_replaced = self._is_replaced or sqlite.file_at(self._path) != self._file
@@ -74,8 +74,9 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Sees all that was committed before. Waits while the database is away, as `rows`; it is not asked again for
-        what was read when the connection breaks inside. Raises FleetError when the database cannot be read.
+        """Yield a connection that sees everything committed before. Like `rows`, it waits while the database is not
+        available; it does not repeat reads if the connection breaks inside the context. Raises FleetError if the
+        database cannot be read.
         """
         with self.errors(), self._reader() as connection:
             yield connection
@@ -84,56 +85,60 @@ class Database:
         return self._patiently(self._readers_connection)
 
     def _readers_connection(self) -> Connection:
-        """The pool tries two connections, and has an error of its own where both were killed meanwhile."""
+        """A connection of the pool, which tries two and raises its own error if both were closed by the server."""
         if self._is_closed:
-            raise FleetError(f"{self.name} is being closed", "the server stops: ask again once it is up")
+            raise FleetError(f"{self.name} is being closed", "the server is stopping: retry when a server runs again")
         self.check_place()
         try:
             with self.errors():
                 return self._readers.connect()
         except InvalidRequestError as e:
-            raise ConnectionLost(f"the connection to {self.name} broke: {e}", "it is made again: ask again") from e
+            raise ConnectionLost(
+                f"the connection to {self.name} broke: {e}", "retry: the server restores the connection"
+            ) from e
 
     def _patiently(self, read: Callable[[], T]) -> T:
-        """Asked again for RECONNECT_S where the connection is lost."""
-        begun_s = time.monotonic()
+        """Call `read`, again for up to RECONNECT_S if the connection is lost."""
+        started_s = time.monotonic()
         while True:
             try:
                 return read()
             except ConnectionLost:
-                if time.monotonic() - begun_s > RECONNECT_S:
+                if time.monotonic() - started_s > RECONNECT_S:
                     raise
                 time.sleep(RECONNECT_PAUSE_S)
 
-    def rows(self, wanted: Select[Any], **parameters: Any) -> Sequence[Row[Any]]:
-        """All of them, asked for again where the connection breaks meanwhile. Raises FleetError as `reading` does."""
+    def rows(self, query: Select[Any], **parameters: Any) -> Sequence[Row[Any]]:
+        """Read all rows, again if the connection breaks. Raises FleetError as `reading` does."""
 
         def read() -> Sequence[Row[Any]]:
             with self.errors(), self._readers_connection() as connection:
-                return connection.execute(wanted, parameters).all()
+                return connection.execute(query, parameters).all()
 
         return self._patiently(read)
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """What the driver or the file system raises inside comes out as FleetError."""
+        """Translate errors of the driver and the file system inside the context to FleetError."""
         try:
             yield
         except DBAPIError as e:
             raise self.trouble(e) from e
         except OSError as e:
-            raise FleetError(f"{self.name} cannot be opened: {e.strerror or e}", "check the folder and its mode") from e
+            raise FleetError(
+                f"{self.name} cannot be opened: {e.strerror or e}", "check the folder and its permissions"
+            ) from e
 
     def trouble(self, error: DBAPIError) -> FleetError:
         return translate_error(error, self._url)
 
     def room(self) -> tuple[int | None, int | None]:
-        """(bytes of the database, bytes free on its disk), or None twice where it is not a file here."""
+        """(bytes of the database, bytes free on its disk), or (None, None) if it is not a local file."""
         return sqlite.disk_space(self._path) if self._path else (None, None)
 
     def close_readers(self) -> None:
-        """Before the writing connection is closed: the last one to go checkpoints, and that must be the writer. Nobody
-        reads from here on.
+        """Close the readers, which must happen before the writer is closed: SQLite checkpoints when the last connection
+        closes, and that must be the writer. No reads are possible afterwards.
         """
         self._is_closed = True
         deadline_s = time.monotonic() + CLOSE_S
@@ -158,22 +163,22 @@ class Database:
             postgresql.check(connection, self.name)
 
     def _copy(self, version: int) -> None:
-        """Before the tables are changed. PostgreSQL takes a change back that fails; `backup` makes a copy of it."""
+        """Copy a SQLite file before its tables are upgraded. PostgreSQL rolls back an upgrade that fails."""
         if self._is_sqlite:
             database_file_copy.before_upgrade(sqlite.path_of(self._url), version)
 
 
 def parsed(url: str) -> URL:
-    """Raises UserError for one that names no database we can use."""
+    """Parse a database URL. Raises UserError for an unsupported one."""
     try:
-        found = make_url(url)
+        database_url = make_url(url)
     except (ArgumentError, ValueError):
-        raise UserError("the store's URL cannot be read", FORMS) from None
-    if found.drivername in POSTGRESQL:
-        return found.set(drivername="postgresql+psycopg")
-    if found.get_backend_name() != "sqlite":
-        raise UserError(f"no job store can be in {found.drivername}", FORMS)
-    return found
+        raise UserError("the job store's URL is not valid", FORMS) from None
+    if database_url.drivername in POSTGRESQL:
+        return database_url.set(drivername="postgresql+psycopg")
+    if database_url.get_backend_name() != "sqlite":
+        raise UserError(f"{database_url.drivername} is not supported as a job store", FORMS)
+    return database_url
 
 
 def is_sqlite(url: URL) -> bool:
@@ -185,7 +190,7 @@ def name_of(url: URL) -> str:
 
 
 def translate_error(error: DBAPIError, url: URL) -> FleetError:
-    """What a failed statement means to a person."""
+    """Translate the error of a failed statement to a message for users."""
     if is_sqlite(url) and error.orig is not None:
         return sqlite.translate_error(error.orig, sqlite.path_of(url))
     kind = ConnectionLost if postgresql.lost(error) else FleetError

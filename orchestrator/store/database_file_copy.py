@@ -1,4 +1,4 @@
-"""Copies of a SQLite database as one file of mode 0600: whole and on disk, or not there."""
+"""Copy a SQLite database to one file of mode 0600, which appears only when it is complete and on disk."""
 
 import logging
 import os
@@ -22,21 +22,23 @@ def stamp() -> str:
 
 
 def before_upgrade(path: Path, version: int) -> Path:
-    """Keep the database as it is, beside it; of such copies the newest two."""
+    """Copy the database to its folder before an upgrade; keep the newest two such copies."""
     target = path.with_name(f"{path.stem}-version-{version}-{stamp()}.db")
     for unfinished in path.parent.glob(f".{path.stem}-version-*.part"):
         unfinished.unlink(missing_ok=True)
     copy(path, target)
-    log.info("the tables of %s are being brought up to date; %s is the database as it was", path, target)
+    log.info("upgrading the tables of %s; a copy of the database before the upgrade is %s", path, target)
     for old in sqlite.automatic_backup_path(path)[AUTOMATIC_KEPT:]:
         old.unlink(missing_ok=True)
     return target
 
 
 def copy(path: Path, target: Path) -> None:
-    """Of the database as it is now; whoever writes to it meanwhile is not held up. Raises FleetError or UserError."""
+    """Copy the current state of the database without blocking its writers. Raises FleetError or UserError."""
     if not path.exists():
-        raise UserError(f"there is no database {path}", "the server makes it when it starts for the first time")
+        raise UserError(
+            f"there is no database {path}", "start a server with `polyfleet server start`: it creates the database"
+        )
     try:
         with published(target) as part, closing(sqlite.reader(path)) as source:
             source.execute("VACUUM INTO ?", [str(part)]).close()
@@ -46,21 +48,21 @@ def copy(path: Path, target: Path) -> None:
 
 
 def finish(part: Path) -> None:
-    """One file, without a log beside it, and without the token by which a server knows that it is the only one."""
-    with closing(sqlite3.connect(part, isolation_level=None)) as made:
-        made.execute("PRAGMA journal_mode=DELETE").close()
-        made.execute("PRAGMA synchronous=FULL").close()
-        made.execute("DELETE FROM writer").close()
+    """Make the copy a single file without a write-ahead log and without the token of the server that writes."""
+    with closing(sqlite3.connect(part, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode=DELETE").close()
+        connection.execute("PRAGMA synchronous=FULL").close()
+        connection.execute("DELETE FROM writer").close()
 
 
 @contextmanager
 def published(target: Path) -> Iterator[Path]:
-    """An empty file to write to, which becomes `target` once it is complete and on disk.
+    """Yield an empty file to write; afterwards it becomes `target`, once it is on disk.
 
-    Raises UserError if `target` is there already, FleetError if the disk does not take it.
+    Raises UserError if `target` already exists, FleetError if it cannot be written.
     """
     if target.exists():
-        raise UserError(f"{target} is there already", "name another file: a backup is never overwritten")
+        raise UserError(f"{target} already exists", "name another file: a backup is never overwritten")
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -70,17 +72,17 @@ def published(target: Path) -> Iterator[Path]:
     except OSError as e:
         raise FleetError(f"{target} cannot be written: {e.strerror or e}", "name a file on another disk") from e
     finally:
-        for rest in (part, part.with_name(f"{part.name}-journal")):
+        for leftover in (part, part.with_name(f"{part.name}-journal")):
             with suppress(OSError):
-                rest.unlink(missing_ok=True)
+                leftover.unlink(missing_ok=True)
     write_durably(target.parent)
 
 
 def _link(part: Path, target: Path) -> None:
-    """Never over a file of that name; some file systems have no hard links."""
+    """Give the file its name without overwriting another. Some file systems have no hard links."""
     try:
         target.hardlink_to(part)
     except FileExistsError:
-        raise UserError(f"{target} is there already", "name another file: a backup is never overwritten") from None
+        raise UserError(f"{target} already exists", "name another file: a backup is never overwritten") from None
     except OSError:
         part.rename(target)

@@ -1,6 +1,6 @@
-"""Which database a home's jobs are in: POLYFLEET_DATABASE_URL, else the home's file `database-url`, else a SQLite file.
+"""Setting of a home's database: POLYFLEET_DATABASE_URL, else the home's file `database-url`, else a SQLite file.
 
-Imports no SQLAlchemy before it is needed: every start of the command line passes here.
+It imports SQLAlchemy only if needed, because every start of the command line runs this module.
 """
 
 import os
@@ -20,7 +20,7 @@ SQLITE = "polyfleet.db"
 
 
 def database_url(home: Path) -> str:
-    """Raises UserError for a file that others may read: it can hold a password."""
+    """URL of the home's database. Raises UserError if other users can read its file, which may contain a password."""
     return os.environ.get(VARIABLE, "").strip() or _written(home) or default_url(home)
 
 
@@ -29,12 +29,12 @@ def default_url(home: Path) -> str:
 
 
 def written_url(home: Path) -> str:
-    """Of a home by its files alone: another one than this process's, of which the variable says nothing."""
+    """URL in a home's files, without the environment variable, which applies only to this process's home."""
     return _written(home) or default_url(home)
 
 
 def name_of_database(home: Path) -> str:
-    """For people, without a password."""
+    """Name of the database for messages, without a password."""
     url = database_url(home)
     if url == default_url(home):
         return str(home / SQLITE)
@@ -44,8 +44,8 @@ def name_of_database(home: Path) -> str:
 
 
 def open_store(home: Path) -> "EventStore":
-    """The home's store. The choice of another database than the default is remembered, without its password: a server
-    that somebody starts from a shell without the variable asks for the password, and never shows an empty database.
+    """Open the home's store. A database other than the default is recorded in the home, without its password: a server
+    that is started later without the variable then asks for the password, instead of opening an empty database.
     """
     from orchestrator.store.database import name_of, parsed
     from orchestrator.store.event_store import EventStore
@@ -53,35 +53,35 @@ def open_store(home: Path) -> "EventStore":
 
     url = database_url(home)
     store = EventStore(url)
-    known = written_url(home)
-    if name_of(parsed(known)) != name_of(parsed(url)):
+    recorded = written_url(home)
+    if name_of(parsed(recorded)) != name_of(parsed(url)):
         write_private(home / FILE, without_password(parsed(url)).render_as_string() + "\n")
     return store
 
 
 def strip_password(url: str) -> str:
-    """`url`, unless it has a password: every user of the machine can read a command line. Raises UserError then."""
+    """Return `url`. Raises UserError if it has a password: every user of the machine can read a command line."""
     from orchestrator.store.database import parsed
     from orchestrator.store.postgresql import without_password
 
-    found = parsed(url)
-    if without_password(found) != found:
+    database_url = parsed(url)
+    if without_password(database_url) != database_url:
         raise UserError(
             "a password on the command line can be read by every user of this machine",
-            f"set {VARIABLE}, or leave the password to ~/.pgpass",
+            f"set {VARIABLE}, or write the password into ~/.pgpass",
         )
     return url
 
 
 def _written(home: Path) -> str:
-    """What the file says, "" without one."""
+    """Content of the home's file, "" if there is none."""
     path = home / FILE
     try:
         with path.open() as f:
-            found = os.fstat(f.fileno())
-            if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-                mode = stat.S_IMODE(found.st_mode)
-                raise UserError(f"{path} is open to other users (mode {mode:04o})", f"close it: chmod 600 {path}")
+            status = os.fstat(f.fileno())
+            if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+                mode = stat.S_IMODE(status.st_mode)
+                raise UserError(f"other users can read {path} (mode {mode:04o})", f"run `chmod 600 {path}`")
             return f.read(4096).strip()
     except FileNotFoundError:
         return ""

@@ -1,4 +1,4 @@
-"""EventStore: append and be sure, ask again and get the same answer."""
+"""EventStore: durable log of events, with idempotent requests, reports and the table of jobs."""
 
 import logging
 import math
@@ -31,16 +31,16 @@ log = logging.getLogger(__name__)
 Data = dict[str, Any]
 
 WRITING_LATE_S = 6.0
-"""Longer than SQLite waits for a lock of another program."""
+"""Seconds after which a write counts as late; longer than SQLite waits for a lock of another program."""
 
 GENERATION_STEP = 1_000_000
-"""A counter of 63 bits lasts for millions of millions of starts."""
+"""Maximum increase per start: a counter of 63 bits lasts for 10^12 starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
-    """`error` is that of the last write, "" when it went well, and `failed_s` how long ago; 0 where the next one would
-    fail. Sizes are None where the database is not a file here.
+    """State of the store. `error` is that of the last write, "" if it succeeded; `failed_s` is its age, 0 if the next
+    write would fail, too. Sizes are None if the database is not a local file.
     """
 
     where: str
@@ -53,10 +53,10 @@ class StoreState:
 
 
 class EventStore:
-    """Safe to use from many threads. Raises FleetError when the disk or the database does not do its part.
+    """The job store. Thread-safe. Raises FleetError if the disk or the database fails.
 
-    A row that cannot be read is left out of every answer and named in `damage`. `identity` was drawn when the database
-    was made.
+    A row that cannot be read is left out of every result and listed in `damage`. `identity` is a random name, generated
+    when the database was created.
     """
 
     def __init__(self, url: str):
@@ -72,9 +72,9 @@ class EventStore:
         self._writer.start()
 
     def close(self) -> None:
-        """Write what waits and let go of the database."""
+        """Write everything that waits and close the database."""
         if not self._writer.close():
-            log.error("a write to %s does not end: it is left to the end of this process", self._database.name)
+            log.error("a write to %s does not end; this process exits without waiting for it", self._database.name)
             return
         self._database.close_readers()
         self._writer.disconnect()
@@ -82,76 +82,81 @@ class EventStore:
 
     @property
     def last_seq(self) -> int:
-        """Of the newest durable event, 0 when there is none."""
+        """Number of the newest durable event, 0 if there is none."""
         return self._writer.last_seq
 
     def newest_s(self) -> float | None:
-        """When the newest event that is kept happened, by the clock of then."""
+        """Time of the newest stored event, by the clock at that time."""
         newest = select(events.c.time).where(events.c.seq <= self.last_seq).order_by(events.c.seq.desc()).limit(1)
         with self._database.reading() as connection:
             return connection.scalar(newest)
 
     def append(self, new: Sequence[Event], strict: bool = False) -> list[int]:
-        """Their numbers, in order. Durable when it returns, with the rows of their jobs; when it raises, none of them
-        is stored. With `strict` it raises EventIgnored where one of them does not count.
+        """Append events and return their numbers, in order. They and the rows of their jobs are durable when it
+        returns; if it raises, none is stored. With `strict`, raises EventIgnored if one of them is not valid for its
+        job.
         """
         numbers: list[int] = self._writer.submit(make_unit(new, strict)) if new else []
         return numbers
 
     def once(self, key: str, digest: str, make: Callable[[], StoredResponse], stored: Stored = lambda _: None) -> Data:
-        """As `once_each` with one request; raises its error."""
-        (told,) = self.once_each([IdempotentRequest(key, digest, make)], stored)
-        if isinstance(told, Exception):
-            raise told
-        return told
+        """Process one request like `once_each`; raises its error."""
+        (result,) = self.once_each([IdempotentRequest(key, digest, make)], stored)
+        if isinstance(result, Exception):
+            raise result
+        return result
 
-    def once_each(self, asked: Sequence[IdempotentRequest], stored: Stored = lambda _: None) -> list[Data | Exception]:
-        """The body that each `make` gave the first time its key was used, however often and from wherever it is asked
-        again; or the error of that request.
+    def once_each(
+        self, requests: Sequence[IdempotentRequest], stored: Stored = lambda _: None
+    ) -> list[Data | Exception]:
+        """For each request, return the body that `make` returned when its key was first used, however often it is
+        repeated; or the request's error.
 
-        The events and the answer of each become durable in one transaction; `stored` then gets the records of its jobs,
-        in the writer's thread, before anybody can see them. With another digest the key is a Conflict.
+        Events and response of a request become durable in one transaction. Then `stored` is called with the records of
+        its jobs, in the writer's thread, before any reader can see them. A key with another digest gives Conflict.
         """
-        return self._once.each(asked, stored)
+        return self._once.each(requests, stored)
 
     def read(self, after: int, limit: int | None = None) -> list[Event]:
         """Events with a number above `after`, oldest first."""
         return self._events(select(events).where(events.c.seq > after), limit)
 
     def read_on(self, after: int, limit: int) -> tuple[list[Event], int]:
-        """As `read`, and up to which number there is no other: some may be of removed jobs or in damaged rows."""
+        """Like `read`, and the number up to which all events were read; some numbers may be of removed jobs or damaged
+        rows.
+        """
         last = self.last_seq
         rows = self._rows(select(events).where(events.c.seq > after), limit)
-        found = [event for row in rows if (event := self._event(row))]
-        seen = rows[-1].seq if rows else after
-        return found, seen if len(rows) == limit else max(seen, last)
+        parsed_events = [event for row in rows if (event := self._event(row))]
+        newest = rows[-1].seq if rows else after
+        return parsed_events, newest if len(rows) == limit else max(newest, last)
 
     def events_of(self, job: str) -> list[Event]:
         return self._events(select(events).where(events.c.job == job), None)
 
     def mark_damaged(self, job: str, why: str) -> None:
-        """Say, now and after a start, that the history of `job` cannot be trusted."""
-        marked = jobs.update().where(jobs.c.id == job).values(damaged=why)
-        self._writer.submit(UnitOfWork(action=lambda connection: connection.execute(marked)))
+        """Mark the history of `job` as damaged, durably."""
+        statement = jobs.update().where(jobs.c.id == job).values(damaged=why)
+        self._writer.submit(UnitOfWork(action=lambda connection: connection.execute(statement)))
         self.jobs.damaged[job] = why
 
     def refresh(self, after: int) -> int | None:
-        """Write anew, from their events, the rows of some ended jobs numbered above `after` that another version wrote.
-        Up to which number it has looked, None where no job is left.
+        """Rebuild, from their events, rows of some ended jobs numbered above `after` that another version wrote. Return
+        the last number that was checked, None if no job is left.
         """
         with self._database.reading() as connection:
-            looked, rows = job_rows.outdated(connection, after, self.damage)
+            last_checked, rows = job_rows.outdated(connection, after, self.damage)
         if rows:
             self._writer.submit(UnitOfWork(action=partial(self.jobs.change, rows=rows)))
-        return looked
+        return last_checked
 
     def differences(self) -> list[str]:
-        """What the table of jobs says otherwise than the log; reads all of both."""
+        """Differences between the table of jobs and the log of events; reads all of both."""
         with self._database.reading() as connection:
             return list(job_rows.differences(connection, self.damage))
 
     def state(self) -> StoreState:
-        """Now: what a person has to know of the store."""
+        """Current state of the store for `doctor` and `status`."""
         size_bytes, free_bytes = self._database.room()
         error, failed_s = self._writer.trouble
         ago_s = time.monotonic() - failed_s if error else 0.0
@@ -164,33 +169,36 @@ class EventStore:
         return StoreState(self._database.name, error, ago_s, size_bytes, free_bytes, self.damage, self.reports_lost)
 
     def wait(self, after: int, timeout_s: float) -> bool:
-        """Whether there is an event with a number above `after`, waiting for it up to `timeout_s`."""
+        """Wait up to `timeout_s` for an event with a number above `after`; return whether there is one."""
         with self._writer.committed:
             return self._writer.committed.wait_for(lambda: self.last_seq > after, timeout_s)
 
     def events_below(self, prefix: str) -> list[Event]:
-        """Of all owners whose name begins so, oldest first: a range of the index is read, not all events."""
+        """Events of all owners whose name has that prefix, oldest first. Reads a range of the index, not all events."""
         below = select(events.c.seq).where(events.c.job.between(prefix, prefix + LAST))
         return self._events(select(events).where(events.c.seq.in_(below)), None)
 
     def report(self, job: str, epoch: int, step: int, time_s: float, data: Data, at: int = 0) -> None:
-        """Metrics of one step: written soon, not waited for, dropped rather than ever blocking (`reports_lost`).
+        """Queue metrics of one step to be written soon. Never blocks: if too many wait, reports are dropped and counted
+        in `reports_lost`.
 
-        `at` is where the attempt's events file goes on after it. A step or time that is no number a database can hold
-        is stored as 0: metrics come from users' code.
+        `at` is the offset in the attempt's events file after it. A step or time that a database cannot store is stored
+        as 0, because metrics come from users' code.
         """
         row = {"job": storable("job id", job, LONGEST_JOB), "epoch": epoch, "data": encode(data)}
-        whole = isinstance(step, int) and abs(step) < LARGEST
-        finite = isinstance(time_s, int | float) and math.isfinite(time_s)
-        self._writer.submit_report(row | {"step": step if whole else 0, "time": time_s if finite else 0.0, "at": at})
+        has_step = isinstance(step, int) and abs(step) < LARGEST
+        has_time = isinstance(time_s, int | float) and math.isfinite(time_s)
+        self._writer.submit_report(
+            row | {"step": step if has_step else 0, "time": time_s if has_time else 0.0, "at": at}
+        )
 
     def told_at(self, job: str, epoch: int) -> int:
-        """Up to where the events file of that attempt is stored, by its reports and checkpoints; 0 where nothing is.
+        """Offset up to which the attempt's events file is stored, according to its reports and checkpoints; 0 if none.
 
-        Within an attempt `at` only grows, and epochs do too: the newest rows tell.
+        `at` only grows within an attempt, and so do epochs, so the newest rows are sufficient.
         """
         report = select(reports.c.epoch, reports.c.at).where(reports.c.job == job).order_by(reports.c.seq.desc())
-        noted = select(events.c.data).where(
+        checkpoint_data = select(events.c.data).where(
             events.c.job == job, events.c.epoch == epoch, events.c.event == "checkpoint"
         )
         record = self.jobs.get(job)
@@ -200,13 +208,13 @@ class EventStore:
                 newest = connection.execute(report.where(reports.c.epoch == epoch).limit(1)).first()
             checkpoint = None
             if record and record.checkpoint:
-                checkpoint = connection.scalar(noted.order_by(events.c.seq.desc()).limit(1))
-        reported = newest.at if newest is not None and newest.epoch == epoch else 0
-        return max(int(reported), _at(checkpoint))
+                checkpoint = connection.scalar(checkpoint_data.order_by(events.c.seq.desc()).limit(1))
+        report_offset = newest.at if newest is not None and newest.epoch == epoch else 0
+        return max(int(report_offset), _at(checkpoint))
 
     def next_generation(self, floor: int = 0) -> int:
-        """A number above `floor` and above all that were given before; durable. How far above is left to chance: two
-        copies of one database give different ones.
+        """A durable number above `floor` and above all earlier ones. The increase is random, so that two copies of one
+        database return different numbers.
         """
         step = 1 + secrets.randbelow(GENERATION_STEP)
         generation: int = self._writer.submit(
@@ -216,43 +224,43 @@ class EventStore:
 
     @property
     def reports_lost(self) -> int:
-        """Reports dropped since the start: too many waited, or the disk was full."""
+        """Number of reports dropped since the start, because too many waited or the disk was full."""
         return self._writer.reports_lost
 
     def reports(self, job: str, after: int = 0, limit: int | None = None) -> list[Data]:
-        """What a job reported, oldest first: the metrics, and seq, epoch, step and time of each."""
-        wanted = select(reports).where(reports.c.job == job, reports.c.seq > after).order_by(reports.c.seq).limit(limit)
+        """Reports of a job, oldest first: the metrics, and seq, epoch, step and time of each."""
+        query = select(reports).where(reports.c.job == job, reports.c.seq > after).order_by(reports.c.seq).limit(limit)
         with self._database.reading() as connection:
-            rows = connection.execute(wanted).all()
-        return [told for row in rows if (told := self._report(row))]
+            rows = connection.execute(query).all()
+        return [report for row in rows if (report := self._report(row))]
 
     def last_report(self, job: str) -> Data:
-        """The newest metrics of a job, {} when it reported none."""
+        """The newest metrics of a job, {} if it reported none."""
         newest = select(reports).where(reports.c.job == job).order_by(reports.c.seq.desc()).limit(1)
         with self._database.reading() as connection:
             row = connection.execute(newest).first()
         return self._metrics(row) or {} if row else {}
 
     def last_reports(self, ids: Sequence[str]) -> dict[str, Data]:
-        """As `last_report`, of many; those that reported none, or something that cannot be read, are left out."""
-        found: dict[str, Data] = {}
+        """Like `last_report`, for many jobs. Jobs without reports, or with an unreadable one, are left out."""
+        by_job: dict[str, Data] = {}
         for start in range(0, len(ids), AT_ONCE):
-            wanted = select(jobs.c.id, METRICS).where(jobs.c.id.in_(ids[start : start + AT_ONCE]))
+            query = select(jobs.c.id, METRICS).where(jobs.c.id.in_(ids[start : start + AT_ONCE]))
             with self._database.reading() as connection:
-                rows = connection.execute(wanted).all()
+                rows = connection.execute(query).all()
             for row in rows:
                 try:
-                    found[row.id] = data_of(row.metrics) if row.metrics is not None else {}
+                    by_job[row.id] = data_of(row.metrics) if row.metrics is not None else {}
                 except DamagedDataError:
-                    continue  # named when the reports themselves are read
-        return {job: data for job, data in found.items() if data}
+                    continue  # reported when the reports themselves are read
+        return {job: data for job, data in by_job.items() if data}
 
-    def _events(self, wanted: Select[Any], limit: int | None) -> list[Event]:
-        return [event for row in self._rows(wanted, limit) if (event := self._event(row))]
+    def _events(self, query: Select[Any], limit: int | None) -> list[Event]:
+        return [event for row in self._rows(query, limit) if (event := self._event(row))]
 
-    def _rows(self, wanted: Select[Any], limit: int | None) -> Sequence[Row[Any]]:
-        """None that is not acknowledged, even where the database shows one."""
-        acknowledged = wanted.where(events.c.seq <= self.last_seq)
+    def _rows(self, query: Select[Any], limit: int | None) -> Sequence[Row[Any]]:
+        """Rows of acknowledged events only; the database may contain others."""
+        acknowledged = query.where(events.c.seq <= self.last_seq)
         with self._database.reading() as connection:
             return connection.execute(acknowledged.order_by(events.c.seq).limit(limit)).all()
 
@@ -278,7 +286,7 @@ class EventStore:
 
 
 def _at(checkpoint: str | None) -> int:
-    """Of the data of an event; 0 where it cannot be read, which is told when its job's history is."""
+    """Offset in a checkpoint event's data; 0 if unreadable, which reading the job's history reports."""
     try:
         at = data_of(checkpoint).get("at", 0) if checkpoint is not None else 0
     except DamagedDataError:

@@ -1,5 +1,5 @@
-"""Requests with an idempotency key: asked again, they get the first answer. Those that come together share one look at
-the keys, and a transaction.
+"""Requests with an idempotency key: a repeated request gets the stored response of the first one. Concurrent requests
+share one query of the keys and one transaction.
 """
 
 import threading
@@ -23,19 +23,19 @@ from orchestrator.store.writer import StoreWriter
 
 LONGEST_KEY = 255
 LIMIT_S = 20.0
-"""No request waits longer for the store than that; a client waits for a minute."""
+"""Maximum seconds that a request waits for the store; clients wait for 60 s."""
 DRAWS = 5
-"""How often new ids are drawn."""
+"""Maximum attempts to generate new ids."""
 
 Data = dict[str, Any]
 Told = Data | Exception
 KNOWN = select(requests).where(requests.c.key.in_(bindparam("keys", expanding=True)))
-"""Made once: that takes longer than running it."""
+"""Built once, because building it takes longer than running it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """What a request is answered with, and the events that make it true: stored together, or not at all."""
+    """Response to a request and the events that belong to it: both are stored, or neither."""
 
     body: Data
     events: Sequence[Event] = ()
@@ -44,8 +44,8 @@ class StoredResponse:
 
 @dataclass(frozen=True, slots=True)
 class IdempotentRequest:
-    """A request. `digest` is of its body; with key "" nothing is remembered. `make` draws the ids of new jobs: it is
-    asked again when one of them is taken.
+    """A request. `digest` is that of its body; with key "" its response is not stored. `make` generates the ids of new
+    jobs: it is called again if one of them is in use.
     """
 
     key: str
@@ -54,9 +54,8 @@ class IdempotentRequest:
 
 
 class IdempotentRequests:
-    """Safe to use from many threads: of two requests with one key the second waits until the first is answered, and is
-    refused where that takes long. Keys of requests that were told CommitPending are in use until it is known what came
-    of them.
+    """Processes idempotent requests. Thread-safe: a request whose key is in use waits for the first one, at most
+    LIMIT_S, then gets CommitPending. Keys of requests that got CommitPending stay in use until their outcome is known.
     """
 
     def __init__(self, database: Database, writer: StoreWriter, damage: DamageList):
@@ -64,32 +63,33 @@ class IdempotentRequests:
         self._changed = threading.Condition()
         self._in_use: set[str] = set()
 
-    def each(self, asked: Sequence[IdempotentRequest], stored: Stored) -> list[Told]:
-        """The answer or the error of each, in order."""
-        told: dict[int, Told] = {}
-        while left := [n for n in range(len(asked)) if n not in told]:
-            first = {asked[n].key or n: n for n in reversed(left)}  # of those with one key the others come after it
-            told |= self._each({n: asked[n] for n in sorted(first.values())}, stored)
-        return [told[n] for n in range(len(asked))]
+    def each(self, batch: Sequence[IdempotentRequest], stored: Stored) -> list[Told]:
+        """Return the response or the error of each request, in order."""
+        results: dict[int, Told] = {}
+        while remaining := [n for n in range(len(batch)) if n not in results]:
+            # Of requests with the same key only the first is in this round; the others follow in later rounds.
+            first = {batch[n].key or n: n for n in reversed(remaining)}
+            results |= self._each({n: batch[n] for n in sorted(first.values())}, stored)
+        return [results[n] for n in range(len(batch))]
 
-    def _each(self, asked: dict[int, IdempotentRequest], stored: Stored) -> dict[int, Told]:
-        """By number; no two have the same key."""
-        told: dict[int, Told] = {n: error for n, one in asked.items() if (error := _wrong(one.key))}
-        keys = {one.key: n for n, one in asked.items() if one.key and n not in told}
+    def _each(self, batch: dict[int, IdempotentRequest], stored: Stored) -> dict[int, Told]:
+        """Process requests with different keys, by index."""
+        results: dict[int, Told] = {n: error for n, one in batch.items() if (error := _wrong(one.key))}
+        keys = {one.key: n for n, one in batch.items() if one.key and n not in results}
         with self._using(keys) as late:
-            told |= {keys[row.key]: self._repeated(asked[keys[row.key]], row) for row in self._known(keys)}
-            return told | self._answered({n: one for n, one in asked.items() if n not in told}, stored, late)
+            results |= {keys[row.key]: self._repeated(batch[keys[row.key]], row) for row in self._known(keys)}
+            return results | self._answered({n: one for n, one in batch.items() if n not in results}, stored, late)
 
     @contextmanager
     def _using(self, keys: Collection[str]) -> Iterator[set[str]]:
-        """All at once, so that nobody who holds some waits for others. Raises FleetError after LIMIT_S. Those that are
-        put into what it yields stay in use (see `_keep`).
+        """Reserve all keys at once, so that no thread waits for keys while it holds others. Raises FleetError after
+        LIMIT_S. Keys that are added to the yielded set stay in use afterwards (see `_keep`).
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._in_use.isdisjoint(keys), LIMIT_S):
                 raise CommitPending(
                     f"a request with the same key has waited for the job store for {LIMIT_S:.0f} s",
-                    "ask again: the same key has one effect",
+                    "retry with the same key: the request then counts once",
                 )
             self._in_use.update(keys)
         late: set[str] = set()
@@ -104,68 +104,68 @@ class IdempotentRequests:
             self._changed.notify_all()
 
     def _keep(self, key: str, unit: UnitOfWork, late: set[str]) -> None:
-        """In use until it is done: nobody can look up yet whether that key has an answer."""
+        """Keep the key in use until the unit is done: until then the response cannot be looked up."""
         late.add(key)
         unit.done.add_done_callback(lambda _: self._free({key}))
 
     def _known(self, keys: Collection[str]) -> Sequence[Row[Any]]:
-        wanted = [key for key in keys if key not in self._writer.doubtful]
-        return self._database.rows(KNOWN, keys=wanted) if wanted else []
+        certain = [key for key in keys if key not in self._writer.doubtful]
+        return self._database.rows(KNOWN, keys=certain) if certain else []
 
-    def _repeated(self, asked: IdempotentRequest, known: Row[Any]) -> Told:
-        if known.digest != asked.digest:
-            return Conflict(f"the idempotency key {asked.key[:40]!r} was used with another request", "use a new key")
+    def _repeated(self, request: IdempotentRequest, row: Row[Any]) -> Told:
+        if row.digest != request.digest:
+            return Conflict(f"the idempotency key {request.key[:40]!r} was used with another request", "use a new key")
         try:
-            return data_of(known.body)
+            return data_of(row.body)
         except DamagedDataError as e:
-            self._damage.add(DamagedRow("requests", 0, asked.key[:40], "answer", str(e)))
+            self._damage.add(DamagedRow("requests", 0, request.key[:40], "answer", str(e)))
             return FleetError(
-                f"the stored answer to the idempotency key {asked.key[:40]!r} is damaged: it {e}",
-                "look for its job with `polyfleet jobs`; restore the database from a backup",
+                f"the stored response for the idempotency key {request.key[:40]!r} is damaged: it {e}",
+                "find its job with `polyfleet jobs`, and restore the database from a backup",
             )
 
-    def _answered(self, asked: dict[int, IdempotentRequest], stored: Stored, late: set[str]) -> dict[int, Told]:
-        """Made and stored; made again where an id was taken."""
-        told: dict[int, Told] = {}
-        for left in reversed(range(DRAWS)):
-            waiting = {n: one for n, one in asked.items() if n not in told}
+    def _answered(self, batch: dict[int, IdempotentRequest], stored: Stored, late: set[str]) -> dict[int, Told]:
+        """Make and store responses; make one again if an id was in use."""
+        results: dict[int, Told] = {}
+        for tries_left in reversed(range(DRAWS)):
+            waiting = {n: one for n, one in batch.items() if n not in results}
             if not waiting:
                 break
-            drawn = self._drawn(waiting, stored, late)
-            told |= {n: one for n, one in drawn.items() if not (left and isinstance(one, EventIgnored))}
-        return told
+            outcomes = self._drawn(waiting, stored, late)
+            results |= {n: one for n, one in outcomes.items() if not (tries_left and isinstance(one, EventIgnored))}
+        return results
 
-    def _drawn(self, asked: dict[int, IdempotentRequest], stored: Stored, late: set[str]) -> dict[int, Told]:
-        told: dict[int, Told] = {}
+    def _drawn(self, batch: dict[int, IdempotentRequest], stored: Stored, late: set[str]) -> dict[int, Told]:
+        results: dict[int, Told] = {}
         units: dict[int, UnitOfWork] = {}
-        for n, one in asked.items():
+        for n, one in batch.items():
             try:
-                told[n], work = _kept(one, one.make(), stored)
+                results[n], unit = _kept(one, one.make(), stored)
             except Exception as e:
-                told[n] = e
+                results[n] = e
                 continue
-            if work.events or work.request:
-                units[n] = work
+            if unit.events or unit.request:
+                units[n] = unit
         for n, result in zip(units, self._writer.submit_all(list(units.values()), LIMIT_S), strict=True):
             if isinstance(result, Exception):
-                told[n] = result
-            if isinstance(result, CommitPending) and asked[n].key:
-                self._keep(asked[n].key, units[n], late)
-        return told
+                results[n] = result
+            if isinstance(result, CommitPending) and batch[n].key:
+                self._keep(batch[n].key, units[n], late)
+        return results
 
 
-def _kept(asked: IdempotentRequest, answer: StoredResponse, stored: Stored) -> tuple[Data, UnitOfWork]:
-    """(what is told, now and when it is asked again; what is to be stored)"""
-    body, work = encode(answer.body), make_unit(answer.events, strict=True)
-    work.stored = stored if answer.events else None
-    if asked.key:
-        kept = {"status": answer.status, "body": body, "time": time.time()}
-        work.request = {"key": asked.key, "digest": asked.digest, **kept}
-    return decode(body), work
+def _kept(request: IdempotentRequest, response: StoredResponse, stored: Stored) -> tuple[Data, UnitOfWork]:
+    """(response body, the same now and when the request is repeated; unit of work to store)"""
+    body, unit = encode(response.body), make_unit(response.events, strict=True)
+    unit.stored = stored if response.events else None
+    if request.key:
+        fields = {"status": response.status, "body": body, "time": time.time()}
+        unit.request = {"key": request.key, "digest": request.digest, **fields}
+    return decode(body), unit
 
 
 def _wrong(key: str) -> UserError | None:
-    """Why that key cannot be kept."""
+    """Error if the key cannot be stored, else None."""
     try:
         storable("idempotency key", key, LONGEST_KEY)
     except UserError as e:

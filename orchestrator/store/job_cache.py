@@ -1,4 +1,4 @@
-"""Records in memory, and what a transaction's events make of them. The writer's thread alone changes them."""
+"""Cache of records, and their changes by the events of a transaction. Only the writer's thread changes it."""
 
 import threading
 from collections import OrderedDict
@@ -12,7 +12,7 @@ from orchestrator.core.model import Event
 from orchestrator.core.states import TERMINAL
 
 NODE = "node/"
-"""What the `job` of an event about a node begins with."""
+"""Prefix of `job` in an event about a node."""
 
 ENDED_KEPT = 2000
 
@@ -20,24 +20,24 @@ Data = dict[str, Any]
 
 
 class EventIgnored(PolyfleetError):
-    """An event that the job's history has no place for: whoever wrote it did not look at the job first."""
+    """An event that is not valid in the job's state: the code that wrote it did not check the job first."""
 
     def __init__(self, job: str, event: str, why: str):
-        super().__init__(f"event {event!r} of {job} does not count: {why}", "report this; nothing was stored")
+        super().__init__(f"event {event!r} of {job} is not valid: {why}", "nothing was stored; report this as a bug")
         self.why = why
         self.args = (job, event, why)
 
 
 def is_open(record: Record) -> bool:
-    """Whether anything can still happen to the job: it has not ended, or its attempt still holds devices."""
+    """Return whether the job can still change: it has not ended, or its attempt still has devices."""
     return record.job.state not in TERMINAL or record.live is not None
 
 
 @dataclass(slots=True)
 class Batch:
-    """What the events of one transaction change: nobody sees it before the transaction is durable.
+    """Changes by the events of one transaction; invisible to readers until the transaction is durable.
 
-    `before` has the jobs that are not in memory; `numbers` the new jobs, by id.
+    `before` contains jobs that are not in the cache, `numbers` the numbers of new jobs, by id.
     """
 
     known: Callable[[str], Record | None]
@@ -46,7 +46,7 @@ class Batch:
     numbers: dict[str, int] = field(default_factory=dict)
 
     def take(self, events: Iterable[Event], strict: bool) -> None:
-        """All of `events` or, when one of them does not count and `strict` says so, none. Raises EventIgnored."""
+        """Apply `events`, except invalid ones. With `strict`, raise EventIgnored if any is invalid, and apply none."""
         changed: dict[str, Record] = {}
         new: dict[str, int] = {}
         for event in events:
@@ -68,16 +68,16 @@ class Batch:
 
 
 def apply_event(record: Record | None, event: Event) -> tuple[str, Record | None]:
-    """(why the event does not count or "", the record after it)."""
+    """(why the event is invalid or "", the record after it)."""
     try:
         why = ignored(record, event)
         return (why, record) if why else ("", apply(record, event))
-    except Exception as e:  # whatever a fold makes of data that another program wrote
+    except Exception as e:  # applying data that another program wrote may raise anything
         return repr(e), record
 
 
 class JobCache:
-    """Of open jobs all, of ended ones those used last. Safe to read from many threads."""
+    """Records of all open jobs and of the most recently used ended ones. Thread-safe for reading."""
 
     def __init__(self, ended_kept: int = ENDED_KEPT) -> None:
         self._lock = threading.Lock()
@@ -94,7 +94,7 @@ class JobCache:
             return record
 
     def open(self) -> list[Record]:
-        """In the order of submission."""
+        """Open jobs in the order of submission."""
         with self._lock:
             return list(self._open.values())
 
@@ -104,7 +104,7 @@ class JobCache:
                 self._put(record)
 
     def put_ended(self, records: Iterable[Record]) -> None:
-        """What was read from the database; what is newer in memory stays."""
+        """Add ended jobs that were read from the database, unless the cache has newer records."""
         with self._lock:
             for record in records:
                 if record.job.id not in self._open and not is_open(record):

@@ -1,4 +1,4 @@
-"""Rows of `jobs` from the event log: what the rows are checked against, and made from where they cannot be read."""
+"""Build rows of `jobs` from the event log, to check existing rows or to replace unreadable ones."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,20 +14,20 @@ from orchestrator.store.job_cache import NODE, apply_event, is_open
 from orchestrator.store.schema import events, jobs, long_work, removals
 
 HARMLESS = ("checkpoint", "replicated", "unreplicated", "resumed")
-"""A note of a checkpoint may be missing: the pool's folder is looked at anyway."""
+"""Events that may be missing: they are about checkpoints, and the pool's folder is read anyway."""
 
 AT_ONCE = 200
-"""Jobs whose events are read by one query."""
+"""Number of jobs whose events one query reads."""
 
 FOLDED = ("version", "digest", "data")
-"""Columns that hold the Record itself, beside those by which a row is found."""
+"""Columns with the Record itself; the others serve to look up a row."""
 
 Data = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class RebuiltJob:
-    """What the events of one job make of it. `damaged` is the first reason why that cannot be trusted, or ""."""
+    """State of a job according to its events. `damaged` is the first reason why it cannot be trusted, or ""."""
 
     job: str
     number: int
@@ -36,7 +36,7 @@ class RebuiltJob:
 
 
 def values(number: int, record: Record, damaged: str = "") -> Data:
-    """The row of a job."""
+    """Row of a job."""
     job, data = record.job, record_codec.encode_record(record)
     return {
         "number": number,
@@ -56,8 +56,8 @@ def values(number: int, record: Record, damaged: str = "") -> Data:
 
 
 def fold_rows(job: str, rows: Iterable[Row[Any]], damage: DamageList) -> RebuiltJob:
-    """Rows of `events` of one job, oldest first. A row that cannot be read is added to `damage` and left out, and so is
-    the first that has no place in the history; what follows from that is not told.
+    """Build a job from its rows of `events`, oldest first. An unreadable row is left out and added to `damage`; so is
+    the first invalid event. Later invalid events, which may be consequences of it, are not reported.
     """
     record, number, damaged = None, 0, ""
     for row in rows:
@@ -69,28 +69,28 @@ def fold_rows(job: str, rows: Iterable[Row[Any]], damage: DamageList) -> Rebuilt
         except DamagedDataError as e:
             why = str(e)
         if why:
-            told = DamagedRow("events", row.seq, readable(row.job), readable(row.event), why)
-            damage.add(told)
+            damaged_row = DamagedRow("events", row.seq, readable(row.job), readable(row.event), why)
+            damage.add(damaged_row)
             is_harmless = row.event in HARMLESS and not why.startswith("cannot")
-            damaged = damaged or ("" if is_harmless else str(told))
+            damaged = damaged or ("" if is_harmless else str(damaged_row))
     return RebuiltJob(job, number, record, damaged)
 
 
 def fold_jobs(connection: Connection, ids: list[str], damage: DamageList) -> Iterator[RebuiltJob]:
-    """Of those jobs, by id. Nodes among them are left out: their events make no record."""
+    """Build jobs by id. Ids of nodes are skipped: their events have no record."""
     of_jobs = [job for job in ids if not job.startswith(NODE)]
-    wanted = select(events).where(events.c.job.in_(of_jobs)).order_by(events.c.job, events.c.seq)
-    for job, rows in groupby(connection.execute(wanted), key=lambda row: row.job):
+    query = select(events).where(events.c.job.in_(of_jobs)).order_by(events.c.job, events.c.seq)
+    for job, rows in groupby(connection.execute(query), key=lambda row: row.job):
         yield fold_rows(readable(job), rows, damage)
 
 
 def fold_all(connection: Connection, damage: DamageList) -> Iterator[RebuiltJob]:
-    """Of every job in the log but those being removed, a few at a time."""
+    """Build every job in the log, except those being removed, AT_ONCE at a time."""
     last = ""
-    gone = exists().where(removals.c.job == events.c.job, removals.c.node == "")
+    is_removed = exists().where(removals.c.job == events.c.job, removals.c.node == "")
     while True:
-        wanted = select(events.c.job).distinct().where(events.c.job > last, ~gone).order_by(events.c.job)
-        ids = [job for job in connection.scalars(wanted.limit(AT_ONCE)) if isinstance(job, str)]
+        query = select(events.c.job).distinct().where(events.c.job > last, ~is_removed).order_by(events.c.job)
+        ids = [job for job in connection.scalars(query.limit(AT_ONCE)) if isinstance(job, str)]
         if not ids:
             return
         yield from fold_jobs(connection, ids, damage)
@@ -98,7 +98,7 @@ def fold_all(connection: Connection, damage: DamageList) -> Iterator[RebuiltJob]
 
 
 def rebuild(connection: Connection, damage: DamageList) -> int:
-    """Write every row of `jobs` anew from the log; how many there are."""
+    """Rebuild all rows of `jobs` from the log; return their number."""
     connection.execute(jobs.delete())
     count, waiting = 0, []
     for folded in fold_all(connection, damage):
@@ -108,14 +108,14 @@ def rebuild(connection: Connection, damage: DamageList) -> int:
         if len(waiting) >= AT_ONCE:
             connection.execute(jobs.insert(), waiting)
             waiting = []
-            long_work.info("reading the jobs anew from the log of events: %s so far", f"{count:,}")
+            long_work.info("rebuilding the table of jobs from the log of events: %s jobs so far", f"{count:,}")
     if waiting:
         connection.execute(jobs.insert(), waiting)
     return count
 
 
 def rebuild_some(connection: Connection, ids: Iterable[str], damage: DamageList) -> None:
-    """Those rows anew; a job without a `submitted` event loses its row."""
+    """Rebuild the rows of these jobs; a job without a `submitted` event loses its row."""
     for job in ids:
         connection.execute(jobs.delete().where(jobs.c.id == job))
         for folded in fold_jobs(connection, [job], damage):
@@ -124,45 +124,47 @@ def rebuild_some(connection: Connection, ids: Iterable[str], damage: DamageList)
 
 
 def differences(connection: Connection, damage: DamageList) -> Iterator[str]:
-    """What `jobs` says otherwise than the log, a sentence for each job."""
-    seen = 0
-    mine = select(jobs).where(jobs.c.id == bindparam("id"))
+    """Yield a sentence for each job whose row differs from the log."""
+    checked_count = 0
+    row_of_job = select(jobs).where(jobs.c.id == bindparam("id"))
     for folded in fold_all(connection, damage):
-        row = connection.execute(mine, {"id": folded.job}).mappings().first()
+        row = connection.execute(row_of_job, {"id": folded.job}).mappings().first()
         if folded.record is None:
             if row is not None:
                 yield f"job {folded.job} has a row but no submission in the log"
             continue
-        seen += 1
-        wanted = values(folded.number, folded.record, folded.damaged)
+        checked_count += 1
+        expected = values(folded.number, folded.record, folded.damaged)
         if row is None:
             yield f"job {folded.job} has no row"
-        elif other := _differing(row, wanted):
+        elif other := _differing(row, expected):
             yield f"the row of job {folded.job} differs from its events in {', '.join(other)}"
     without = select(jobs.c.id).where(~exists().where(events.c.job == jobs.c.id)).limit(AT_ONCE)
     for job in connection.scalars(without):
         yield f"job {job} has a row and no events"
 
 
-def _differing(row: RowMapping, wanted: Data) -> list[str]:
-    """Columns. A row of another version is folded from its events when it is read, but what it is found by counts."""
-    own = FOLDED if row["version"] != wanted["version"] else ()
-    return [name for name in wanted if row[name] != wanted[name] and name not in ("damaged", *own)]
+def _differing(row: RowMapping, expected: Data) -> list[str]:
+    """Names of columns that differ. In a row of another version only lookup columns count: reading it rebuilds the
+    rest.
+    """
+    ignored_columns = FOLDED if row["version"] != expected["version"] else ()
+    return [name for name in expected if row[name] != expected[name] and name not in ("damaged", *ignored_columns)]
 
 
 def outdated(connection: Connection, after: int, damage: DamageList) -> tuple[int | None, list[Data]]:
-    """Some rows of ended jobs numbered above `after`: the number of the last, None where there are no more, and what
-    those of another version would be today. One whose events lead elsewhere is left as it is.
+    """Check some rows of ended jobs numbered above `after`. Return the number of the last one, None if there are no
+    more, and new rows for those of another version. A row whose events do not lead to an ended job is left unchanged.
     """
     ended = select(jobs.c.number, jobs.c.id, jobs.c.version).where(~jobs.c.open, jobs.c.number > after)
     rows = connection.execute(ended.order_by(jobs.c.number).limit(AT_ONCE)).all()
     ids = [row.id for row in rows if row.version != record_codec.version()]
-    found = [
+    rebuilt = [
         values(folded.number, folded.record)
         for folded in (fold_jobs(connection, ids, damage) if ids else ())
         if folded.record and not folded.damaged and not is_open(folded.record)
     ]
-    return (rows[-1].number if rows else None), found
+    return (rows[-1].number if rows else None), rebuilt
 
 
 __all__ = ["RebuiltJob", "differences", "fold_all", "fold_jobs", "outdated", "rebuild", "rebuild_some", "values"]

@@ -1,4 +1,4 @@
-"""The table `jobs`: one row per job, so that nothing that is asked of jobs costs more as history grows."""
+"""The table `jobs`: one row per job, so that queries of jobs do not become slower as the history grows."""
 
 import gc
 import logging
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MANY = 100
-"""Jobs with one prefix are counted up to here."""
+"""Maximum number of jobs with one prefix that are counted."""
 
 AT_ONCE = 500
-"""Ids in one query."""
+"""Maximum number of ids in one query."""
 
 Data = dict[str, Any]
 READ = (jobs.c.number, jobs.c.id, jobs.c.state, jobs.c.seq, jobs.c.version, jobs.c.digest, jobs.c.damaged, jobs.c.data)
@@ -39,8 +39,8 @@ METRICS = (
     .scalar_subquery()
     .label("metrics")
 )
-"""A range in the order of the index. With an equality PostgreSQL may go through all reports from the newest one back,
-which is quick for a job that has one and slow for each that has none."""
+"""A range in the order of the index. With an equality, PostgreSQL may scan all reports from the newest one back, which
+is fast for a job with reports and slow for each job without."""
 SOME = select(*READ).where(jobs.c.id.in_(bindparam("ids", expanding=True)))
 UPDATE = (
     jobs.update()
@@ -52,7 +52,7 @@ FIXED = ("id", "number", "name", "task", "submitted", "damaged")
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    """Jobs, newest last. `before` is what to ask for next, None where there is no more; `metrics` the newest by id."""
+    """Jobs, newest last. `before`: number for the next page, None if there is none. `metrics`: newest by job id."""
 
     records: list[Record]
     before: int | None
@@ -60,8 +60,8 @@ class JobPage:
 
 
 class JobTable:
-    """What is in `ledger` is newer than its row. `damaged` has the jobs whose history cannot be trusted, and why.
-    Rows of events above `acknowledged` may be taken out again: nobody is shown them.
+    """The table of jobs. Records in `ledger` are newer than their rows. `damaged` has the jobs whose history cannot be
+    trusted, with the reason. Rows of events above `acknowledged` may still be removed, so readers do not get them.
     """
 
     def __init__(self, database: "Database", ledger: JobCache, damage: DamageList):
@@ -70,60 +70,60 @@ class JobTable:
         self.acknowledged = 0
 
     def open(self) -> list[Record]:
-        """All that are open, in the order of submission. Reads no row."""
+        """All open jobs in the order of submission. Reads no row."""
         return self._ledger.open()
 
     def load(self, connection: Connection) -> None:
-        """Open jobs into memory. A row that cannot be read is made anew from the events, and all rows where there are
-        none: a database of an older version has only events.
+        """Load open jobs into memory. A row that cannot be read is rebuilt from its events; so are all rows if there
+        are none, because a database of an older version has only events.
         """
         if not connection.scalar(select(exists(select(jobs.c.number)))):
             job_rows.rebuild(connection, self._damage)
-        wanted = select(*READ).where(jobs.c.open).order_by(jobs.c.number)
-        rows = connection.execute(wanted, execution_options={"yield_per": AT_ONCE})
-        anew: list[str] = []
+        query = select(*READ).where(jobs.c.open).order_by(jobs.c.number)
+        rows = connection.execute(query, execution_options={"yield_per": AT_ONCE})
+        unreadable: list[str] = []
         with _without_gc():
             for row in rows:
                 record = self._read(row)
                 if record is None:
-                    anew.append(row.id)
+                    unreadable.append(row.id)
                     continue
                 if row.damaged:
                     self.damaged[row.id] = row.damaged
                 self._ledger.put((record,))
-        if anew:
-            self._load_anew(connection, anew)
+        if unreadable:
+            self._load_anew(connection, unreadable)
 
     def _load_anew(self, connection: Connection, ids: list[str]) -> None:
-        """In their place in the order of submission."""
-        of = "1 job" if len(ids) == 1 else f"{len(ids):,} jobs"
-        long_work.warning("reading %s anew from the log of events: rows are damaged or of another version", of)
+        """Rebuild rows and load them, keeping the order of submission."""
+        job_count = "1 job" if len(ids) == 1 else f"{len(ids):,} jobs"
+        long_work.warning("rebuilding %s from the log of events: rows are damaged or of another version", job_count)
         job_rows.rebuild_some(connection, ids, self._damage)
-        known = {record.job.id: record for record in self._ledger.open()}
+        records = {record.job.id: record for record in self._ledger.open()}
         self._ledger.forget_all()
         self.damaged |= dict.fromkeys(ids, "its row and its events cannot be read")
-        wanted = select(*READ).where(jobs.c.open).order_by(jobs.c.number)
-        for row in connection.execute(wanted):
-            if row.id in known:
-                self._ledger.put((known[row.id],))
+        query = select(*READ).where(jobs.c.open).order_by(jobs.c.number)
+        for row in connection.execute(query):
+            if row.id in records:
+                self._ledger.put((records[row.id],))
             elif record := self._read(row):
                 self._ledger.put((record,))
-        found = select(jobs.c.id, jobs.c.damaged).where(jobs.c.id.in_(bindparam("ids", expanding=True)))
+        damage_query = select(jobs.c.id, jobs.c.damaged).where(jobs.c.id.in_(bindparam("ids", expanding=True)))
         for chunk in _chunks(ids):
-            for job, why in connection.execute(found, {"ids": chunk}):
+            for job, why in connection.execute(damage_query, {"ids": chunk}):
                 self.damaged.pop(job)
                 if why:
                     self.damaged[job] = why
 
     def load_some(self, connection: Connection, ids: list[str]) -> Iterator[Record]:
-        """Those of `ids` that have a row."""
+        """Yield the records of those `ids` that have a row."""
         for chunk in _chunks(ids):
             for row in connection.execute(SOME, {"ids": chunk}).all():
                 if record := self._record(connection, row):
                     yield record
 
     def write(self, connection: Connection, turn: Batch) -> None:
-        """The rows of a transaction."""
+        """Write the rows of a transaction."""
         rows = [(job, job_rows.values(turn.numbers.get(job, 0), record)) for job, record in turn.after.items()]
         if new := [row for job, row in rows if job in turn.numbers]:
             insert_rows(connection, jobs, new)
@@ -131,48 +131,48 @@ class JobTable:
             self.change(connection, changed)
 
     def change(self, connection: Connection, rows: list[Data]) -> None:
-        """Rows of jobs that have one, as `folding.values` makes them."""
-        kept = [{"of": row["id"]} | {k: v for k, v in row.items() if k not in FIXED} for row in rows]
-        connection.execute(UPDATE, kept)
+        """Update existing rows; `rows` are made by `job_rows.values`."""
+        parameters = [{"of": row["id"]} | {k: v for k, v in row.items() if k not in FIXED} for row in rows]
+        connection.execute(UPDATE, parameters)
 
     def get(self, job: str) -> Record | None:
-        """By its whole id."""
+        """Record of a job by its full id."""
         if record := self._ledger.get(job):
             return record
         if not _storable(job):
             return None
         with self._database.reading() as connection:
-            found = [r for r in self.load_some(connection, [job]) if r.seq <= self.acknowledged]
-        self._ledger.put_ended(found)
-        return found[0] if found else None
+            records = [r for r in self.load_some(connection, [job]) if r.seq <= self.acknowledged]
+        self._ledger.put_ended(records)
+        return records[0] if records else None
 
     def page(self, states: Iterable[str], name: str, before: int | None, limit: int) -> JobPage:
-        """The newest `limit` jobs of those states, or of all, numbered below `before`."""
+        """The newest `limit` jobs of those states, or of all states, numbered below `before`."""
         top = self.acknowledged + 1 if before is None else min(before, self.acknowledged + 1)
-        wanted, states = set(states), set(states) or ({str(s) for s in State} if name else set())
+        requested_states, states = set(states), set(states) or ({str(s) for s in State} if name else set())
         with self._database.reading() as connection:
             numbers = list(connection.scalars(_numbers(states, name, top, limit + 1))) if limit > 0 else []
             more, numbers = len(numbers) > limit, numbers[:limit]
             newest = select(*READ, METRICS).where(jobs.c.number.in_(numbers)).order_by(jobs.c.number)
             rows = connection.execute(newest).all() if numbers else []
             pairs = [(row, self._ledger.get(row.id) or self._record(connection, row)) for row in rows]
-        found = [(row, record) for row, record in pairs if record and _is_in(record, wanted)]
-        metrics = {row.id: self._metrics(row) for row, _ in found}
-        return JobPage([record for _, record in found], numbers[-1] if more else None, metrics)
+        chosen = [(row, record) for row, record in pairs if record and _is_in(record, requested_states)]
+        metrics = {row.id: self._metrics(row) for row, _ in chosen}
+        return JobPage([record for _, record in chosen], numbers[-1] if more else None, metrics)
 
     def ids_from(self, prefix: str) -> list[str]:
-        """Of jobs whose id begins so, at most `MANY`."""
-        wanted = select(jobs.c.id).where(jobs.c.id >= prefix, jobs.c.id <= prefix + LAST).order_by(jobs.c.id)
+        """Ids of jobs with that prefix, at most `MANY`."""
+        query = select(jobs.c.id).where(jobs.c.id >= prefix, jobs.c.id <= prefix + LAST).order_by(jobs.c.id)
         if not prefix or not _storable(prefix):
             return []
         with self._database.reading() as connection:
-            return list(connection.scalars(wanted.limit(MANY)))
+            return list(connection.scalars(query.limit(MANY)))
 
     def naming(self, text: str) -> str:
-        """The newest job whose data has `text` in it, "" if there is none. Reads all rows until it is found."""
-        wanted = select(jobs.c.id).where(jobs.c.data.contains(text, autoescape=True)).order_by(jobs.c.number.desc())
+        """Id of the newest job whose data contains `text`, "" if there is none. Reads rows until it is found."""
+        query = select(jobs.c.id).where(jobs.c.data.contains(text, autoescape=True)).order_by(jobs.c.number.desc())
         with self._database.reading() as connection:
-            return connection.scalar(wanted.limit(1)) or ""
+            return connection.scalar(query.limit(1)) or ""
 
     def exists(self, job: str) -> bool:
         with self._database.reading() as connection:
@@ -183,37 +183,35 @@ class JobTable:
             return list(connection.scalars(select(jobs.c.id).order_by(jobs.c.number.desc()).limit(count)))
 
     def counts(self) -> dict[str, int]:
-        """How many jobs of each state; reads the whole index."""
+        """Number of jobs in each state; reads the complete index."""
         with self._database.reading() as connection:
             return {row[0]: row[1] for row in connection.execute(select(jobs.c.state, func.count()).group_by("state"))}
 
     def is_being_removed(self, job: str) -> bool:
-        wanted = select(removals.c.job).where(removals.c.job == job).limit(1)
+        query = select(removals.c.job).where(removals.c.job == job).limit(1)
         with self._database.reading() as connection:
-            return _storable(job) and connection.scalar(wanted) is not None
+            return _storable(job) and connection.scalar(query) is not None
 
     def distrusted(self, ids: list[str]) -> dict[str, str]:
-        """Those of the open jobs `ids` whose events have a row that cannot be used, or do not lead to what is known of
-        them, and why.
-        """
-        found = {}
+        """Open jobs of `ids` whose events have an unusable row or do not lead to the cached record, with the reason."""
+        reasons = {}
         with self._database.reading() as connection:
             for folded in job_rows.fold_jobs(connection, ids, self._damage):
-                known = self._ledger.get(folded.job)
-                same_age = known and folded.record and folded.record.seq == known.seq
+                cached = self._ledger.get(folded.job)
+                same_age = cached and folded.record and folded.record.seq == cached.seq
                 if folded.damaged:
-                    found[folded.job] = folded.damaged
+                    reasons[folded.job] = folded.damaged
                 elif (
-                    known
+                    cached
                     and same_age
                     and folded.record
-                    and record_codec.encode_record(folded.record) != record_codec.encode_record(known)
+                    and record_codec.encode_record(folded.record) != record_codec.encode_record(cached)
                 ):
-                    found[folded.job] = "its events lead to another state than was stored with them"
-        return found
+                    reasons[folded.job] = "its events lead to another state than the stored one"
+        return reasons
 
     def _record(self, connection: Connection, row: Any) -> Record | None:
-        """Of an ended job, or one not in memory; from its events where the row does not tell."""
+        """Record of a job that is not in memory, from its row, or from its events if the row is unreadable."""
         if record := self._read(row):
             return record
         for folded in job_rows.fold_jobs(connection, [row.id], self._damage):
@@ -236,22 +234,24 @@ class JobTable:
         try:
             return data_of(row.metrics) if row.metrics is not None else {}
         except DamagedDataError:
-            return {}  # named when the reports themselves are read
+            return {}  # reported when the reports themselves are read
 
 
 def _numbers(states: set[str], name: str, top: int, limit: int) -> Select[Any]:
-    """Of jobs, newest first: each state from its own end of the index, so that no state is read past its newest."""
+    """Query for numbers of jobs, newest first. It reads each state from its end of the index, so that it does not read
+    older jobs of any state than it needs.
+    """
     newest = select(jobs.c.number).where(jobs.c.number < top).order_by(jobs.c.number.desc()).limit(limit)
     if not states:
         return newest
-    named = newest.where(_called(name)) if name else newest
-    each = [select(named.where(jobs.c.state == state).subquery().c.number) for state in sorted(states)]
-    found = union_all(*each).subquery()
-    return select(found.c.number).order_by(found.c.number.desc()).limit(limit)
+    candidates = newest.where(_called(name)) if name else newest
+    each = [select(candidates.where(jobs.c.state == state).subquery().c.number) for state in sorted(states)]
+    matching = union_all(*each).subquery()
+    return select(matching.c.number).order_by(matching.c.number.desc()).limit(limit)
 
 
 def _called(name: str) -> ColumnElement[bool]:
-    """Equal, or matching where it is a pattern of `*` and `?`, which no name has in it."""
+    """Condition for a name: equality, or a match if it is a pattern with `*` or `?`, which names never contain."""
     if not {"*", "?"} & set(name):
         return jobs.c.name == name
     pattern = "".join({"*": ".*", "?": "."}.get(char, re.escape(char)) for char in name)
@@ -272,7 +272,9 @@ def _chunks(ids: list[str]) -> Iterator[list[str]]:
 
 @contextmanager
 def _without_gc() -> Iterator[None]:
-    """Nothing that is loaded is garbage: looking for it among 100,000 records takes longer than loading them."""
+    """Disable garbage collection: loaded records are not garbage, and searching 100,000 of them takes longer than
+    loading them.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:

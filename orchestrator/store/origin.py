@@ -1,4 +1,4 @@
-"""Which database a fleet began with: one that is emptied or replaced does not know what runs there."""
+"""Record with which database a fleet was started: an emptied or replaced one does not know the fleet's jobs."""
 
 import json
 from pathlib import Path
@@ -9,13 +9,13 @@ FILE = "fleet-store.json"
 
 
 def replaced(home: Path, fleet: str, identity: str) -> bool:
-    """Whether the fleet at that address began with another database than this. A new fleet's is written down."""
+    """Return whether the fleet was started with another database. For a new fleet, record this one."""
     path = home / FILE
     try:
-        known = json.loads(path.read_text())
-        if known["fleet"] == fleet:
-            return bool(known["store"] != identity)
+        recorded = json.loads(path.read_text())
+        if recorded["fleet"] == fleet:
+            return bool(recorded["store"] != identity)
     except (OSError, ValueError, TypeError, KeyError):
-        pass  # none yet, or half written by a full disk: then this one is taken
+        pass  # no record yet, or an incomplete one after a full disk: record this database
     write_private(path, json.dumps({"fleet": fleet, "store": identity}))
     return False

@@ -1,8 +1,8 @@
-"""All that is special about PostgreSQL, and the only file that knows it.
+"""Everything specific to PostgreSQL is in this file.
 
-An advisory lock on a session of its own keeps a second server out. A session ends with its connection, so the lock
-alone proves nothing later: the writer also finds its own token in the table `writer` within each transaction, or
-writes nothing.
+An advisory lock on a separate session keeps a second server out. A session ends with its connection, so the lock alone
+is no proof later: in each transaction, the writer also checks that its own token is in the table `writer`, or writes
+nothing.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ READ_S = 60.0
 PING_S = 4.0
 CONNECT_S = 3
 OUR_LOCK = 0x706F6C79
-"""The first of the advisory lock's two numbers; the second is of the schema, so that two schemas are two stores."""
+"""First of the advisory lock's two numbers; the second depends on the schema, so that two schemas are two stores."""
 
 TAKE = text("SELECT pg_try_advisory_lock(:ours, hashtext(current_schema()))")
 GIVE_BACK = text("SELECT pg_advisory_unlock(:ours, hashtext(current_schema()))")
@@ -41,22 +41,22 @@ SESSION = {
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
 }
-"""The server's defaults would keep the lock of a machine that lost its power for two hours."""
+"""With the server's defaults, the lock of a machine that lost power would stay for two hours."""
 
 NEEDS_DRIVER = "install it: pip install 'polyfleet[postgresql]'"
 NOT_NOW = ("57P01", "57P02", "57P03", "57P05")
-"""The server is stopped, has crashed, is starting, or ended an idle session."""
+"""States: the server is being stopped, has crashed, is starting, or ended an idle session."""
 CONNECTION = "08"
 REFUSED = ("28", "3D")
-"""Classes of states: the connection failed; the password, user or database is wrong."""
+"""Classes of states: CONNECTION: the connection failed; REFUSED: the password, user or database is wrong."""
 
 
 def name_of(url: URL) -> str:
-    """For people: without the password, and without options, which may hold one."""
+    """URL for messages: without the password, and without options, which may contain one."""
     host = url.query.get("host", "")
     query = {"host": host} if host else {}
-    shown = URL.create("postgresql", url.username, None, url.host, url.port, url.database, query)
-    return shown.render_as_string()
+    public_url = URL.create("postgresql", url.username, None, url.host, url.port, url.database, query)
+    return public_url.render_as_string()
 
 
 def without_password(url: URL) -> URL:
@@ -74,23 +74,23 @@ def engines(url: URL) -> tuple[Engine, Engine]:
 
 
 def check(connection: Connection, name: str) -> None:
-    """In the transaction that opens a store: it may take as long as an upgrade takes. Raises UserError for a database
-    that cannot hold our text.
+    """Check the database in the transaction that opens the store, without a time limit, because it may include an
+    upgrade. Raises UserError for a database that is not encoded in UTF-8.
     """
     driver: Any = connection.connection.driver_connection
     driver.limit_s = None
     if (encoding := connection.scalar(text("SHOW server_encoding"))) != "UTF8":
-        remedy = "make one: CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0"
-        raise UserError(f"{name} has the encoding {encoding}, the job store needs UTF8", remedy)
+        remedy = "create another one: CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0"
+        raise UserError(f"{name} has the encoding {encoding}; the job store needs UTF8", remedy)
     if connection.scalar(text("SHOW fsync")) == "off":
         log.warning("%s runs with fsync=off: a power failure there loses accepted jobs", name)
 
 
 class Lock:
-    """The right to be this database's only server, until it is closed or the connection is lost."""
+    """Advisory lock that makes this server the database's only one, until it is closed or the connection is lost."""
 
     def __init__(self, url: URL):
-        """Raises FleetError when another server has it, with its host, process and since when."""
+        """Raises FleetError if another server has the lock; it names that server's host, process and start time."""
         self._name = name_of(url)
         self._session = f"polyfleet on {socket.gethostname()[:24]}, process {os.getpid()} {secrets.token_hex(4)}"
         self._engine = _engine(url, LOCK_WAIT_S, self._session, poolclass=NullPool, isolation_level="AUTOCOMMIT")
@@ -98,7 +98,7 @@ class Lock:
         self.hold()
 
     def hold(self) -> None:
-        """Take it again if its session has ended. Raises FleetError as the constructor does."""
+        """Acquire the lock again if its session has ended. Raises FleetError as the constructor does."""
         if self._connection is not None and not self._lives(self._connection):
             self.close()
         if self._connection is None:
@@ -111,7 +111,7 @@ class Lock:
             self._connection = connection
 
     def close(self) -> None:
-        """It is free for others when this returns: PostgreSQL ends a session some time after its connection."""
+        """Release the lock explicitly: PostgreSQL ends a session only some time after its connection."""
         if self._connection is not None:
             with contextlib.suppress(DBAPIError):
                 if not self._connection.invalidated:
@@ -128,41 +128,43 @@ class Lock:
         return True
 
     def _take(self, connection: Connection) -> None:
-        """The server may still hold a session of ours whose connection broke: that one is ended."""
+        """Acquire the lock. If a lost session of this process still has it, end that session first."""
         deadline = time.monotonic() + LOCK_WAIT_S
         while not connection.scalar(TAKE, {"ours": OUR_LOCK}):
             holder = self._holder(connection)
             if holder is not None and holder.application_name != self._session:
                 raise FleetError(
                     f"another server has {self._name} open: {_told(holder)}",
-                    "stop that one, or give this home a database of its own",
+                    "stop that server, or use a separate database for this home",
                 )
             if holder is not None:
                 connection.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": holder.pid})
             if time.monotonic() > deadline:
-                raise FleetError(f"the lock of {self._name} cannot be had", "try again in a moment")
+                raise FleetError(
+                    f"the lock of {self._name} was not released within {LOCK_WAIT_S} s", "retry in a few seconds"
+                )
             time.sleep(0.05)
 
     def _holder(self, connection: Connection) -> Any:
-        """None when it has just gone."""
-        wanted = text(
+        """Session that has the lock; None if it was released in the meantime."""
+        query = text(
             "SELECT a.pid, a.application_name, a.client_addr, a.backend_start FROM pg_locks l"
             " JOIN pg_stat_activity a ON a.pid = l.pid WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2"
             " AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
             " AND l.classid::bigint = :ours AND l.objid::bigint = hashtext(current_schema())::bigint & 4294967295"
         )
-        return connection.execute(wanted, {"ours": OUR_LOCK}).first()
+        return connection.execute(query, {"ours": OUR_LOCK}).first()
 
 
 def _told(holder: Any) -> str:
-    who = holder.application_name.rpartition(" ")[0] or "a session without a name"
-    where = f" from {holder.client_addr}" if holder.client_addr else ""
+    session = holder.application_name.rpartition(" ")[0] or "a session without a name"
+    host = f" from {holder.client_addr}" if holder.client_addr else ""
     since = f" since {holder.backend_start:%Y-%m-%d %H:%M:%S %Z}" if holder.backend_start else ""
-    return f"{who}{where}{since}"
+    return f"{session}{host}{since}"
 
 
 def lost(error: DBAPIError) -> bool:
-    """Whether the connection is gone or could not be made, and a new one may do."""
+    """Return whether the connection was lost or could not be made, so that a new one may work."""
     import psycopg
 
     if not isinstance(error.orig, psycopg.OperationalError):
@@ -172,26 +174,29 @@ def lost(error: DBAPIError) -> bool:
 
 
 def translate_error(error: DBAPIError, name: str) -> tuple[str, str]:
-    """(what happened, what to do)."""
+    """(message, remedy) for the error of a failed statement."""
     state = getattr(error.orig, "sqlstate", None) or ""
-    said = " ".join(str(error.orig).split())
+    message = " ".join(str(error.orig).split())
     if state == "55P03":
-        return f"the job store {name} is locked by another program", "end what holds its tables (pg_locks shows it)"
+        return (
+            f"the job store {name} is locked by another program",
+            "end the session that has its tables locked; pg_locks shows it",
+        )
     if state == "53100":
-        return f"the job store {name} cannot be written: its disk is full", "free space on the database server's disk"
-    if state.startswith(REFUSED) or "authentication failed" in said or "no password supplied" in said:
-        return f"the job store {name} cannot be opened: {said}", "check user and password in POLYFLEET_DATABASE_URL"
-    return f"the job store {name} failed: {said}", "check the database server"
+        return f"the job store {name} cannot be written: its disk is full", "free disk space on the database server"
+    if state.startswith(REFUSED) or "authentication failed" in message or "no password supplied" in message:
+        return f"the job store {name} cannot be opened: {message}", "check user and password in POLYFLEET_DATABASE_URL"
+    return f"the job store {name} failed: {message}", "check the database server"
 
 
 def _engine(url: URL, limit_s: float, session: str = "polyfleet store", **pool: Any) -> Engine:
-    """`limit_s` is for one call; see postgresql_timeouts.py."""
-    given = " ".join(f"-c {key}={value}" for key, value in SESSION.items())
-    asked = url.query.get("options", "")
+    """Make an engine. `limit_s` is the time limit of one call; see postgresql_timeouts.py."""
+    settings = " ".join(f"-c {key}={value}" for key, value in SESSION.items())
+    url_options = url.query.get("options", "")
     arguments = {
         "connect_timeout": CONNECT_S,
         "application_name": session,
-        "options": f"{asked} {given}".strip(),
+        "options": f"{url_options} {settings}".strip(),
         "tcp_user_timeout": 20_000,
     }
     try:
@@ -201,8 +206,8 @@ def _engine(url: URL, limit_s: float, session: str = "polyfleet store", **pool: 
         raise UserError(f"PostgreSQL's driver psycopg is missing: {e}", NEEDS_DRIVER) from None
 
     @event.listens_for(engine, "do_connect")
-    def _connect(_dialect: Any, _record: Any, words: list[Any], named: dict[str, Any]) -> Any:
-        connection = TimeLimitedConnection.connect(*words, **named)
+    def _connect(_dialect: Any, _record: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        connection = TimeLimitedConnection.connect(*args, **kwargs)
         connection.limit_s = limit_s
         return connection
 
@@ -210,7 +215,7 @@ def _engine(url: URL, limit_s: float, session: str = "polyfleet store", **pool: 
 
 
 def _answers(connection: Any, _record: Any, _proxy: Any) -> None:
-    """A connection from the pool that lives, else the pool makes another: pool_pre_ping, with a limit of its own."""
+    """Check a connection of the pool; on failure the pool makes another. Like pool_pre_ping, with a time limit."""
     connection.limit_s = PING_S
     try:
         connection.execute("SELECT 1")
@@ -221,9 +226,11 @@ def _answers(connection: Any, _record: Any, _proxy: Any) -> None:
 
 
 def _durable(connection: Any, _record: Any) -> None:
-    """A commit is answered once it is on disk, also where the database or the user is set up otherwise."""
-    wanted = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
-    connection.execute(wanted)
+    """Make commits wait until they are on disk, even if the database or the user is configured otherwise."""
+    statement = (
+        "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+    )
+    connection.execute(statement)
     connection.commit()
 
 

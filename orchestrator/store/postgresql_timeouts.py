@@ -1,5 +1,5 @@
-"""Connections to PostgreSQL on which no call waits for ever: a server that is stopped or hangs never answers, and the
-driver has no limit of its own. Imported only where PostgreSQL is used, since psycopg may be missing.
+"""Connections to PostgreSQL with a time limit for each call: a stopped or hanging server never answers, and the driver
+has no time limit. Imported only if PostgreSQL is used, since psycopg may be missing.
 """
 
 import os
@@ -17,19 +17,19 @@ LONGEST_S = 60.0
 
 
 class TimeLimitedConnection(psycopg.Connection[Any]):
-    """`limit_s` is for one call, such as a statement with its whole result; None for any time it takes. Past it the
-    connection is cut, which the call tells as a lost connection.
+    """Connection with a limit in seconds for each call, such as a statement with its complete result (None: no limit).
+    After it the connection is shut down, which the call reports as a lost connection.
     """
 
     limit_s: float | None = LONGEST_S
 
-    def wait(self, *arguments: Any, **named: Any) -> Any:
+    def wait(self, *arguments: Any, **kwargs: Any) -> Any:
         with _waiting(self.pgconn.socket, self.limit_s):
-            return super().wait(*arguments, **named)
+            return super().wait(*arguments, **kwargs)
 
 
 class _Cutter(threading.Thread):
-    """Looks at all calls that wait now, twice a second."""
+    """Thread that checks the deadlines of all waiting calls twice a second."""
 
     deadlines: ClassVar[dict[object, tuple[float, int]]] = {}
     lock: ClassVar[threading.Lock] = threading.Lock()
@@ -66,6 +66,6 @@ def _waiting(descriptor: int, limit_s: float | None) -> Iterator[None]:
 
 
 def _cut(descriptor: int) -> None:
-    """The call that waits on it still has it open: it leaves only with the lock that we hold."""
+    """Shut a connection down. Its descriptor is still open: the call can only return with the lock held here."""
     with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
         connection.shutdown(socket.SHUT_RDWR)

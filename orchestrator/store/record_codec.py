@@ -1,4 +1,4 @@
-"""A Record as JSON and back: what a row of the table `jobs` holds, beside the columns it is looked up by."""
+"""Encode a Record as JSON, and decode it: the column `data` of the table `jobs`."""
 
 import hashlib
 import zlib
@@ -12,7 +12,7 @@ from orchestrator.store.codec import encode as text_of
 from orchestrator.store.damaged_rows import DamagedDataError
 
 FOLD = 2
-"""Raised when the same events fold to another Record although its fields are the same."""
+"""Increased whenever the same events lead to another Record although its fields are unchanged."""
 
 
 def encode_record(record: Record) -> str:
@@ -23,7 +23,7 @@ def encode_record(record: Record) -> str:
 
 
 def decode_record(text: Any, digest: int) -> Record:
-    """Raises DamagedDataError for what `encode` did not write."""
+    """Decode a Record. Raises DamagedDataError for text that `encode_record` did not write."""
     if not isinstance(text, str) or checksum(text) != digest:
         raise DamagedDataError("has data that does not match its checksum")
     try:
@@ -38,7 +38,7 @@ def checksum(text: str) -> int:
 
 @cache
 def version() -> str:
-    """Of all that a Record is made of: a row written with other fields or defaults is folded again from its events."""
+    """Version of the Record's fields and defaults: a row with another version is rebuilt from its events."""
     return hashlib.sha256(repr((FOLD, sorted(_shape(Record).items()))).encode()).hexdigest()[:16]
 
 
@@ -58,17 +58,17 @@ def _adapter() -> Any:
 
 
 def _shape(kind: Any) -> dict[str, list[str]]:
-    """Class -> its fields with type and default, of `kind` and all dataclasses it holds."""
-    found: dict[str, list[str]] = {}
+    """Class -> its fields with type and default, for `kind` and all dataclasses in it."""
+    shapes: dict[str, list[str]] = {}
     if is_dataclass(kind):
         hints = get_type_hints(kind)
         defaults = {f.name: repr(_default(f)) for f in fields(kind)}
-        found[str(kind)] = [f"{name}: {hints[name]} = {default}" for name, default in defaults.items()]
+        shapes[str(kind)] = [f"{name}: {hints[name]} = {default}" for name, default in defaults.items()]
         for inner in hints.values():
-            found |= _shape(inner)
+            shapes |= _shape(inner)
     for inner in get_args(kind):
-        found |= _shape(inner)
-    return found
+        shapes |= _shape(inner)
+    return shapes
 
 
 def _default(field: Any) -> Any:

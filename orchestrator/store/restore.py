@@ -1,4 +1,4 @@
-"""A backup in the place of the store: all of it or nothing, and what was there is kept under another name."""
+"""Replace the job store by a backup, atomically, and keep the previous store under another name."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ from orchestrator.store.database import is_sqlite, name_of, parsed, sqlite_url, 
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """`identity` is "" in a file that is older than identities."""
+    """A backup file. `identity` is "" in one of a version without identities."""
 
     file: Path
     version: int
@@ -28,32 +28,32 @@ class Backup:
 
 
 def restore(url: str, file: Path, replace_other: bool = False) -> str:
-    """Make `file` the store; the name under which the one before is kept, "" where there was none.
+    """Make `file` the store. Return the name under which the previous one is kept, "" if there was none.
 
-    Raises UserError for a file that is no backup, Conflict for one of another store unless `replace_other`, FleetError
-    when a server has the database open, or the file is damaged or newer. The store is as it was then.
+    Raises UserError for a file that is not a backup, Conflict for a backup of another store unless `replace_other`,
+    FleetError if a server has the database open, or the file is damaged or newer. The store is then unchanged.
     """
-    found, backup = parsed(url), inspected(file)
+    database_url, backup = parsed(url), inspected(file)
     try:
-        if is_sqlite(found):
-            return _into_file(sqlite.path_of(found), backup, replace_other)
-        return _into_postgresql(found, backup, replace_other)
+        if is_sqlite(database_url):
+            return _into_file(sqlite.path_of(database_url), backup, replace_other)
+        return _into_postgresql(database_url, backup, replace_other)
     except DBAPIError as e:
-        raise translate_error(e, found) from e
+        raise translate_error(e, database_url) from e
     except sqlite3.Error as e:
         raise sqlite.translate_error(e, file) from e
     except OSError as e:
-        said = f"{name_of(found)} cannot be replaced: {e.strerror or e}"
-        raise FleetError(said, "check the disk and the folder") from e
+        message = f"{name_of(database_url)} cannot be replaced: {e.strerror or e}"
+        raise FleetError(message, "check the disk and the folder") from e
 
 
 def inspected(file: Path) -> Backup:
-    """Of a file that is whole. Raises UserError or FleetError for another, as `restore` says."""
+    """Check a backup file and return its description. Raises UserError or FleetError as `restore` does."""
     if not file.is_file():
-        raise UserError(f"there is no file {file}", "`polyfleet server backup` makes one")
+        raise UserError(f"there is no file {file}", "name a backup; `polyfleet server backup` writes one")
     with snapshot(sqlite_url(file)) as connection:
-        if (found := connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar()) != "ok":
-            raise FleetError(f"{file} is damaged: {' '.join(str(found).split())}", "restore another backup")
+        if (check := connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar()) != "ok":
+            raise FleetError(f"{file} is damaged: {' '.join(str(check).split())}", "restore another backup")
         return Backup(file, version_in(connection, str(file)), _identity(connection))
 
 
@@ -67,7 +67,7 @@ def _refuse_other(backup: Backup, identity: str, where: str, replace_other: bool
     if identity and backup.identity != identity and not replace_other:
         raise Conflict(
             f"{backup.file} is a backup of another store than {where}",
-            "choose another file; with --replace-other it is restored nevertheless, and this one is kept",
+            "choose another file, or add --replace-other: it keeps the current store under another name",
         )
 
 
@@ -80,7 +80,7 @@ def _into_file(path: Path, backup: Backup, replace_other: bool) -> str:
 
 
 def _identity_of_file(path: Path) -> str:
-    """ "" where there is none, or none that can be read: that is why one restores."""
+    """Identity of a store; "" if the file does not exist or is unreadable, which is a reason to restore a backup."""
     if path.exists():
         with suppress(FleetError), snapshot(sqlite_url(path)) as connection:
             return _identity(connection)
@@ -88,9 +88,9 @@ def _identity_of_file(path: Path) -> str:
 
 
 def _stage(backup: Backup, staged: Path) -> None:
-    """A copy of the backup with the tables of today, on disk."""
-    for left in (staged, staged.with_name(f"{staged.name}-journal")):
-        left.unlink(missing_ok=True)
+    """Write a copy of the backup with the tables of the current version to disk."""
+    for leftover in (staged, staged.with_name(f"{staged.name}-journal")):
+        leftover.unlink(missing_ok=True)
     os.close(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     with closing(sqlite.reader(backup.file)) as source:
         source.execute("VACUUM INTO ?", [str(staged)]).close()
@@ -101,35 +101,35 @@ def _stage(backup: Backup, staged: Path) -> None:
 
 
 def _replace(path: Path, staged: Path) -> str:
-    """The name of what was there. Until the last step, which is one rename, it is the store still."""
-    beside = [path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm")]
-    kept = path.with_name(f"{path.stem}-replaced-{database_file_copy.stamp()}.db")
+    """Replace the store; return the name of the previous one, which stays in place until the last step, a rename."""
+    log_files = [path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm")]
+    previous = path.with_name(f"{path.stem}-replaced-{database_file_copy.stamp()}.db")
     if is_there := path.exists():
         _fold_log(path)
         _forget_unfinished(path)
-        _keep(path, kept)
-        if beside[0].exists():  # of a database so damaged that its log cannot be folded into it
-            _keep(beside[0], kept.with_name(f"{kept.name}-wal"))
+        _keep(path, previous)
+        if log_files[0].exists():  # the database is so damaged that its log could not be checkpointed into it
+            _keep(log_files[0], previous.with_name(f"{previous.name}-wal"))
         write_durably(path.parent)
-    for file in beside:
+    for file in log_files:
         file.unlink(missing_ok=True)
     staged.replace(path)
     write_durably(path.parent)
-    return str(kept) if is_there else ""
+    return str(previous) if is_there else ""
 
 
 def _fold_log(path: Path) -> None:
-    """What a killed server left in the log belongs to the database, and would be taken for a part of the next one."""
+    """Checkpoint the log of a killed server: it belongs to this database, and SQLite would apply it to the next."""
     with suppress(sqlite3.Error), closing(sqlite.plain_connection(path)) as connection:
         connection.execute("PRAGMA synchronous=FULL").close()
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
 
 
 def _forget_unfinished(path: Path) -> None:
-    """A restore that was killed before its last step has left a second name of the store."""
-    for kept in path.parent.glob(f"{path.stem}-replaced-*.db"):
-        if kept.samefile(path):
-            kept.unlink()
+    """Remove the second name of the store that a restore left which was killed before its last step."""
+    for name in path.parent.glob(f"{path.stem}-replaced-*.db"):
+        if name.samefile(path):
+            name.unlink()
 
 
 def _keep(file: Path, under: Path) -> None:
@@ -142,7 +142,7 @@ def _keep(file: Path, under: Path) -> None:
 
 
 def _into_postgresql(url: URL, backup: Backup, replace_other: bool) -> str:
-    """In one transaction. The tables of before go into a schema of their own."""
+    """Restore in one transaction. The previous tables are moved into a new schema."""
     name = name_of(url)
     with tempfile.TemporaryDirectory(prefix="polyfleet-restore-") as folder, postgresql.locked(url):
         staged = Path(folder) / "staged.db"
@@ -150,21 +150,21 @@ def _into_postgresql(url: URL, backup: Backup, replace_other: bool) -> str:
         writer, _ = postgresql.engines(url)
         with writer.begin() as target, snapshot(sqlite_url(staged)) as source:
             postgresql.check(target, name)
-            there = set(inspect(target).get_table_names())
-            kept = _moved(target, there, backup, name, replace_other)
+            existing = set(inspect(target).get_table_names())
+            previous = _moved(target, existing, backup, name, replace_other)
             schema.create(target)
             copy_rows(source, target)
-    return kept
+    return previous
 
 
-def _moved(target: Connection, there: set[str], backup: Backup, name: str, replace_other: bool) -> str:
-    if schema.schema_version.name not in there:
-        schema.check_own_tables(there, name)
+def _moved(target: Connection, existing: set[str], backup: Backup, name: str, replace_other: bool) -> str:
+    if schema.schema_version.name not in existing:
+        schema.check_own_tables(existing, name)
         return ""
     schema.version_of(target, name)
     _refuse_other(backup, _identity(target), name, replace_other)
-    kept = f"polyfleet_replaced_{database_file_copy.stamp().replace('.', '_').lower()}"
-    target.execute(text(f'CREATE SCHEMA "{kept}"'))
-    for table in sorted(there & set(schema.metadata.tables)):
-        target.execute(text(f'ALTER TABLE "{table}" SET SCHEMA "{kept}"'))
-    return f"schema {kept} of {name}"
+    schema_name = f"polyfleet_replaced_{database_file_copy.stamp().replace('.', '_').lower()}"
+    target.execute(text(f'CREATE SCHEMA "{schema_name}"'))
+    for table in sorted(existing & set(schema.metadata.tables)):
+        target.execute(text(f'ALTER TABLE "{table}" SET SCHEMA "{schema_name}"'))
+    return f"schema {schema_name} of {name}"

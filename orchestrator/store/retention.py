@@ -1,7 +1,7 @@
-"""Old jobs are removed: first from the table of jobs, then what else there is of them, a little at a time.
+"""Remove old jobs: first from the table of jobs, then their other data, in small steps.
 
-A job is gone for users with one small transaction, which also writes down what is left to remove: its events and
-reports here, its attempts' folders on nodes. A server that is killed in between goes on where it stopped.
+One small transaction removes a job for users, and records what remains to be removed: its events and reports in the
+database, its attempts' folders on nodes. After a crash in between, the next server continues there.
 """
 
 import time
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 JOBS_AT_ONCE = 50
 ROWS_AT_ONCE = 500
-"""Most of one transaction: a submit waits for it a few milliseconds."""
+"""Maximum per transaction, so that a submission waits for it only a few milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptFolderRef:
-    """The folder of an attempt of a removed job."""
+    """Folder of an attempt of a removed job."""
 
     node: str
     job: str
@@ -35,13 +35,15 @@ class AttemptFolderRef:
 
 
 class Retention:
-    """Each call is one transaction of the store's writer. Raises FleetError when it cannot be written."""
+    """Removes old data. Each call is one transaction of the store's writer and may raise FleetError."""
 
     def __init__(self, database: "Database", writer: "StoreWriter", ledger: JobCache, table: "JobTable"):
         self._database, self._writer, self._ledger, self._table = database, writer, ledger, table
 
     def remove_jobs(self, ended_before_s: float, up_to: int) -> int:
-        """Some of those that ended before that and whose last event is numbered at most `up_to`: how many."""
+        """Remove some jobs that ended before `ended_before_s` and whose last event has at most number `up_to`. Return
+        how many.
+        """
         old = select(jobs.c.id).where(~jobs.c.open, jobs.c.ended < ended_before_s, jobs.c.seq <= up_to)
         with self._database.reading() as connection:
             ids = list(connection.scalars(old.order_by(jobs.c.ended).limit(JOBS_AT_ONCE)))
@@ -51,14 +53,14 @@ class Retention:
         return len(ids)
 
     def remove_rows(self) -> bool:
-        """Some reports and events of removed jobs. Whether more are left."""
+        """Remove some reports and events of removed jobs. Return whether more are left."""
         with self._database.reading() as connection:
             if connection.scalar(select(removals.c.job).where(removals.c.node == "").limit(1)) is None:
                 return False
         return bool(self._submit(self._remove_rows))
 
     def remove_keys(self, used_before_s: float) -> bool:
-        """Some idempotency keys. Whether more are left."""
+        """Remove some old idempotency keys. Return whether more are left."""
         old = select(requests.c.key).where(requests.c.time < used_before_s)
         with self._database.reading() as connection:
             keys = list(connection.scalars(old.order_by(requests.c.time).limit(ROWS_AT_ONCE)))
@@ -67,29 +69,29 @@ class Retention:
         return len(keys) == ROWS_AT_ONCE
 
     def nodes(self) -> list[str]:
-        """Those with folders that are left to remove."""
-        left = select(removals.c.node).distinct().where(removals.c.node != "").order_by(removals.c.node)
+        """Nodes with folders that remain to be removed."""
+        query = select(removals.c.node).distinct().where(removals.c.node != "").order_by(removals.c.node)
         with self._database.reading() as connection:
-            return list(connection.scalars(left))
+            return list(connection.scalars(query))
 
     def places(self, node: str, after: AttemptFolderRef | None = None) -> list[AttemptFolderRef]:
-        """Some folders that are left to remove there, by job and epoch, beyond `after`."""
-        left = select(removals).where(removals.c.node == node).order_by(removals.c.job, removals.c.epoch)
+        """Some folders that remain to be removed on a node, in the order of job and epoch, after `after`."""
+        query = select(removals).where(removals.c.node == node).order_by(removals.c.job, removals.c.epoch)
         if after is not None:
-            left = left.where(tuple_(removals.c.job, removals.c.epoch) > (after.job, after.epoch))
+            query = query.where(tuple_(removals.c.job, removals.c.epoch) > (after.job, after.epoch))
         with self._database.reading() as connection:
             return [
-                AttemptFolderRef(row.node, row.job, row.epoch) for row in connection.execute(left.limit(ROWS_AT_ONCE))
+                AttemptFolderRef(row.node, row.job, row.epoch) for row in connection.execute(query.limit(ROWS_AT_ONCE))
             ]
 
-    def removed(self, places: list[AttemptFolderRef]) -> None:
-        """Those folders are no more."""
-        each = [and_(removals.c.job == p.job, removals.c.node == p.node, removals.c.epoch == p.epoch) for p in places]
+    def removed(self, folders: list[AttemptFolderRef]) -> None:
+        """Record that these folders have been removed."""
+        each = [and_(removals.c.job == p.job, removals.c.node == p.node, removals.c.epoch == p.epoch) for p in folders]
         if each:
             self._submit(lambda connection: connection.execute(removals.delete().where(or_(*each))))
 
     def give_up(self, node: str, before_s: float) -> None:
-        """Folders of jobs that were removed before that are left to their node, which is not there to remove them."""
+        """Give up folders, on a node that is away, of jobs that were removed before `before_s`."""
         old = and_(removals.c.node == node, removals.c.time < before_s)
         self._submit(lambda connection: connection.execute(removals.delete().where(old)))
 
@@ -98,27 +100,29 @@ class Retention:
 
     def _remove(self, connection: Connection, ids: list[str]) -> None:
         now_s = time.time()
-        left = [{"job": job, "node": "", "epoch": 0, "time": now_s} for job in ids]
+        remaining = [{"job": job, "node": "", "epoch": 0, "time": now_s} for job in ids]
         for record in self._table.load_some(connection, ids):
-            left += [{"job": p.job, "node": p.node, "epoch": p.epoch, "time": now_s} for p in attempt_folders(record)]
-        connection.execute(removals.insert(), left)
+            remaining += [
+                {"job": p.job, "node": p.node, "epoch": p.epoch, "time": now_s} for p in attempt_folders(record)
+            ]
+        connection.execute(removals.insert(), remaining)
         connection.execute(jobs.delete().where(jobs.c.id.in_(ids)))
 
     def _remove_rows(self, connection: Connection) -> bool:
         _keep_highest(connection, events, self._writer.last_seq)
         _keep_highest(connection, reports, self._writer.last_report)
-        here = removals.c.node == ""
-        ids = list(connection.scalars(select(removals.c.job).where(here).limit(JOBS_AT_ONCE)))
+        is_local = removals.c.node == ""
+        ids = list(connection.scalars(select(removals.c.job).where(is_local).limit(JOBS_AT_ONCE)))
         for table in (reports, events):
-            some = select(table.c.seq).where(table.c.job.in_(ids)).limit(ROWS_AT_ONCE)
-            if connection.execute(table.delete().where(table.c.seq.in_(some))).rowcount == ROWS_AT_ONCE:
+            batch = select(table.c.seq).where(table.c.job.in_(ids)).limit(ROWS_AT_ONCE)
+            if connection.execute(table.delete().where(table.c.seq.in_(batch))).rowcount == ROWS_AT_ONCE:
                 return True
-        connection.execute(removals.delete().where(here, removals.c.job.in_(ids)))
-        return connection.scalar(select(removals.c.job).where(here).limit(1)) is not None
+        connection.execute(removals.delete().where(is_local, removals.c.job.in_(ids)))
+        return connection.scalar(select(removals.c.job).where(is_local).limit(1)) is not None
 
 
 def attempt_folders(record: Record) -> set[AttemptFolderRef]:
-    """A devices id begins with its node."""
+    """Folders of a job's attempts; the id of a device group begins with its node."""
     return {
         AttemptFolderRef(devices_id.partition("/")[0], record.job.id, attempt.epoch)
         for attempt in record.attempts
@@ -127,7 +131,7 @@ def attempt_folders(record: Record) -> set[AttemptFolderRef]:
 
 
 def _keep_highest(connection: Connection, table: Table, seq: int) -> None:
-    """No number is given twice, though the newest rows may go."""
-    mine = counters.c.name == table.name
-    if connection.execute(counters.update().where(mine).values(value=seq)).rowcount == 0:
+    """Record the highest number, so that none is used twice even if the newest rows are removed."""
+    of_table = counters.c.name == table.name
+    if connection.execute(counters.update().where(of_table).values(value=seq)).rowcount == 0:
         connection.execute(counters.insert().values(name=table.name, value=seq))

@@ -1,4 +1,4 @@
-"""The tables. Data is JSON as text: the store never looks inside, so any database will do."""
+"""Tables of the job store. Data columns are JSON as text, which queries never inspect, so that any database works."""
 
 import logging
 import secrets
@@ -25,32 +25,34 @@ from sqlalchemy import (
 from cluster.errors import FleetError
 
 long_work = logging.getLogger("orchestrator.store.upgrade")
-"""Told what may take minutes as a store is opened: whoever waits for it can read that."""
+"""Logger of steps that may take minutes while a store is opened; the client that waits for the server shows them."""
 
 VERSION = 3
-"""The number of the newest file in migrations/versions. A store of a newer version is refused, never guessed at."""
+"""Number of the newest file in migrations/versions. A store of a newer version is refused."""
 REVISION = f"{VERSION:04d}"
 LAST = "\U0010ffff"
-"""Sorts behind every other character."""
+"""Sorts after every other character."""
 
 metadata = MetaData()
 _Sequence = BigInteger().with_variant(Integer, "sqlite")
 _Exact = String(128).with_variant(String(128, collation="C"), "postgresql")
-"""Compared byte by byte, so that a prefix is a range. Ids of jobs are in all tables, or PostgreSQL uses no index."""
+"""Compared byte by byte, so that a prefix is a range. All tables need this type for job ids: with different collations
+PostgreSQL would use no index."""
 
 schema_version = Table("schema_version", metadata, Column("version", Integer, primary_key=True))
-"""One row, which every version of Polyfleet reads before it touches anything."""
+"""One row, which every version of Polyfleet reads before it changes anything."""
 
 alembic_version = Table("alembic_version", metadata, Column("version_num", String(32), primary_key=True))
-"""One row: the last migration that ran, as Alembic writes it. Absent where no migration has run since version 1."""
+"""One row: the last migration that ran, as Alembic writes it. Absent if no migration has run since version 1."""
 
 writer = Table("writer", metadata, Column("id", Integer, primary_key=True), Column("token", String(64), nullable=False))
-"""One row: who may write. A server puts its token there on opening the store; one that finds another's is replaced."""
+"""One row: token of the server that may write, set when it opens the store. A server that finds another token stops
+writing."""
 
 identity = Table(
     "identity", metadata, Column("id", Integer, primary_key=True), Column("name", String(64), nullable=False)
 )
-"""One row: a random name, drawn once. A restored copy keeps it; an emptied or another database has another."""
+"""One row: a random name of the store. A restored copy keeps it; an emptied or another database has another one."""
 
 events = Table(
     "events",
@@ -98,7 +100,7 @@ benchmark_lines = Table(
     Column("data", Text, nullable=False),
     Index("benchmark_lines_of_run", "run", "seq"),
 )
-"""The log of each benchmark run: what was asked for, every cell as it was measured, how it ended."""
+"""Log of each benchmark run: the request, each result as it is measured, and how the run ended."""
 
 
 jobs = Table(
@@ -120,9 +122,10 @@ jobs = Table(
     Index("jobs_by_state", "state", "number"),
     Index("jobs_by_name", "name", "state", "number"),
 )
-"""A cache of the log, written with it: one row per job. `number` is that of its `submitted` event, `seq` that of the
-newest event that counted. `open` is a job that has not ended, or whose attempt still holds devices. `damaged` says why
-its history cannot be trusted. `data` is the Record (see record_codec.py), `digest` its checksum."""
+"""One row per job: its state according to the log of events, written in the same transaction. `number` is that of its
+`submitted` event, `seq` that of the newest valid event. `open`: the job has not ended, or its attempt still has
+devices. `damaged`: why its history cannot be trusted. `data`: the Record (see record_codec.py), `digest`: its checksum.
+"""
 
 Index("jobs_open", jobs.c.open, jobs.c.number, sqlite_where=text("open = 1"), postgresql_where=jobs.c.open)
 Index("jobs_ended", jobs.c.ended, sqlite_where=~jobs.c.open, postgresql_where=~jobs.c.open)
@@ -133,7 +136,7 @@ counters = Table(
     Column("name", String(64), primary_key=True),
     Column("value", BigInteger, nullable=False),
 )
-"""Numbers that never go back: the last event and report, of which the rows may have been removed, the generation."""
+"""Numbers that never decrease: the last event and report, whose rows may have been removed, and the generation."""
 
 removals = Table(
     "removals",
@@ -143,27 +146,27 @@ removals = Table(
     Column("epoch", BigInteger, primary_key=True),
     Column("time", Double, nullable=False),
 )
-"""What is left to remove of a job that is in `jobs` no more: an attempt's folder on a node, or, where node is "", the
-job's events and reports in this database."""
+"""Data that remains to be removed of a job that is no longer in `jobs`: an attempt's folder on a node, or, if node is
+"", the job's events and reports in this database."""
 
 
 def prepare(connection: Connection, where: str, before_upgrade: Callable[[int], None]) -> None:
-    """Make the tables, or bring those of an older version up to date; called in the transaction that does all of it.
+    """Create the tables, or upgrade those of an older version, in the caller's transaction.
 
-    `before_upgrade` gets the version found before the first change. Raises FleetError for a store that a newer
-    Polyfleet wrote and for tables of another program; nothing is touched then.
+    `before_upgrade` is called with the old version before the first change. Raises FleetError, without a change, for a
+    store of a newer Polyfleet and for tables of another program.
     """
-    there = set(inspect(connection).get_table_names())
-    if schema_version.name not in there:
-        check_own_tables(there, where)
+    existing = set(inspect(connection).get_table_names())
+    if schema_version.name not in existing:
+        check_own_tables(existing, where)
         create(connection)
     else:
-        found = version_of(connection, where)
-        if alembic_version.name not in there or connection.scalar(select(alembic_version.c.version_num)) != REVISION:
+        old_version = version_of(connection, where)
+        if alembic_version.name not in existing or connection.scalar(select(alembic_version.c.version_num)) != REVISION:
             from orchestrator.store import migrations  # Alembic is imported for an upgrade only
 
-            long_work.info("bringing the tables of %s up to date; a large store takes minutes", where)
-            before_upgrade(found)
+            long_work.info("upgrading the tables of %s; this takes minutes for a large store", where)
+            before_upgrade(old_version)
             migrations.upgrade(connection)
             connection.execute(update(schema_version).values(version=VERSION))
     if connection.scalar(select(identity.c.name)) is None:
@@ -171,26 +174,28 @@ def prepare(connection: Connection, where: str, before_upgrade: Callable[[int], 
 
 
 def create(connection: Connection) -> None:
-    """All tables as of this version, without a row but for the version. Tests compare them to what migrations make."""
+    """Create all tables of this version; only the version has rows. Tests compare them with migrated tables."""
     metadata.create_all(connection)
     connection.execute(schema_version.insert().values(version=VERSION))
     connection.execute(alembic_version.insert().values(version_num=REVISION))
 
 
 def version_of(connection: Connection, where: str) -> int:
-    """Raises FleetError for a newer one than ours."""
-    found = connection.scalar(select(schema_version.c.version)) or 0
-    if found > VERSION:
+    """Version of a store's tables. Raises FleetError if it is newer than VERSION."""
+    version = connection.scalar(select(schema_version.c.version)) or 0
+    if version > VERSION:
         raise FleetError(
-            f"{where} was written by a newer Polyfleet: its schema is version {found}, this one reads up to {VERSION}",
+            f"{where} was written by a newer Polyfleet: its schema has version {version}; this one reads up to"
+            f" {VERSION}",
             "upgrade polyfleet, or set POLYFLEET_HOME to another folder",
         )
-    return found
+    return version
 
 
-def check_own_tables(there: set[str], where: str) -> None:
-    """Raises FleetError for tables of our names that no job store has made."""
-    if taken := sorted(there & set(metadata.tables)):
+def check_own_tables(existing: set[str], where: str) -> None:
+    """Raise FleetError if there are tables with our names that do not belong to a job store."""
+    if conflicting := sorted(existing & set(metadata.tables)):
         raise FleetError(
-            f"{where} has tables of another program: {', '.join(taken)}", "name an empty database, or another schema"
+            f"{where} has tables of another program: {', '.join(conflicting)}",
+            "name an empty database, or another schema",
         )

@@ -1,8 +1,8 @@
-"""All that is special about SQLite, and the only file that knows it.
+"""Everything specific to SQLite is in this file.
 
-One connection writes and checkpoints, the others only read: SQLite 3.7.0 to 3.51.2 can corrupt a database in WAL mode
-when two connections write or checkpoint at once (fixed in 3.51.3), and Debian 12 ships 3.40.1. A lock file beside the
-database keeps a second process out for the same reason. No mmap: a failing disk would be a signal instead of an error.
+Only one connection writes and checkpoints: SQLite 3.7.0 to 3.51.2 can corrupt a database in WAL mode if two connections
+write or checkpoint at the same time (fixed in 3.51.3), and Debian 12 ships 3.40.1. For the same reason, a lock file
+beside the database keeps a second process out. No mmap: a disk error would raise a signal instead of an error.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ BACKUPS = "backups"
 BUSY_MS = 5000
 CHECKED_FOR_S = 0.5
 STEPS = 10_000
-"""Of SQLite's virtual machine between two looks at the clock."""
+"""Instructions of SQLite's virtual machine between two checks of the time."""
 COMMON = ("PRAGMA mmap_size=0", f"PRAGMA busy_timeout={BUSY_MS}", "PRAGMA foreign_keys=ON")
 WRITER = ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL", "PRAGMA fullfsync=ON", "PRAGMA wal_autocheckpoint=1000")
 READER = ("PRAGMA query_only=ON", "PRAGMA wal_autocheckpoint=0")
@@ -37,38 +37,38 @@ def path_of(url: URL) -> Path:
 
 
 def lock(path: Path) -> IO[bytes]:
-    """Keep other processes out until the file is closed, which the kernel also does for a killed process."""
+    """Lock the database until the returned file is closed; the kernel also releases the lock of a killed process."""
     file = path.with_name(path.name + ".lock").open("ab")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
-        raise FleetError(f"another server has {path} open", "stop it first: `polyfleet server stop`") from None
+        raise FleetError(f"another server has {path} open", "stop it first with `polyfleet server stop`") from None
     return file
 
 
 def check(connection: Connection) -> None:
-    """Look for damage for half a second, which is all of a small database; `verify` looks at all of a large one.
+    """Check for damage for half a second, enough for a small database; `verify` checks all of a large one.
 
-    Raises FleetError for damage.
+    Raises FleetError if it is damaged.
     """
     raw: Any = connection.connection.driver_connection
     deadline = time.monotonic() + CHECKED_FOR_S
     raw.set_progress_handler(lambda: time.monotonic() > deadline, STEPS)
     try:
-        found = raw.execute("PRAGMA quick_check(1)").fetchone()[0]
+        result = raw.execute("PRAGMA quick_check(1)").fetchone()[0]
     except sqlite3.OperationalError as e:
         if e.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
             raise
-        found = "ok"
+        result = "ok"
     finally:
         raw.set_progress_handler(None, 0)
-    if found != "ok":
-        raise damaged(path_of(connection.engine.url), " ".join(found.split()))
+    if result != "ok":
+        raise damaged(path_of(connection.engine.url), " ".join(result.split()))
 
 
 def reader(path: Path) -> sqlite3.Connection:
-    """A connection that only reads, also of a database that a server has open. It never checkpoints."""
+    """Read-only connection, also to a database that a server has open. It never checkpoints."""
     connection = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, isolation_level=None)
     connection.text_factory = _text
     connection.execute(f"PRAGMA busy_timeout={BUSY_MS}").close()
@@ -76,28 +76,28 @@ def reader(path: Path) -> sqlite3.Connection:
 
 
 def plain_connection(path: Path) -> sqlite3.Connection:
-    """A connection to a file that no server has open and none can open meanwhile."""
+    """Connection to a file that no server has open or can open."""
     connection = sqlite3.connect(path, isolation_level=None)
     connection.text_factory = _text
     return connection
 
 
 def _existing(path: Path) -> sqlite3.Connection:
-    """Never to a new, empty file where somebody has removed the database."""
+    """Connection to an existing file: if the database was removed, no new, empty one is created."""
     return sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, check_same_thread=False)
 
 
 def file_at(path: Path) -> tuple[int, int] | None:
-    """Which file it is: its device and inode; None where there is none."""
+    """Identity of the file at a path, device and inode; None if it does not exist."""
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 class ReplacedError(FleetError):
-    """Its file is not the one that this server opened: it takes nothing any more."""
+    """The file at the path is not the one that this server opened; the store accepts no more writes."""
 
 
 def replaced(path: Path) -> ReplacedError:
@@ -108,7 +108,7 @@ def replaced(path: Path) -> ReplacedError:
 
 
 def engines(url: URL) -> tuple[Engine, Engine]:
-    """(writer, readers). The file is made readable by its owner only; SQLite gives its companions the same mode."""
+    """(writer, readers). Only its owner can read the file; SQLite gives the files beside it the same mode."""
     path = path_of(url)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     writer = create_engine(url, poolclass=NullPool, creator=lambda: _existing(path))
@@ -119,14 +119,14 @@ def engines(url: URL) -> tuple[Engine, Engine]:
 
 
 def disk_space(path: Path) -> tuple[int, int]:
-    """(bytes of the database and its log, bytes free on that disk)."""
+    """(bytes of the database and its log, bytes free on its disk)."""
     free = os.statvfs(path.parent)
     files = (path, path.with_name(path.name + "-wal"))
     return sum(f.stat().st_size for f in files if f.exists()), free.f_bavail * free.f_frsize
 
 
 def _text(data: bytes) -> str | bytes:
-    """SQLite keeps any bytes as text: what is not UTF-8 is not an error of the whole answer, but of its row."""
+    """Decode text. SQLite stores any bytes as text: invalid UTF-8 must be an error of its row, not of the result."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -134,31 +134,31 @@ def _text(data: bytes) -> str | bytes:
 
 
 def translate_error(error: BaseException, path: Path) -> FleetError:
-    """What a failed statement means to a person. `error` is SQLite's own."""
+    """Translate an error of SQLite to a message for users."""
     primary = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if primary in FULL:
         free = os.statvfs(path.parent)
         mib = free.f_bavail * free.f_frsize / 2**20
         return FleetError(
-            f"the job store {path} cannot be written ({error}; {mib:.0f} MiB are free there)",
-            "free space on that disk: what was acknowledged is safe, and the store goes on by itself",
+            f"the job store {path} cannot be written ({error}; {mib:.0f} MiB are free on its disk)",
+            "free disk space there: acknowledged jobs are safe, and the store then continues by itself",
         )
     if primary in NOT_OURS:
         return damaged(path, str(error))
     if primary == sqlite3.SQLITE_BUSY:
-        return FleetError(f"the job store {path} is held by another program", "close the program that has it open")
-    return FleetError(f"the job store {path} failed: {error}", "the server's log has more")
+        return FleetError(f"the job store {path} is locked by another program", "close the program that has it open")
+    return FleetError(f"the job store {path} failed: {error}", "see the server's log for details")
 
 
 def automatic_backup_path(path: Path) -> list[Path]:
-    """Copies of the database that upgrades of its tables made, newest first."""
+    """Copies of the database that upgrades have made, newest first."""
     return sorted(path.parent.glob(f"{path.stem}-version-*-*.db"), key=_age, reverse=True)
 
 
 def newest_copy(path: Path) -> Path | None:
-    """The newest one that Polyfleet made: in an upgrade, or by `backup` without a name."""
-    found = [*automatic_backup_path(path), *(path.parent / BACKUPS).glob("*.db")]
-    return max(found, key=_age, default=None)
+    """The newest copy that Polyfleet made, in an upgrade or by `backup` without a file name."""
+    copies = [*automatic_backup_path(path), *(path.parent / BACKUPS).glob("*.db")]
+    return max(copies, key=_age, default=None)
 
 
 def _age(path: Path) -> float:
@@ -169,7 +169,7 @@ def _age(path: Path) -> float:
 
 
 def translate_copy_error(error: sqlite3.Error, path: Path, target: Path) -> FleetError:
-    """As `trouble`, of a copy of `path` to `target`: it fails where there is no space for it."""
+    """Like `translate_error`, for copying `path` to `target`, whose disk may be full."""
     code = getattr(error, "sqlite_errorcode", 0)
     if code & 0xFF in FULL and code != sqlite3.SQLITE_IOERR_READ:
         return FleetError(f"{target} cannot be written: {error}", "name a file on a disk with more free space")
@@ -177,18 +177,18 @@ def translate_copy_error(error: sqlite3.Error, path: Path, target: Path) -> Flee
 
 
 class DamagedFile(FleetError):
-    """SQLite cannot read it, or not all of it."""
+    """SQLite cannot read the database completely."""
 
 
-def damaged(path: Path, found: str) -> DamagedFile:
+def damaged(path: Path, reason: str) -> DamagedFile:
     newest = newest_copy(path)
-    named = f"the newest here is {newest}" if newest else "none is in its folder"
-    remedy = f"restore it from a backup: `polyfleet server restore FILE` ({named}); or move it away"
-    return DamagedFile(f"{path} is damaged or no job store ({found})", remedy)
+    backup = f"the newest one here is {newest}" if newest else "there is none in its folder"
+    remedy = f"restore a backup with `polyfleet server restore FILE` ({backup}), or move the file away"
+    return DamagedFile(f"{path} is damaged or not a job store ({reason})", remedy)
 
 
 def _configure(engine: Engine, pragmas: tuple[str, ...], begin: str) -> None:
-    """Transactions begin as we say, not when the driver thinks it saw a write."""
+    """Begin transactions explicitly, instead of when the driver detects a write."""
 
     @event.listens_for(engine, "connect")
     def _connected(connection: Any, _record: Any) -> None:

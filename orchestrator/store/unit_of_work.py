@@ -1,5 +1,5 @@
-"""What is to be written: checked in the caller's thread, since a row the database refuses would fail all others that
-are written with it.
+"""Unit of work for the store's writer, checked in the caller's thread, because a row that the database refuses would
+fail all others in its transaction.
 """
 
 import math
@@ -26,9 +26,9 @@ Stored = Callable[[list[Record]], None]
 
 @dataclass(slots=True)
 class UnitOfWork:
-    """Committed together, or not at all. `rows` are those of `events`, without their `seq`. With `strict`, an event
-    that does not count fails the unit. `action` runs in the same transaction. `done` gets the numbers of the events,
-    or what the action returned, once all is durable; before anybody can see it, `stored` gets the records of its jobs.
+    """Data to commit together. `rows` are those of `events`, without their `seq`. With `strict`, an invalid event fails
+    the unit. `action` runs in the same transaction. When everything is durable, and before readers can see it, `stored`
+    is called with the records of its jobs; then `done` gets the numbers of the events, or the result of the action.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -42,19 +42,21 @@ class UnitOfWork:
 
 
 class StoreBusy(FleetError):
-    """Nothing of it is stored: its turn did not come in time."""
+    """The store was too busy to write in time; nothing is stored."""
 
     retry_after_s = 5
 
 
 class CommitPending(FleetError):
-    """It is being written, and may be stored yet."""
+    """The write is in progress and may still succeed."""
 
     retry_after_s = 5
 
 
 def wait_committed(units: Sequence[UnitOfWork], deadline_s: float) -> bool:
-    """Whether all are done, waiting for them until then (monotonic; infinite: however long it takes)."""
+    """Wait until all units are done, at most until `deadline_s` (monotonic; infinite: no limit). Return whether they
+    are.
+    """
     for unit in units:
         try:
             unit.done.exception(None if math.isinf(deadline_s) else max(0.0, deadline_s - time.monotonic()))
@@ -64,7 +66,7 @@ def wait_committed(units: Sequence[UnitOfWork], deadline_s: float) -> bool:
 
 
 def committed_result(unit: UnitOfWork) -> Any:
-    """What came of it, or the error."""
+    """Result or error of a unit."""
     if not unit.done.done():
         return CommitPending(
             "the job store has not confirmed the write", "it may be stored: repeat the request with the same key"
@@ -73,17 +75,19 @@ def committed_result(unit: UnitOfWork) -> Any:
 
 
 def make_unit(new: Sequence[Event], strict: bool) -> UnitOfWork:
-    """What is folded is what will be read: numbers that JSON has not are words by then. Raises UserError."""
+    """Make a unit of events. Their data is encoded and decoded, so that records are built from exactly what will be
+    read later (JSON has no NaN). Raises UserError.
+    """
     rows = [_row(event) for event in new]
     as_read = [Event(e.job, e.event, e.epoch, e.time_s, decode(row["data"])) for e, row in zip(new, rows, strict=True)]
     return UnitOfWork(as_read, rows, strict)
 
 
-def storable(what: str, text: str, longest: int) -> str:
-    """`text` itself. Raises UserError."""
-    if text.isprintable() and len(text) <= longest:
+def storable(what: str, text: str, max_length: int) -> str:
+    """Return `text`. Raises UserError if it cannot be stored."""
+    if text.isprintable() and len(text) <= max_length:
         return text
-    raise UserError(f"{what} {text[:40]!r} cannot be stored", f"use at most {longest} printable characters")
+    raise UserError(f"{what} {text[:40]!r} cannot be stored", f"use at most {max_length} printable characters")
 
 
 def _row(event: Event) -> Row:

@@ -1,4 +1,4 @@
-"""Whether a job store, or a backup of one, is whole: the database's own check, each row, and what rows add up to."""
+"""Verify a job store or a backup: the database's own check, each row, and the consistency of jobs with events."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -13,13 +13,13 @@ from orchestrator.store.damaged_rows import DamagedDataError, DamagedRow, Damage
 from orchestrator.store.database import is_sqlite, name_of, parsed, translate_error
 
 MOST = 100
-"""Findings that are told; of more, only the number."""
+"""Maximum number of findings that are listed; further ones are only counted."""
 
 OUR_OWN = {*NOT_COPIED, schema.identity.name}
 
 Check = Callable[[Connection], Iterable[str]]
 CHECKS: list[Check] = [lambda connection: job_rows.differences(connection, DamageList())]
-"""What else has to be true of a store of this version. Each yields a sentence for what is not."""
+"""Consistency checks of a store of this version. Each yields a sentence for each problem."""
 
 ROW_CHECKS: dict[str, Callable[[Row[Any]], object]] = {
     schema.events.name: event_of,
@@ -31,7 +31,7 @@ ROW_CHECKS: dict[str, Callable[[Row[Any]], object]] = {
 
 @dataclass(slots=True)
 class Checked:
-    """`rows` is how many of each table with jobs' data were read. `remedy` is "" for a sound one."""
+    """Result. `rows`: number of rows read of each table with jobs' data. `remedy` is "" if there are no findings."""
 
     database: str
     version: int
@@ -48,7 +48,7 @@ class Checked:
 
 
 def verify(url: str) -> Checked:
-    """May run beside a server. Raises UserError where no store is, FleetError where none can be opened or read."""
+    """Verify a store, even while a server uses it. UserError if there is none, FleetError if it is unreadable."""
     checked = Checked(name_of(parsed(url)), 0)
     try:
         with snapshot(url) as connection:
@@ -63,12 +63,12 @@ def verify(url: str) -> Checked:
 def _look(connection: Connection, checked: Checked, url: str) -> None:
     checked.version = version_in(connection, checked.database)
     if is_sqlite(parsed(url)):
-        for (said,) in connection.exec_driver_sql(f"PRAGMA integrity_check({MOST})"):
-            if said != "ok":
-                checked.add(f"SQLite: {said}")
-    there, is_current = set(inspect(connection).get_table_names()), checked.version == schema.VERSION
+        for (message,) in connection.exec_driver_sql(f"PRAGMA integrity_check({MOST})"):
+            if message != "ok":
+                checked.add(f"SQLite: {message}")
+    existing, is_current = set(inspect(connection).get_table_names()), checked.version == schema.VERSION
     for table in schema.metadata.sorted_tables:
-        if table.name in there:
+        if table.name in existing:
             try:
                 _read(connection, table, checked)
             except DBAPIError as e:
@@ -81,14 +81,14 @@ def _look(connection: Connection, checked: Checked, url: str) -> None:
 
 
 def _read(connection: Connection, table: Table, checked: Checked) -> None:
-    """Every row. One of an older version may lack columns, and is only read by those it has."""
-    has = {column["name"] for column in inspect(connection).get_columns(table.name)}
-    columns = [column for column in table.columns if column.name in has]
-    is_whole = len(columns) == len(table.columns)
+    """Read and check every row. A table of an older version may lack columns; its rows are read but not checked."""
+    existing = {column["name"] for column in inspect(connection).get_columns(table.name)}
+    columns = [column for column in table.columns if column.name in existing]
+    is_complete = len(columns) == len(table.columns)
     count = 0
     for row in connection.execution_options(yield_per=ROWS_AT_ONCE).execute(select(*columns)):
         count += 1
-        for finding in _wrong(table, row) if is_whole else ():
+        for finding in _wrong(table, row) if is_complete else ():
             checked.add(finding)
     if table.name not in OUR_OWN:
         checked.rows[table.name] = count
@@ -106,7 +106,10 @@ def _wrong(table: Table, row: Row[Any]) -> Iterator[str]:
 
 
 def _remedy(url: str) -> str:
-    back = "`polyfleet server stop`, then `polyfleet server restore FILE` with a backup that `verify FILE` finds sound"
-    found = parsed(url)
-    newest = sqlite.newest_copy(sqlite.path_of(found)) if is_sqlite(found) else None
-    return f"{back}; the newest here is {newest}" if newest else back
+    remedy = (
+        "run `polyfleet server stop`, then `polyfleet server restore FILE` with a backup that"
+        " `polyfleet server verify FILE` reports as sound"
+    )
+    database_url = parsed(url)
+    newest = sqlite.newest_copy(sqlite.path_of(database_url)) if is_sqlite(database_url) else None
+    return f"{remedy}; the newest one here is {newest}" if newest else remedy

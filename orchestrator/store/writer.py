@@ -1,4 +1,4 @@
-"""The one thread that writes. Whatever waits when it is ready goes into one transaction: a group pays for one fsync."""
+"""The only thread that writes. It commits all waiting units in one transaction, so that they share one fsync."""
 
 import logging
 import math
@@ -26,28 +26,29 @@ from orchestrator.store.unit_of_work import Row, StoreBusy, UnitOfWork, committe
 log = logging.getLogger(__name__)
 
 GROUP = 512
-"""A transaction begins no further unit of work once it has so many events."""
+"""Number of events after which a transaction takes no further unit of work."""
 
 REPORTS_AT_ONCE = 5000
 REPORTS_WAITING = 100_000
 REPORTS_PAUSE_S = 0.2
-"""Reports are not waited for, so they wait themselves: for others, or for something durable to ride with."""
+"""Seconds that reports wait for others, or for a durable unit, to be written with, because no caller waits for them."""
 
 OUTAGE_S = 1.0
 WAIT_S = 15.0
-"""For the turn of a unit of work. Longer than a database may take to refuse those before it (5 s SQLite, 10 s
-PostgreSQL).
+"""Seconds that a unit of work waits for its turn. Longer than a database may take to refuse earlier ones (5 s SQLite,
+10 s PostgreSQL).
 """
 CLOSE_S = 30.0
 KEYS_AT_ONCE = 500
 
 
 class StoreWriter(threading.Thread):
-    """`last_seq` is of the newest durable event, `last_report` of the newest report; `committed` is notified of events.
+    """Writer thread. `last_seq` is the number of the newest durable event, `last_report` that of the newest report;
+    `committed` is notified of new events.
 
-    Reports that did not fit or could not be written are counted in `reports_lost`. `trouble` is the error of the last
-    write, "" when it went well, and when that was (monotonic). After an error, rows above `last_seq` and requests with
-    a `doubtful` key may lie in the database although nobody was told so: readers look past them.
+    Reports that were dropped or could not be written are counted in `reports_lost`. `trouble` is the error of the last
+    write, "" if it succeeded, and its time (monotonic). After an error, the database may contain rows above `last_seq`
+    and requests with a `doubtful` key that were not acknowledged: readers ignore them.
     """
 
     def __init__(self, database: Database, ledger: JobCache, table: JobTable, damage: DamageList):
@@ -77,39 +78,39 @@ class StoreWriter(threading.Thread):
             table.load(connection)
 
     def submit(self, work: UnitOfWork) -> Any:
-        """Blocks until durable. Raises FleetError when it is not, and then nothing of it is stored."""
-        (told,) = self.submit_all([work], math.inf)
-        if isinstance(told, Exception):
-            raise told
-        return told
+        """Write a unit; block until it is durable. If it raises FleetError, nothing is stored."""
+        (result,) = self.submit_all([work], math.inf)
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def submit_all(self, units: Sequence[UnitOfWork], limit_s: float) -> list[Any]:
-        """As `submit` with each, at once: what that returns or raises. What is not begun after WAIT_S is taken back.
-        What is being written is waited for: the database's own limits end that, unless a disk never answers. For who
-        need not know, it is CommitPending after `limit_s`.
+        """Submit units together; return the result or the error of each. Units that are not begun after WAIT_S are
+        withdrawn. A write in progress is waited for: the database's time-outs end it, unless a disk never answers.
+        After `limit_s` its result is CommitPending.
         """
-        begun_s = time.monotonic()
+        started_s = time.monotonic()
         with self._wake:
             if self._closing:
                 return [FleetError("the job store is closed", "start the server again") for _ in units]
             self._work.extend(units)
             self._wake.notify()
-        if not wait_committed(units, begun_s + WAIT_S):
+        if not wait_committed(units, started_s + WAIT_S):
             self._take_back(units)
-            wait_committed(units, begun_s + limit_s)
+            wait_committed(units, started_s + limit_s)
         return [committed_result(unit) for unit in units]
 
     def _take_back(self, units: Sequence[UnitOfWork]) -> None:
-        """Nothing is stored of those that still wait for their turn."""
-        mine = {id(unit) for unit in units}
+        """Withdraw units that still wait for their turn; nothing of them is stored."""
+        own_ids = {id(unit) for unit in units}
         with self._wake:
-            late = [unit for unit in self._work if id(unit) in mine]
-            self._work = deque(unit for unit in self._work if id(unit) not in mine)
+            late = [unit for unit in self._work if id(unit) in own_ids]
+            self._work = deque(unit for unit in self._work if id(unit) not in own_ids)
         message = f"the job store has not finished earlier writes after {WAIT_S:.0f} s"
         _refuse(late, StoreBusy(message, "nothing was stored: retry, and see `polyfleet doctor`"))
 
     def submit_report(self, row: Row) -> None:
-        """Returns at once; the oldest is dropped when too many wait."""
+        """Queue a report and return at once; if too many wait, the oldest is dropped."""
         with self._wake:
             if len(self._reports) >= REPORTS_WAITING:
                 self._reports.popleft()
@@ -119,13 +120,13 @@ class StoreWriter(threading.Thread):
 
     @property
     def writing_s(self) -> float:
-        """For how long the write under way has been made; 0 where there is none."""
-        begun_s = self._begun_s
-        return 0.0 if begun_s is None else time.monotonic() - begun_s
+        """Seconds since the current write began; 0 if there is none."""
+        started_s = self._begun_s
+        return 0.0 if started_s is None else time.monotonic() - started_s
 
     def close(self) -> bool:
-        """Write what waits, then stop; the connection stays open until `disconnect`. False where that takes longer
-        than CLOSE_S: the thread ends with the process.
+        """Write everything that waits, then stop; the connection stays open until `disconnect`. Return False if that
+        takes longer than CLOSE_S; the thread then ends with the process.
         """
         with self._wake:
             self._closing = True
@@ -141,12 +142,12 @@ class StoreWriter(threading.Thread):
     def run(self) -> None:
         while batch := self._next():
             work, lines = batch
-            self._begun_s = begun_s = time.monotonic()
+            self._begun_s = started_s = time.monotonic()
             try:
                 self._written(work, lines)
             except FleetError as e:
-                outage = time.monotonic() - begun_s > OUTAGE_S
-                self._failed([*work, *self._all_waiting()] if outage else work, lines, e)
+                is_outage = time.monotonic() - started_s > OUTAGE_S
+                self._failed([*work, *self._all_waiting()] if is_outage else work, lines, e)
             except BaseException as e:
                 self._broke(work, lines, e)
                 raise
@@ -154,7 +155,7 @@ class StoreWriter(threading.Thread):
                 self._begun_s = None
 
     def _next(self) -> tuple[list[UnitOfWork], list[Row]] | None:
-        """What to write next; None once closed and empty."""
+        """The next units and reports to write; None when closed and empty."""
         with self._wake:
             self._wake.wait_for(lambda: self._work or self._reports or self._closing)
             if not self._work and not self._closing:
@@ -171,14 +172,14 @@ class StoreWriter(threading.Thread):
             yield unit
 
     def _all_waiting(self) -> list[UnitOfWork]:
-        """They have waited for the failed try already: none waits for one after the other."""
+        """Remove and return all waiting units: they fail together, so that none waits through further time-outs."""
         with self._wake:
             waiting, self._work = list(self._work), deque()
         return waiting
 
     def _written(self, work: list[UnitOfWork], lines: list[Row]) -> None:
-        """Commit, and again on a new connection where one was lost. In a longer outage all are told at the first try,
-        and at once those with an action: only events, keys and lines are taken out again where a commit went through.
+        """Commit; if the connection is lost, again on a new one for up to RECONNECT_S. Units with an action fail at
+        once: if the lost commit succeeded after all, only events, keys and lines can be removed again.
         """
         while True:
             try:
@@ -199,43 +200,48 @@ class StoreWriter(threading.Thread):
         lines = [row | {"seq": self.last_report + n} for n, row in enumerate(lines, start=1)]
         with connection.begin():
             self._still_ours(connection)
-            turn = self._ledger.turn(partial(self._table.load_some, connection), (e for w in work for e in w.events))
-            work, rows = self._numbered(work, turn)
+            changes = self._ledger.turn(partial(self._table.load_some, connection), (e for w in work for e in w.events))
+            work, rows = self._numbered(work, changes)
             results = [unit.action(connection) if unit.action else None for unit in work]
-            answered = [w.request for w in work if w.request]
-            measured = [row for w in work for row in w.benchmark_lines]
-            measured = [row | {"seq": self._last_line + n} for n, row in enumerate(measured, start=1)]
-            for table, values in ((events, rows), (requests, answered), (reports, lines), (benchmark_lines, measured)):
+            requests_done = [w.request for w in work if w.request]
+            benchmark_rows = [row for w in work for row in w.benchmark_lines]
+            benchmark_rows = [row | {"seq": self._last_line + n} for n, row in enumerate(benchmark_rows, start=1)]
+            for table, values in (
+                (events, rows),
+                (requests, requests_done),
+                (reports, lines),
+                (benchmark_lines, benchmark_rows),
+            ):
                 if values:
                     insert_rows(connection, table, values)
-            self._table.write(connection, turn)
+            self._table.write(connection, changes)
         self._database.check_place()
         self.last_report += len(lines)
-        self._last_line += len(measured)
-        self._acknowledge(work, results, turn, len(rows))
+        self._last_line += len(benchmark_rows)
+        self._acknowledge(work, results, changes, len(rows))
 
-    def _numbered(self, work: list[UnitOfWork], turn: Batch) -> tuple[list[UnitOfWork], list[Row]]:
-        """The units whose events count, and the rows of their events; the others are answered."""
-        kept: list[UnitOfWork] = []
+    def _numbered(self, work: list[UnitOfWork], changes: Batch) -> tuple[list[UnitOfWork], list[Row]]:
+        """Units with valid events, and the rows of their events; the other units fail."""
+        valid: list[UnitOfWork] = []
         rows: list[Row] = []
         for unit in work:
             first = self.last_seq + len(rows) + 1
             try:
-                turn.take(numbered(unit.events, first), unit.strict)
+                changes.take(numbered(unit.events, first), unit.strict)
             except EventIgnored as e:
                 unit.done.set_exception(e)
                 continue
-            kept.append(unit)
+            valid.append(unit)
             rows += [row | {"seq": seq} for seq, row in enumerate(unit.rows, first)]
-        return kept, rows
+        return valid, rows
 
-    def _acknowledge(self, work: list[UnitOfWork], results: list[Any], turn: Batch, written: int) -> None:
+    def _acknowledge(self, work: list[UnitOfWork], results: list[Any], changes: Batch, written: int) -> None:
         first = self.last_seq + 1
         self.trouble, self._lost_s = ("", 0.0), 0.0
         for unit in work:
             if unit.stored is not None:
-                unit.stored([turn.after[job] for job in dict.fromkeys(event.job for event in unit.events)])
-        self._ledger.put(turn.after.values())
+                unit.stored([changes.after[job] for job in dict.fromkeys(event.job for event in unit.events)])
+        self._ledger.put(changes.after.values())
         with self.committed:
             self.last_seq += written
             self._table.acknowledged = self.last_seq
@@ -245,7 +251,7 @@ class StoreWriter(threading.Thread):
             first += len(unit.rows)
 
     def _failed(self, work: list[UnitOfWork], lines: list[Row], error: FleetError) -> None:
-        """Nobody is told that it worked, and nothing stays that might have: see `_connected`."""
+        """Fail units. If their commit succeeded after all, `_connected` removes their rows again."""
         log.error("%s", error)
         self.trouble = (str(error), time.monotonic())
         self.reports_lost += len(lines)
@@ -253,7 +259,7 @@ class StoreWriter(threading.Thread):
         _refuse(work, error)
 
     def _doubt(self, work: list[UnitOfWork]) -> None:
-        """It may be stored or not, unless there was no connection: the next one begins by taking it out."""
+        """Record that units may be stored, and drop the connection, if any: the next connection first removes them."""
         if self._connection is not None:
             self.doubtful |= {unit.request["key"] for unit in work if unit.request}
             self._doubtful_jobs |= {event.job for unit in work for event in unit.events}
@@ -261,21 +267,21 @@ class StoreWriter(threading.Thread):
             self.disconnect()
 
     def _broke(self, work: list[UnitOfWork], lines: list[Row], error: BaseException) -> None:
-        """A fault of ours: nobody may wait for a thread that is gone."""
+        """Fail all waiting units after a bug ended the thread, so that no caller waits for it."""
         with self._wake:
             self._closing = True
             work, self._work = [*work, *self._work], deque()
         self._failed(work, lines, FleetError(f"the job store stopped: {error!r}", "start the server again"))
 
     def _still_ours(self, connection: Connection) -> None:
-        """The row is locked until the commit, so no other server can begin to write in between."""
+        """Check the writer's token. Its row stays locked until the commit, so no other server can write in between."""
         token = connection.scalar(select(writers.c.token).with_for_update())
         if token != self._token:
-            raise FleetError(f"another server has taken over {self._database.name}", "stop one of the two")
+            raise FleetError(f"another server has taken over {self._database.name}", "stop one of the two servers")
 
     def _connected(self) -> Connection:
-        """The connection, made anew after an error. A commit that reported an error may have reached the disk all the
-        same; what was not acknowledged is taken out again, so that an error means "not stored"."""
+        """The connection; after an error, a new one. A commit that reported an error may have reached the disk; rows
+        that were not acknowledged are removed again, so that an error means "not stored"."""
         if self._connection is None:
             self._connection = self._database.connect()
             with self._connection.begin():
@@ -285,8 +291,8 @@ class StoreWriter(threading.Thread):
                 self._connection.execute(benchmark_lines.delete().where(benchmark_lines.c.seq > self._last_line))
                 keys = sorted(self.doubtful)
                 for first in range(0, len(keys), KEYS_AT_ONCE):
-                    some = keys[first : first + KEYS_AT_ONCE]
-                    self._connection.execute(requests.delete().where(requests.c.key.in_(some)))
+                    batch = keys[first : first + KEYS_AT_ONCE]
+                    self._connection.execute(requests.delete().where(requests.c.key.in_(batch)))
                 job_rows.rebuild_some(self._connection, self._doubtful_jobs, self._damage)
             self.doubtful.clear()
             self._doubtful_jobs.clear()
@@ -300,6 +306,6 @@ def _refuse(work: list[UnitOfWork], error: FleetError) -> None:
 
 
 def _highest(connection: Connection, table: Table) -> int:
-    """The last number given; its row may have been removed with an old job."""
-    kept = connection.scalar(select(counters.c.value).where(counters.c.name == table.name)) or 0
-    return max(kept, connection.scalar(select(func.max(table.c.seq))) or 0)
+    """The highest number used so far; its row may have been removed with an old job."""
+    recorded = connection.scalar(select(counters.c.value).where(counters.c.name == table.name)) or 0
+    return max(recorded, connection.scalar(select(func.max(table.c.seq))) or 0)

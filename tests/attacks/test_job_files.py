@@ -200,7 +200,7 @@ def test_a_bad_line_alone_never_becomes_an_event(line, tmp_path):
     ("code", "why"),
     [
         ("open('result.json', 'w').write('{')", "is not JSON"),
-        ("open('result.json', 'w').write('[1]')", "holds no JSON object"),
+        ("open('result.json', 'w').write('[1]')", "is not a JSON object"),
         (f"open('result.json', 'w').write({DEEP})", "is nested more than 32 times"),
         ("open('result.json', 'w').write('{\"a\": NaN}')", "NaN is not a number"),
         ("open('result.json', 'w').write('{\"a\": \"%s\"}' % ('x' * (5 << 20)))", "is longer than the limit"),
@@ -258,7 +258,7 @@ def test_an_outcome_put_where_ranks_write_has_no_effect_and_is_told(node, code):
         (WEIRD, "has the state 'weird'"),
         (put(DEEP), "is nested"),
         (WEIRD.replace("'weird', 'exit_codes': {}", "'failed', 'exit_codes': {'0': 'x'}"), "exit codes"),
-        (WEIRD.replace("culprit", "probe"), "is no outcome of culprit.1.0"),
+        (WEIRD.replace("culprit", "probe"), "is not the outcome of culprit.1.0"),
     ],
 )
 def test_an_outcome_put_into_the_agents_own_record_fails_the_attempt(node, code, why):
@@ -337,7 +337,7 @@ def test_what_cannot_be_looked_at_stops_no_other_attempt(node):
     node.start("culprit", f"{tell(1)}{STAY}")
     node.in_place("culprit")
     node.cursors["culprit.1.0"] = "nonsense"
-    assert failed_as_unreadable(node.ended("culprit"), "cannot be followed")
+    assert failed_as_unreadable(node.ended("culprit"), "cannot be processed")
     node.probe()
 
 

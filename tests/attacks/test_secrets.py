@@ -267,4 +267,4 @@ def test_a_variable_longer_than_the_system_takes_is_refused_before_it_runs():
 def test_a_command_longer_than_the_system_takes_says_so(node):
     node.start(command=("echo", "x" * 200_000))
     failure = node.outcome()["failure"]
-    assert failure["kind"] == "start" and "longer than the system takes" in failure["message"]
+    assert failure["kind"] == "start" and "longer than the system allows" in failure["message"]

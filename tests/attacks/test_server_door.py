@@ -123,7 +123,7 @@ def test_another_user_who_takes_the_place_of_a_killed_server_is_sent_nothing(hom
         assert thief.stdout.readline() == "took the port, Permission denied\n"
         with pytest.raises(FleetError, match="cannot be reached"):
             cli.wait("hello")
-        with pytest.raises(FleetError, match="is of another user; nothing was sent"):
+        with pytest.raises(FleetError, match="belongs to another user; nothing was sent"):
             by_port.jobs()
     assert said(thief) == "came\n"
 
@@ -174,7 +174,7 @@ except OSError as e:
     Path(server.socket).chmod(0o666)
     told = subprocess.run([sys.executable, "-I", "-c", asking], capture_output=True, text=True, timeout=180)
     assert told.stdout == "b''\n", told.stderr
-    with pytest.raises(FleetError, match=r"is open to others \(owner uid 0, mode 0755\)"):
+    with pytest.raises(FleetError, match=r"other users can access the folder .* \(owner uid 0, mode 0755\)"):
         http.connect(home, start=False)
     daemon.stop_server(home)
 

@@ -135,7 +135,7 @@ def flood(asking, done):
         (lambda asking, done: done.wait(HANG_S), "timed out"),
         (drip, "timed out"),
         (flood, "is longer than|timed out"),
-        (lambda asking, done: None, "ended amid a call"),
+        (lambda asking, done: None, "ended during a request"),
         (lambda asking, done: asking.sendall(b"[" * 100_000 + b"\n"), "is nested"),
         (lambda asking, done: asking.sendall(b'{"result": NaN}\n'), "not a number"),
         (lambda asking, done: asking.sendall(b"[]\n"), "neither a result nor an error"),

@@ -120,7 +120,7 @@ def test_a_directory_of_millions_of_files_is_refused_before_it_is_read(tmp_path,
 
 def test_files_deep_in_folders_are_refused_before_each_folder_of_each_is_looked_at(tmp_path):
     deep = archive(*((f"{'a/' * 400}{number}", "") for number in range(2000)), method=zipfile.ZIP_STORED)
-    with pytest.raises(UserError, match="in more than 64 folders"):
+    with pytest.raises(UserError, match="more than 64 folders deep"):
         archive_checks.check(given(tmp_path, deep))
 
 
@@ -208,7 +208,7 @@ def test_what_looks_like_credentials_stays_behind_and_is_named(folder):
     )
     (told,) = package.left_out.told
     assert "left out of the submitted folder, because they may hold credentials: .aws/, .env, " in told
-    assert "and 3 more. To send .aws/ all the same, write !/.aws/ into .polyfleetignore" in told
+    assert "and 3 more. To send .aws/ anyway, write !/.aws/ into .polyfleetignore" in told
 
 
 def test_a_line_in_the_users_own_file_sends_them(folder):

@@ -276,12 +276,12 @@ NAMESPACES = b"Nq\x00" + doubled(
 PICKLES = {
     "a place in the memo far beyond all others": (op(b"Nr\xff\xff\xff\x04"), "puts value 83886079 into its memo"),
     "a text that is not there": (b"\x80\x05\x96" + struct.pack("<Q", 700 << 20) + b"x.", "is not a pickle"),
-    "tuples of tuples": (op(TUPLES), "holds values within values"),
-    "tuples of tuples for a key": (op(TUPLES + b"}h\x3cNs"), "holds values within values"),
-    "lists of lists": (op(LISTS), "holds values within values"),
-    "lists that are filled later": (op(LATE), "holds many more values than its size allows for"),
-    "objects of objects": (op(NAMESPACES), "holds values within values"),
-    "a list that holds itself": (op(b"]q\x00h\x00a"), "is nested deeper than 100; does it contain itself"),
+    "tuples of tuples": (op(TUPLES), "repeats nested values"),
+    "tuples of tuples for a key": (op(TUPLES + b"}h\x3cNs"), "repeats nested values"),
+    "lists of lists": (op(LISTS), "repeats nested values"),
+    "lists that are filled later": (op(LATE), "has many more values than its size allows"),
+    "objects of objects": (op(NAMESPACES), "repeats nested values"),
+    "a list that holds itself": (op(b"]q\x00h\x00a"), "is nested deeper than 100; check that it does not"),
     "nested very deep": (op(b"]" * 100_000 + b"a" * 99_999), "is nested more than 200 times"),
     "tuples nested very deep": (op(b"}" + b")" + b"\x85" * 100_000 + b"Ns"), "is nested more than 200 times"),
     "a hundred thousand classes": (
@@ -289,10 +289,10 @@ PICKLES = {
     "one array ten thousand times": (
         op(b"(" + b"X\x00\x00\x10\x00" + b"x" * (1 << 20) + b"q\x000" + b"".join(
             b"c_codecs\nencode\nh\x00X\x06\x00\x00\x00latin1\x86R" for _ in range(10_000)) + b"l"),
-        "holds many more values than its size allows for"),
+        "has many more values than its size allows"),
     "one text a million times": (
         op(b"X\x00\x00\x10\x00" + b"x" * (1 << 20) + b"q\x000(" + b"h\x00" * 500_000 + b"l"),
-        "holds many more values than its size allows for"),
+        "has many more values than its size allows"),
     "a size that is text": (op(b"X\x01\x00\x00\x00x(X\x07\x00\x00\x00storageNNNNtQ"), "refers to a storage"),
     "methods that were replaced": (
         op(b"ccollections\nOrderedDict\n)R}X\x05\x00\x00\x00itemsK\x01sb"), "contains no tensors|expected|cannot be"),
@@ -364,7 +364,7 @@ def expanded(path, shape, strides, stored=b"\0" * 8):
 
 def test_an_expanded_tensor_writes_no_more_than_its_file_can_mean(tmp_path):
     said = refused(expanded(tmp_path / "x.pt", (12_000, 12_000), (0, 0)), tmp_path / "root")
-    assert "would take 549 MiB and are made of 0.00 (model/w: 549 MiB); at most 16 times as much is written" in said
+    assert "would take 549 MiB and are made of 0.00 MiB (model/w: 549 MiB); at most 16 times as much is written" in said
     assert ".contiguous()" in said
     huge = refused(expanded(tmp_path / "y.pt", (2**32, 2**32), (0, 0)), tmp_path / "root")
     assert "at most 16 times as much is written" in huge

@@ -40,7 +40,7 @@ def test_packages_by_name_and_version_are_taken(line):
 
 @pytest.mark.parametrize("line", REFUSED)
 def test_anything_else_is_refused_where_it_is_written(line):
-    with pytest.raises(SpecError, match=r"pools\.a\.environment\.requirements: .* is no requirement"):
+    with pytest.raises(SpecError, match=r"pools\.a\.environment\.requirements: .* is not a requirement"):
         parse_fleet(fleet(line))
 
 

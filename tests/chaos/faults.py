@@ -107,7 +107,7 @@ class Fleet:
 
     def held_nodes_started(self) -> None:
         """A node that was lost in case after case is not started any more by itself: `doctor` says how it is."""
-        if any("at once by `polyfleet up`" in told["message"] for told in self.o.doctor()):
+        if any("run `polyfleet up` to start it now" in told["message"] for told in self.o.doctor()):
             Orchestrator.up(self.file).close()
 
     def resume_nodes(self) -> None:

@@ -40,7 +40,7 @@ def test_a_store_that_is_locked_refuses_within_seconds_and_training_goes_on(case
                 now.run("true")
             now.took("refused_s", time.monotonic() - now.at_s)
             now.record["refusal"] = str(e.value)[:300]
-            assert "is held by another program" in str(e.value)
+            assert "is locked by another program" in str(e.value)
             time.sleep(max(0.0, LOCKED_S - now.record["refused_s"]))
             steps = until(lambda: gang.steps_since(now.at_s + LOCKED_S / 2))
             assert {s["epoch"] for s in steps} == {1}

@@ -41,7 +41,7 @@ def test_hashes_are_those_that_sha256sum_prints(tmp_path):
 def test_links_are_refused_wherever_they_lead(tmp_path, target):
     made = folder(tmp_path / "data", b="2")
     (made / "link").symlink_to(target)
-    with pytest.raises(UserError, match="is a link, and data holds no links"):
+    with pytest.raises(UserError, match="is a link, and data must not contain links"):
         content_of(made)
 
 
@@ -60,10 +60,10 @@ def test_links_to_files_count_as_the_files_in_what_a_user_names(tmp_path):
 def test_pipes_and_empty_folders_are_no_data(tmp_path, kept):
     made = folder(tmp_path / "data", b="2")
     os.mkfifo(made / "pipe")
-    with pytest.raises(UserError, match="it is no file"):
+    with pytest.raises(UserError, match="it is not a file, folder or link"):
         kept.keep(made)
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(UserError, match="holds no file"):
+    with pytest.raises(UserError, match="contains no file"):
         content_of(tmp_path / "nothing")
     assert kept.keys() == []
 
@@ -102,7 +102,7 @@ def test_what_a_job_changed_in_spite_of_it_is_noticed_and_fetched_anew(tmp_path,
     (content / "b").write_text("x")
     os.utime(content / "b", ns=(times.st_atime_ns, times.st_mtime_ns))
     (content / "b").chmod(0o444)
-    with kept.used(found.sha256), pytest.raises(FleetError, match="another one uses it still"):
+    with kept.used(found.sha256), pytest.raises(FleetError, match="another job still uses it"):
         kept.find(found.sha256)
     assert kept.find(found.sha256) is None and list(kept.root.iterdir()) == []
 
@@ -128,7 +128,7 @@ def test_the_one_that_was_not_used_for_longest_goes_first_and_never_one_in_use(t
         os.utime(kept.root / oldest / "lock", (1000, 1000))
         kept.make_room(5, 34)
         assert [kept.find(one) is not None for one in (oldest, middle, newest)] == [True, False, True]
-        with kept.used(newest), pytest.raises(FleetError, match="living attempts use 20 of 25"):
+        with kept.used(newest), pytest.raises(FleetError, match="running attempts use 20 of 25"):
             kept.make_room(10, 25)
     kept.make_room(10, 15)
     assert kept.find(oldest) is None and kept.find(newest) is None
@@ -138,14 +138,14 @@ def test_room_is_made_on_a_full_disk_too_and_what_can_never_fit_is_refused(tmp_p
     oldest, middle, newest = three(tmp_path, kept)
     kept.make_room(15, 10**6, free_bytes=8)
     assert [kept.find(one) is not None for one in (oldest, middle, newest)] == [False, True, True]
-    with pytest.raises(UserError, match="50 bytes of data, and the cache may hold 40"):
+    with pytest.raises(UserError, match="the data has 50 bytes; the cache is limited to 40"):
         kept.make_room(50, 40)
     with pytest.raises(FleetError, match="30 are free"):
         kept.make_room(100, 10**6, free_bytes=10)
 
 
 def test_an_entry_that_is_gone_cannot_be_used(tmp_path, kept):
-    with pytest.raises(NotFound, match="fetched again"), kept.used("0" * 64):
+    with pytest.raises(NotFound, match="fetches it again"), kept.used("0" * 64):
         pass
     with pytest.raises(UserError, match="not a SHA-256"):
         kept.find("../../etc")

@@ -38,13 +38,17 @@ REFUSED = {
     "an unknown key": (pool(device=2), "pools.a.device", "did you mean 'devices'"),
     "a pool without backend": ({"pools": {"a": {}}}, "pools.a.backend", "is required"),
     "an unknown backend": (pool(backend="nvidi"), "pools.a.backend", "did you mean 'nvidia'"),
-    "a pool name in capitals": ({"pools": {"CPU": {"backend": "cpu"}}}, "pools.CPU", "'CPU' is no name"),
-    "a pool name with a dot dot": ({"pools": {"../x": {"backend": "cpu"}}}, "pools.../x", "is no name"),
-    "a pool name of 32 letters": ({"pools": {"a" * 32: {"backend": "cpu"}}}, "pools." + "a" * 32, "is no name"),
+    "a pool name in capitals": ({"pools": {"CPU": {"backend": "cpu"}}}, "pools.CPU", "'CPU' is not a valid name"),
+    "a pool name with a dot dot": ({"pools": {"../x": {"backend": "cpu"}}}, "pools.../x", "is not a valid name"),
+    "a pool name of 32 letters": (
+        {"pools": {"a" * 32: {"backend": "cpu"}}},
+        "pools." + "a" * 32,
+        "is not a valid name",
+    ),
     "no device": (pool(devices=0), "pools.a.devices", "greater than or equal to 1"),
     "devices as text": (pool(devices="2"), "pools.a.devices", "must be a valid integer, got '2'"),
     "devices as a yes": (pool(devices=True), "pools.a.devices", "must be a valid integer, got True"),
-    "devices of a GPU": (pool(backend="nvidia", devices=2), "pools.a.devices", "counted where they are"),
+    "devices of a GPU": (pool(backend="nvidia", devices=2), "pools.a.devices", "counted on their nodes"),
     "an unknown lock": (pool(environment="xl"), "pools.a.environment", "did you mean 'xla'"),
     "an empty environment": (pool(environment={}), "pools.a.environment", "exactly one of"),
     "two environments": (
@@ -60,12 +64,12 @@ REFUSED = {
     "an option of pip's": (
         pool(environment={"requirements": ["-r x"]}),
         "pools.a.environment.requirements",
-        "no requirement",
+        "is not a requirement",
     ),
     "two lines in one": (
         pool(environment={"requirements": ["a\n-r x"]}),
         "pools.a.environment.requirements",
-        "no requirement",
+        "is not a requirement",
     ),
     "a variable of Ray's": (
         pool(env={"RAY_AUTH_MODE": "disabled"}),
@@ -76,11 +80,11 @@ REFUSED = {
     "a variable with a space": (pool(env={"A B": "1"}), "pools.a.env", "cannot be an environment variable"),
     "a variable that is a yes": (pool(env={"A": True}), "pools.a.env.A", "must be a valid string"),
     "a label of ours": (pool(labels={"polyfleet.io/pool": "x"}), "pools.a.labels", "set by Polyfleet itself"),
-    "a label with a comma": (pool(labels={"a": "x,y=z"}), "pools.a.labels", "is no label"),
+    "a label with a comma": (pool(labels={"a": "x,y=z"}), "pools.a.labels", "is not a valid label"),
     "a price that is no number": (pool(price_per_hour=float("nan")), "pools.a.price_per_hour", "finite"),
     "a price below zero": (pool(price_per_hour=-1), "pools.a.price_per_hour", "greater than or equal to 0"),
-    "a relative folder": (pool(storage="data"), "pools.a.storage", "is no absolute path"),
-    "a folder that climbs": (pool(storage="/a/../b"), "pools.a.storage", "is no absolute path"),
+    "a relative folder": (pool(storage="data"), "pools.a.storage", "is not an absolute path"),
+    "a folder that climbs": (pool(storage="/a/../b"), "pools.a.storage", "is not an absolute path"),
 }
 
 

@@ -44,9 +44,9 @@ def test_ray_runs_only_under_our_python_to_the_patch_and_our_own_version_of_it()
 @pytest.mark.parametrize(
     ("says", "told"),
     [
-        ("echo hello", "is no Python; name the `python` of an environment with torch"),
-        ("exit 3", "is no Python; "),
-        ("""echo '{"python": 1}'""", "is no Python; "),
+        ("echo hello", "is not a Python interpreter; name the `python` of an environment with torch"),
+        ("exit 3", "is not a Python interpreter; "),
+        ("""echo '{"python": 1}'""", "is not a Python interpreter; "),
         (
             """echo '{"python": "3.9.2", "versions": {}, "modules": [], "torch": null}'""",
             "is Python 3.9.2; Polyfleet needs 3.11",
@@ -54,7 +54,7 @@ def test_ray_runs_only_under_our_python_to_the_patch_and_our_own_version_of_it()
         (
             """echo '{"python": "3.12.1", "versions": {}, "modules": ["torch", "numpy", "psutil", "pydantic"],"""
             """ "torch": ""}'""",
-            "has no pydantic_settings, xxhash; install what it lacks: {python} -m pip install pydantic_settings xxhash",
+            "has no pydantic_settings, xxhash; install them: {python} -m pip install pydantic_settings xxhash",
         ),
         (
             """echo '{"python": "3.12.1", "versions": {}, "modules": [], "torch": null}'""",

@@ -87,7 +87,7 @@ def test_a_node_that_ends_again_and_again_is_held_with_the_reason(record: FleetR
     clock.now_s = 601.0
     assert repairs.restart_lost().started == ("cpu-0",)
     ended("cpu-0")
-    assert said == ["cpu-0 of fleet f has ended: starting it again"] * 4
+    assert said == ["cpu-0 of fleet f has ended: restarting it"] * 4
 
 
 @pytest.mark.parametrize("state", ["starting", "stopping", "leaving", "left"])
@@ -136,7 +136,7 @@ def test_a_head_that_cannot_be_started_again_is_tried_again_later(record: FleetR
     (tmp_path / "home" / "logs").touch()  # a file where the head's log belongs
     clock = Clock()
     repairs = NodeRepair(print, clock)
-    assert "could not be started again" in repairs.restart_lost().waiting[HEAD]
+    assert "could not be restarted" in repairs.restart_lost().waiting[HEAD]
     now = fleet_record.read()
     assert now is not None and now.state == "up" and lost_nodes(now) == (HEAD,)
     assert "next start is in 10 s" in repairs.restart_lost().waiting[HEAD]

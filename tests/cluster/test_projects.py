@@ -18,9 +18,9 @@ def test_a_quota_is_by_kind_or_back_end_in_the_catalogues_words():
 @pytest.mark.parametrize(
     ("project", "field", "message"),
     [
-        ({"quota": {"cpu": -1}}, "projects.p.quota", "-1 is no number of cpu devices; write a whole number"),
-        ({"quota": {"cpu": 1.5}}, "projects.p.quota", "1.5 is no number"),
-        ({"quota": {"cpu": True}}, "projects.p.quota", "True is no number"),
+        ({"quota": {"cpu": -1}}, "projects.p.quota", "-1 is not a number of cpu devices; write an integer"),
+        ({"quota": {"cpu": 1.5}}, "projects.p.quota", "1.5 is not a number"),
+        ({"quota": {"cpu": True}}, "projects.p.quota", "True is not a number"),
         ({"quota": {"nvidia:H10O": 1}}, "projects.p.quota", "did you mean 'nvidia:H100'?"),
         ({"quota": {"H100": 1, "nvidia:H100": 2}}, "projects.p.quota", "names one kind twice"),
         ({"quota": [3]}, "projects.p.quota", "must be a mapping of kinds to numbers"),

@@ -26,7 +26,7 @@ REFUSED = {
     "a tab": ("a:\n\t- b\n", "f.yaml:2: not YAML: found character that cannot start any token; indent with spaces"),
     "an open bracket": ("a: [1, 2\n", "f.yaml:2: not YAML"),
     "a control character": ("a: 1\nb: \x00", "f.yaml:2: not YAML: control characters are not allowed"),
-    "half a surrogate": ("a: \ud800", "f.yaml:1: holds half a surrogate pair"),
+    "half a surrogate": ("a: \ud800", "f.yaml:1: contains half a surrogate pair"),
     "a list as key": ("? [a]\n: b", "f.yaml:1: a key must be a word"),
     "lists 5000 deep": ("a: " + "[" * 5000, "nested deeper than 32"),
     "mappings 5000 deep": ("{a: " * 5000, "nested deeper than 32"),

@@ -123,7 +123,9 @@ def test_a_node_is_started_for_a_job_that_waits_where_one_can_be_had_and_is_give
     with Orchestrator.up(fleet, address=address) as o:
         try:
             assert o.inventory() == [], "no node is up, and none is needed"
-            with pytest.raises(SpecError, match=r"in pool grown: costs 1\.5 per device and hour, job pays at most 1"):
+            with pytest.raises(
+                SpecError, match=r"in pool grown: costs 1\.5 per device and hour, but the job pays at most 1"
+            ):
                 o.submit(RunJob(command="true", resources={"pool": "grown", "max_price": 1}))
             stuck = o.submit(RunJob(command="true", resources={"pool": "sold-out"}))
             job = o.submit(

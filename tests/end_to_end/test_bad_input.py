@@ -51,21 +51,21 @@ CASES: list[tuple[tuple[str, ...], int, str]] = [
     (("submit", "unknown.yaml"), 2, "precison: unknown key 'precison' (in unknown.yaml)\n  did you mean 'precision'?"),
     (("submit", "type.yaml"), 2, "priority: must be a valid integer, got 'high' (in type.yaml)"),
     (("submit", "launch.yaml"), 2, "launch: unknown launch 'rank' (in launch.yaml)\n  did you mean 'ranks'?"),
-    (("submit", "launched.yaml"), 2, "launch: is read by run jobs, this one is train"),
+    (("submit", "launched.yaml"), 2, "launch: applies to run jobs only; this is a train job"),
     (("submit", "tabs.yaml"), 2, "tabs.yaml:4: not YAML"),
     (("submit", "twice.yaml"), 2, "twice.yaml:3: key 'command' appears twice"),
-    (("submit", "anchor.yaml"), 2, "anchor.yaml:3: anchor &a\n  write values out"),
+    (("submit", "anchor.yaml"), 2, "anchor.yaml:3: anchor &a\n  write the values out"),
     (("submit", "tag.yaml"), 2, "tag.yaml:2: tag "),
     (("submit", "latin.yaml"), 2, "latin.yaml is not UTF-8 text"),
-    (("submit", "shell.yaml"), 2, "name: '$(reboot)' is no name"),
-    (("submit", "colour.yaml"), 2, "name: '\\x1b[31mred' is no name"),
+    (("submit", "shell.yaml"), 2, "name: '$(reboot)' is not a valid name"),
+    (("submit", "colour.yaml"), 2, "name: '\\x1b[31mred' is not a valid name"),
     (("submit", "nowhere.yaml"), 2, "working_dir: there is no folder nowhere\n  create it"),
     (("submit", "secret.yaml"), 2, "secrets: HF_TOKEN is not a reference to a secret"),
     (("submit", "absent.yaml"), 2, "absent.yaml: No such file or directory"),
     (("submit", "job.yaml", "--", "true"), 2, "a job file, 'job.yaml', and a command after `--`"),
-    (("submit",), 2, "no job file\n  give one job file, or a command"),
+    (("submit",), 2, "no job file\n  name a job file, or write a command"),
     (("submit", "--accelerators", "tpu:v5p", "--", "true"), 2, "resources: no pool has tpu:v5p; kinds here: cpu\n  "),
-    (("submit", "--accelerators", "cpu:64", "--", "true"), 2, "has 1 device in all, job needs 64"),
+    (("submit", "--accelerators", "cpu:64", "--", "true"), 2, "has 1 device in all, but the job needs 64"),
     (("submit", "--accelerators", "frob", "--", "true"), 2, "unknown accelerator 'frob'"),
     (("submit", "--pool", "rigth", "--", "true"), 2, "no pool is called rigth"),
     (("submit", "--env", "A B=1", "--", "true"), 2, "env: 'A B' cannot be an environment variable"),
@@ -85,23 +85,27 @@ CASES: list[tuple[tuple[str, ...], int, str]] = [
         2,
         "entry: m.py has no function 'tain'\n  did you mean",
     ),
-    (("benchmark", "run", "broken.py:model", "--working-dir", "code"), 2, "entry: broken.py:1: not Python: invalid"),
-    (("benchmark", "run", "m.py:model"), 2, "m.py:model is a file of a folder\n  name the folder with --working-dir"),
+    (
+        ("benchmark", "run", "broken.py:model", "--working-dir", "code"),
+        2,
+        "entry: broken.py:1: not valid Python: invalid",
+    ),
+    (("benchmark", "run", "m.py:model"), 2, "m.py:model is a file in a folder\n  give the folder with --working-dir"),
     (("benchmark", "run", "mlp", "--pools", "rigth"), 2, "pools: no device of pool 'rigth' is ready\n  did you mean"),
-    (("benchmark", "run", "mlp", "--kinds", "tpu:v5e"), 2, "no device of kind 'tpu:v5e' is here\n  here: cpu"),
+    (("benchmark", "run", "mlp", "--kinds", "tpu:v5e"), 2, "no device of kind 'tpu:v5e' is ready\n  choose from cpu"),
     (("benchmark", "run", "mpl"), 2, "no case or suite 'mpl'\n  did you mean 'mlp'?"),
     (("benchmark", "run", "mlp", "--precision", "fp33"), 2, "precisions"),
-    (("benchmark", "run", "mlp", "--rounds", "99"), 2, "rounds 99 are more than max_rounds 60\n  raise max_rounds"),
+    (("benchmark", "run", "mlp", "--rounds", "99"), 2, "rounds (99) is larger than max_rounds (60)\n  raise"),
     (("benchmark", "show", "bench-absent"), 2, "no benchmark run 'bench-absent'"),
     (("submit", "--working-dir", "links", "--", "true"), 2, "is a link to /etc/hostname, outside the folder"),
     (("submit", "--working-dir", "huge", "--", "true"), 2, "the largest so far: data.bin (600 MiB)"),
     (("show", "absent"), 2, "no job 'absent'"),
-    (("logs", "../../etc/passwd"), 2, "nothing is called '../../etc/passwd'"),
+    (("logs", "../../etc/passwd"), 2, "'../../etc/passwd' is not a valid name"),
     (("cancel", "absent"), 2, "no job 'absent'"),
-    (("explain", "\x1b[31mred"), 2, "nothing is called '\\x1b[31mred'"),
+    (("explain", "\x1b[31mred"), 2, "'\\x1b[31mred' is not a valid name"),
     (("jobs", "--state", "RUNING"), 2, "no state 'RUNING'\n  did you mean 'RUNNING'?"),
     (("checkpoint", "show", "left:../x"), 2, "path '../x' is not inside the pool's storage"),
-    (("checkpoint", "show", "x"), 2, "x is no checkpoint: it has no MANIFEST.json"),
+    (("checkpoint", "show", "x"), 2, "x is not a checkpoint: it has no MANIFEST.json"),
     (("checkpoint", "diff", "left:x", "./y"), 2, "./y is on this machine, and left:x is in a pool"),
     (("checkpoint", "copy", "left:x", "http://y/z"), 2, "has the scheme 'http'"),
     (("checkpoint", "convert", "left:x", "left:y"), 2, "the target of the conversion is missing"),
@@ -181,7 +185,7 @@ def test_a_mistake_is_told_in_one_sentence_and_leaves_nothing(
 def test_what_only_the_pool_can_tell_fails_the_job_with_the_same_clearness(whole_fleet: Orchestrator, polyfleet: Cli):
     done = polyfleet("benchmark", "run", "absent_module:model", "--working-dir", "code", "--pools", "right")
     assert (done.returncode, "Traceback" in done.stdout + done.stderr) == (1, False)
-    assert "cpu: failed: no module 'absent_module' here; is it in the submitted folder?" in done.stdout
+    assert "cpu: failed: no module 'absent_module' here; check that it is in the submitted folder" in done.stdout
 
 
 def test_a_run_job_may_have_modules_named_like_ours(whole_fleet: Orchestrator, polyfleet: Cli):
@@ -217,9 +221,9 @@ def test_a_job_that_never_ran_says_so(whole_fleet: Orchestrator, polyfleet: Cli)
             2,
             "the server does not know the token of this home\n  run `polyfleet server stop`",
         ),
-        ("token", lambda text: "", 2, "/token holds no token\n  run `polyfleet server stop`, remove that file"),
+        ("token", lambda text: "", 2, "/token does not contain a valid token\n  run `polyfleet server stop`, remove"),
         ("token", None, 2, "/token is gone\n  run `polyfleet server stop`, then this command again"),
-        ("server.json", lambda text: text.replace('"version": "', '"version": "9'), 2, "the server is of version 9"),
+        ("server.json", lambda text: text.replace('"version": "', '"version": "9'), 2, "the server has version 9"),
     ],
     ids=["wrong token", "empty token", "no token", "another version"],
 )
@@ -243,7 +247,7 @@ def test_a_damaged_home_is_told_and_mended_by_hand(
 def test_a_token_others_may_read_is_not_used(whole_fleet: Orchestrator, home: Path, polyfleet: Cli):
     (home / "token").chmod(0o644)
     try:
-        refused(polyfleet("jobs"), 2, "others may read the token")
+        refused(polyfleet("jobs"), 2, "other users can read the token")
     finally:
         (home / "token").chmod(0o600)
 

@@ -90,7 +90,7 @@ def test_a_benchmark_job_is_measured_on_its_one_device_and_shown(fleet: Orchestr
     shown, said = cli("show", submitted.id).stdout, cli("logs", submitted.id).stdout
     assert "PER CALL" in shown and "last report  step=7" in shown and "samples_s" not in shown
     assert [line.partition(":")[0] for line in said.splitlines()] == ["forward", "training_step"] * 2
-    with pytest.raises(JobFailed, match="rounds is 0; give a whole number of at least 1"):
+    with pytest.raises(JobFailed, match="rounds is 0; give an integer of at least 1"):
         fleet.submit(job(rounds=0)).result(180)
 
 

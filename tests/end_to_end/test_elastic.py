@@ -53,7 +53,7 @@ def test_a_training_grows_to_a_device_that_became_free_and_makes_room_again(
     assert first.wait(180).state == "SUCCEEDED"
     until(lambda: 2 in ranks_by_step(elastic).values())
     [grew] = [event["data"]["reason"] for event in elastic.history() if event["event"] == "preempted"]
-    assert grew.startswith("moves to 2 cpu in pool cpu: there about ")
+    assert grew.startswith("moves to 2 cpu in pool cpu: about ")
 
     (tmp_path / "second").touch()
     second = two_devices.submit(until_file(tmp_path / "second"))  # it ends as soon as it has a device

@@ -85,7 +85,7 @@ def test_attempts_of_a_database_that_was_emptied_are_not_stopped_unasked(
         file.rename(kept / file.name)
     with Orchestrator.connect() as emptied:
         told = until(lambda: [f for f in emptied.doctor() if f["subject"] == "store" and f["level"] == "error"])
-        assert "was replaced or emptied: 1 attempt of a job it does not know runs" in told[0]["message"]
+        assert "was replaced or emptied: 1 attempt of a job that it does not contain is running" in told[0]["message"]
         assert f"{job.id}.1.0 on right-0" in told[0]["message"]
         assert emptied.submit(RunJob(command="true", resources={"pool": "left"})).wait(180).state == "SUCCEEDED"
         waits = emptied.submit(RunJob(command="true", resources={"pool": "right"}))
@@ -130,5 +130,5 @@ def test_a_rotten_newest_checkpoint_is_passed_over(
     shown = json.loads(cli("checkpoint", "show", f"right:{job.id}/{newest.name}", "-o", "json").stdout)
     assert f"right:{job.id}/{newest.name}/{shard.name}: chunk 1 of 1 is not what was saved" in shown["damaged"]
     assert f"checkpoint right:{job.id}/{newest.name}" in cli("doctor").stdout
-    said = f"{newest.name} is damaged and is not resumed from"
+    said = f"{newest.name} is damaged, so the job does not resume from it"
     assert (said in cli("logs", job.id).stdout) == (resumes_in == "right")

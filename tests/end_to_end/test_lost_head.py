@@ -108,7 +108,7 @@ def test_without_a_head_jobs_run_longer_than_their_lease_and_new_ones_wait(
     until(lambda: counted(job) >= before + 40)  # 8 s at least
     assert job.state == "RUNNING"
     assert waiting.state in ("PENDING", "RECOVERING"), "the latter where it was placed before the end was noticed"
-    assert "the fleet's head is gone: running jobs go on, nothing new is started" in cli("status").stdout
+    assert "the fleet's head is gone: running jobs continue, no job is started" in cli("status").stdout
     assert cli("up", "-f", str(fleet_file)).returncode == 0
     assert waiting.wait(180).state == "SUCCEEDED"
     ends_as_if_nothing_had_been(job, end)
@@ -151,7 +151,7 @@ def test_a_node_that_is_told_to_end_lets_its_attempt_save_first(fleet: Orchestra
     os.kill(start.pid, signal.SIGTERM)
     notice = home / "nodes" / "right-0" / "notice"
     said = json.loads(until(lambda: notice.exists() and notice.read_text()))
-    assert said == {"reason": "the node was told to end (SIGTERM)", "grace_s": 30.0}
+    assert said == {"reason": "the node received SIGTERM", "grace_s": 30.0}
     [(node, left_s)] = until(drained).items()
     assert node == "right-0" and 0.0 < left_s <= 30.0 and psutil.pid_exists(start.pid)
     job.cancel()

@@ -80,4 +80,4 @@ def test_a_job_runs_on_one_of_them_masked_by_its_own_variable(toys: Cli, word: s
 def test_a_gang_takes_both_and_a_third_is_never_there(toys: Cli):
     refused = toys("submit", "--accelerators", "toy:3", "--", "true")
     assert refused.returncode == 2
-    assert "has 2 devices in all, job needs 3" in refused.stderr
+    assert "has 2 devices in all, but the job needs 3" in refused.stderr

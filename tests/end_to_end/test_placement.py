@@ -111,7 +111,7 @@ def it_moves_there_once_that_pays(mixed: Orchestrator, job: TrainJob, may_end: P
     ended = moves.result(300)["returned"]
     assert ended["kind"] == "cpu" and ended["from"] > 1
     [why] = [event["data"]["reason"] for event in moves.history() if event["event"] == "preempted"]
-    assert why.startswith("moves to 1 cpu in pool cpu: there about ") and "and the move costs about " in why
+    assert why.startswith("moves to 1 cpu in pool cpu: about ") and "and the move costs about " in why
 
 
 def test_a_configuration_of_transformers_is_measured_where_the_library_is(mixed: Orchestrator, tmp_path: Path, cli):
@@ -124,7 +124,7 @@ def test_a_configuration_of_transformers_is_measured_where_the_library_is(mixed:
     told = {cell["kind"]: cell for cell in json.loads(done.stdout)["cells"]}
     assert told["cpu"]["status"] == "measured" and told["cpu"]["accuracy"]["ok"] and told["cpu"]["items"] == 2
     assert told["tpu:emulated"]["status"] == "unsupported"
-    assert told["tpu:emulated"]["reason"] == "transformers is not in this environment"
+    assert told["tpu:emulated"]["reason"] == "transformers is not installed in this environment"
     absent = cli(*(word.replace("small.json", "smal.json") for word in words))
     assert (absent.returncode, "did you mean 'small.json'" in absent.stderr) == (2, True), absent
 
@@ -143,7 +143,7 @@ def test_two_back_ends_compute_alike_and_where_they_do_not_is_named(mixed: Orche
     for on, sentence in (
         ("cpu,cpu", "are both cpu with torch"),
         ("cpu", "a comparison needs two targets"),
-        ("cpu,tpu:v5e", "'tpu:v5e' is no pool and no kind that is here"),
+        ("cpu,tpu:v5e", "'tpu:v5e' is neither a pool nor a kind in this fleet"),
     ):
         refused = cli(*words, "--on", on)
         assert (refused.returncode, sentence in refused.stderr) == (2, True), refused

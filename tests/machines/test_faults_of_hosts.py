@@ -133,7 +133,7 @@ def test_a_host_whose_disk_is_full_runs_no_new_job_until_there_is_space(fleet: F
         other, here = fleet.waiting("hostname", pool="far"), fleet.waiting("hostname", node="far-m3")
         assert fleet.user.ended(other)["state"] == "SUCCEEDED"
         assert fleet.user("logs", other).stdout.strip() == "m2"
-        wait(lambda: "cannot make the attempt's folder" in str(fleet.user.job(here)))
+        wait(lambda: "cannot create the attempt's folder" in str(fleet.user.job(here)))
         machine.run(["rm", str(folder / ".filler")])
         wait(fleet.all_ready)
         assert fleet.user.ended(here)["state"] == "SUCCEEDED"

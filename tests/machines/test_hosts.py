@@ -159,7 +159,7 @@ def test_ray_talks_to_nobody_who_has_no_certificate_of_the_fleet(whole: Fleet):
 def test_a_second_up_changes_nothing_and_restarts_what_is_missing(whole: Fleet):
     before = {machine.name: whole.raylet(machine) for machine in (whole.m2, whole.m3)}
     told = whole.user("up", "-f", str(HOME / "fleet.yaml"))
-    assert "pool far has 2 storages, of m2, of m3" in " ".join((told.stdout + told.stderr).split())
+    assert "pool far has 2 separate storages (m2; m3)" in " ".join((told.stdout + told.stderr).split())
     [found] = [f for f in whole.user.doctor() if f["subject"] == "storage"]
     assert found["level"] == "info" and "checkpoint: {replicas: 1}" in found["remedy"]
     assert {machine.name: whole.raylet(machine) for machine in (whole.m2, whole.m3)} == before
@@ -270,7 +270,7 @@ REFUSED: dict[str, tuple[Callable[[Fleet], Any], str]] = {
         "is not an address of this host",
     ),
     "a key that is not accepted": (lambda lab: lab.write_ssh(key=lab.bed.stranger.file), "refuses our key"),
-    "a host key that is not known": (lambda lab: lab.write_ssh(known=False), "is in no known_hosts file"),
+    "a host key that is not known": (lambda lab: lab.write_ssh(known=False), "is not in any known_hosts file"),
     "a host key that has changed": (lambda lab: lab.m2.change_host_key(), "is not the one in known_hosts"),
     "no Python": (lambda lab: lab.m2.hide_python(), "has no Python 3."),
     "a disk that is full": (lambda lab: lab.m2.fill_disk(), "GB are free"),
@@ -299,7 +299,7 @@ def test_hosts_that_do_not_share_a_storage_which_they_should_are_refused_before_
     hosts = whole.host(whole.m2), whole.host(whole.m3)
     refused = whole.user("up", "-f", whole.write(*hosts, name="x", shared_storage=True), check=False)
     assert refused.returncode == 2, refused.stdout + refused.stderr
-    assert "pools.far.shared_storage: pool far has 2 storages, of m2, of m3" in " ".join(refused.stderr.split())
+    assert "pools.far.shared_storage: pool far has 2 separate storages (m2; m3)" in " ".join(refused.stderr.split())
 
 
 def test_down_stops_all_and_remembers_a_host_that_is_away(whole: Fleet):
@@ -318,7 +318,7 @@ def test_a_fleet_comes_up_with_the_hosts_it_needs_and_not_with_fewer(lab: Fleet,
     lab.m3.power_off()
     hosts = (lab.host(lab.m2), lab.host(lab.m3))
     refused = lab.user("up", "-f", lab.write(*hosts), check=False)
-    assert refused.returncode == 3 and "host m3 is not reached" in refused.stderr
+    assert refused.returncode == 3 and "host m3 cannot be reached" in refused.stderr
     assert not (lab.m1.disk / ".polyfleet/fleet.json").exists()
     lab.user("up", "-f", lab.write(*hosts, min_hosts=1))
     assert lab.user.states() == {"near-0": "ready", "far-m2": "ready"}

@@ -163,7 +163,7 @@ def test_python_copies_imports_and_exports_in_the_words_of_the_command_line(clie
     assert o.import_(source, "xla:imported", step=3)["path"].startswith("xla:imported/step-00000003-")
     assert o.import_(source, str(tmp_path / "here-too"), step=4)["step"] == 4
     o.export("xla:imported", "xla:exported.safetensors")
-    with pytest.raises(UserError, match="does not convert"):
+    with pytest.raises(UserError, match="cannot be converted"):
         o.copy(str(large), "xla:python", to_kind="tpu:v5e")
     with pytest.raises(UserError, match=r"is on this machine, and .* is in a pool"):
         o.diff(str(large), "xla:python")

@@ -40,14 +40,14 @@ def test_a_client_that_was_closed_says_so(live):
     """`polyfleet exec` sends input from a second thread, which may go on when the command has ended."""
     with http.connect(start=False) as client:
         pass
-    with pytest.raises(FleetError, match="this client has closed its connection"):
+    with pytest.raises(FleetError, match="this client is closed"):
         client.fleet()
 
 
 def test_a_server_of_another_version_is_named_with_the_remedy(live):
     own = identify(os.getpid())
     server_record.write(live.home, ServerRecord(own.pid, own.created, live.port, "9.9.9", "2026"))
-    with pytest.raises(UserError, match=r"of version 9\.9\.9, this is .*polyfleet server stop"):
+    with pytest.raises(UserError, match=r"has version 9\.9\.9, this command has version .*polyfleet server stop"):
         http.connect(start=False)
 
 
@@ -148,9 +148,9 @@ def test_waiting_ends_with_the_job_or_with_the_time(client, talking):
     ("call", "kind", "text"),
     [
         (lambda c: c.job("absent"), NotFound, "no job 'absent'"),
-        (lambda c: c.job(".."), NotFound, "nothing is called '..'"),
-        (lambda c: c.job(""), NotFound, "nothing is called ''"),
-        (lambda c: c.job("a/../../v1/version"), NotFound, "nothing is called 'a/../../v1/version'"),
+        (lambda c: c.job(".."), NotFound, "'..' is not a valid name"),
+        (lambda c: c.job(""), NotFound, "'' is not a valid name"),
+        (lambda c: c.job("a/../../v1/version"), NotFound, "'a/../../v1/version' is not a valid name"),
         (lambda c: c.job("a?b#c"), NotFound, "no job 'a?b#c'"),
         (lambda c: list(c.follow_logs("absent")), NotFound, "no job 'absent'"),
         (lambda c: c.checkpoint_show("cpu:x"), NotFound, "no checkpoint at cpu:x"),
@@ -296,12 +296,12 @@ def test_a_server_that_does_not_come_back_is_waited_for_and_then_named(tmp_path,
         (
             "t" * 64,
             0o644,
-            r"others may read the token .*/token \(mode 0644\); run `polyfleet server stop`, remove that file",
+            r"other users can read the token .*/token \(mode 0644\); run `polyfleet server stop`, remove that file",
         ),
-        (None, 0o600, r"the server runs, but its token .*/token is gone; run `polyfleet server stop`"),
-        ("", 0o600, r"/token holds no token"),
-        ("a\nb", 0o600, r"/token holds no token"),
-        ("t" * 31, 0o600, r"the token .*/token has 31 characters, fewer than 32"),
+        (None, 0o600, r"the server runs, but its token .*/token does not exist; run `polyfleet server stop`"),
+        ("", 0o600, r"/token does not contain a valid token"),
+        ("a\nb", 0o600, r"/token does not contain a valid token"),
+        ("t" * 31, 0o600, r"the token .*/token has 31 characters; the minimum is 32"),
         ("\udcff", 0o600, r"/token cannot be read"),
     ],
 )

@@ -62,7 +62,7 @@ def test_a_folder_of_this_machine_is_sent_once_and_seen_read_only_by_jobs_of_two
     sha = content_of(tokens).sha256
     assert printed(client, spec(tokens)) == ["A", "B", "l"]
     told = []
-    submission.submit(client, spec(tokens), tell=told.append)
+    submission.submit(client, spec(tokens), progress=told.append)
     assert told == []  # the server has it
     assert printed(client, spec(tokens, sha256=sha, pool="xla")) == ["A", "B", "l"]
     assert cached(live) == cached(live, "xla") == [sha]
@@ -102,7 +102,7 @@ def test_a_hash_that_does_not_match_names_both_and_nothing_is_kept(client, live,
     with pytest.raises(SpecError) as raised:
         submission.submit(client, spec(tokens / "a", sha256=wrong))
     assert raised.value.field == "data.0.sha256" and raised.value.message.endswith(
-        f"is {wrong}, and {tokens / 'a'} has the SHA-256 {sha}"
+        f"is {wrong}, but {tokens / 'a'} has the SHA-256 {sha}"
     )
     made = ended(client, {"command": "printf 'A\\n' > $POLYFLEET_OUTPUT_DIR/a", "resources": {"pool": "cpu"}})["id"]
     view = ended(client, spec(f"cpu:{made}/output/a", sha256=wrong), "FAILED")
@@ -115,7 +115,7 @@ def test_links_that_lead_out_of_what_a_job_has_left_are_refused(client, live):
     command = "echo 1 > $POLYFLEET_OUTPUT_DIR/a; ln -s /etc/passwd $POLYFLEET_OUTPUT_DIR/b"
     made = ended(client, {"command": command, "resources": {"pool": "cpu"}})["id"]
     view = ended(client, spec(f"cpu:{made}/output"), "FAILED")
-    assert "'output-1/b' is a link, and data holds no links" in view["reason"]
+    assert "'output-1/b' is a link, and data must not contain links" in view["reason"]
     assert cached(live) == []
 
 
@@ -126,7 +126,7 @@ def test_what_is_not_there_or_was_not_sent_is_refused_at_once(client, live, toke
     with pytest.raises(SpecError, match="is a link to nowhere, which is not a file"):
         submission.submit(client, spec(tokens))
     for sha256 in ("", "0" * 64):
-        with pytest.raises(SpecError, match="the server has not got its content"):
+        with pytest.raises(SpecError, match="the server does not have its content"):
             client.submit(spec(tokens, sha256=sha256))
     assert live.specs == []
 
@@ -136,10 +136,10 @@ def test_a_mount_where_the_submitted_folder_has_something_is_refused(client, liv
     (code / "data").mkdir(parents=True)
     (code / "data/x").write_text("")
     for mount in ("data", "data/x/deeper"):
-        with pytest.raises(SpecError, match=f"'{mount}' is where the submitted folder has 'data/x'"):
+        with pytest.raises(SpecError, match=f"'{mount}' overlaps 'data/x' of the submitted folder"):
             submission.submit(client, spec(tokens, mount=mount, working_dir=str(code)))
     (code / "link").symlink_to("data")
-    with pytest.raises(SpecError, match="'link' is where the submitted folder has 'link/'"):
+    with pytest.raises(SpecError, match="'link' overlaps 'link/' of the submitted folder"):
         submission.submit(client, spec(tokens, mount="link", working_dir=str(code)))
 
 
@@ -168,7 +168,7 @@ def test_what_was_sent_goes_from_the_server_once_no_open_job_names_it(client, li
 def test_what_was_sent_is_not_what_it_is_called(client, live):
     client.upload_begin("", "an-upload")
     client.upload_piece("", "an-upload", "a", 0, b"A", {"size_bytes": 1, "modified_s": 1.0, "mode": 0o644})
-    with pytest.raises(Exception, match="and is called 0000"):
+    with pytest.raises(Exception, match=r"the data has the SHA-256 .*, not 0000"):
         client.data_keep("0" * 64, "an-upload", "a")
     assert not client.data_has("0" * 64) and list((live.home / "data/uploads").iterdir()) == []
     with pytest.raises(Exception, match="not inside"):
@@ -254,7 +254,7 @@ def test_a_fetch_that_is_cut_leaves_nothing_in_the_cache_and_goes_on_afterwards(
 def test_a_cache_that_is_too_small_is_told_and_the_job_fails(live, bucket, monkeypatch):
     monkeypatch.setenv("POLYFLEET_DATA_CACHE_BYTES", "1000")
     moves = DataMoves(live.service.agents, HereTools(live), live.service.data)
-    with pytest.raises(SpecError, match=r"data.0: 1,048,577 bytes of data, and the cache may hold 1,000"):
+    with pytest.raises(SpecError, match=r"data.0: the data has 1,048,577 bytes; the cache is limited to 1,000"):
         moves.bring(asked(), lambda what: None)
     monkeypatch.setenv("POLYFLEET_DATA_CACHE_BYTES", "many")
     with pytest.raises(SpecError, match="write bytes"):
@@ -278,5 +278,5 @@ def test_the_option_names_uri_and_mount_and_adds_to_a_job_files_own(tmp_path):
     file.write_text("command: 'true'\ndata: [{uri: own, mount: own/}]\n")
     assert data("cpu:j/output:in", words=[str(file)]) == [(str(tmp_path / "own"), "own/"), ("cpu:j/output", "in")]
     for wrong in ("./x", "s3://bucket/x", ":data", "./x:"):
-        with pytest.raises(UserError, match=r"is not URI:MOUNT"):
+        with pytest.raises(UserError, match=r"is not of the form URI:MOUNT"):
             data(wrong)

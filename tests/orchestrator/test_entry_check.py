@@ -60,9 +60,9 @@ def test_what_is_there_or_may_be_is_let_through(folder, there):
         ("package/absent.py:make", r"there is no file package/absent\.py"),
         ("train.py:tain", r"train\.py has no function 'tain'; did you mean 'train'\? valid: Net, train"),
         ("package.inner:mak", r"package\.inner has no function 'mak'; did you mean 'make'"),
-        ("broken.py", r"broken\.py:2: not Python: invalid syntax; correct the file"),
-        ("zero.py", r"zero\.py.*: not Python: "),
-        ("latin.py", r"latin\.py.*: not Python: "),
+        ("broken.py", r"broken\.py:2: not valid Python: invalid syntax; correct the file"),
+        ("zero.py", r"zero\.py.*: not valid Python: "),
+        ("latin.py", r"latin\.py.*: not valid Python: "),
     ],
 )
 def test_what_cannot_be_there_is_named_with_what_is(folder, absent, message):

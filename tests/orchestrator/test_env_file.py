@@ -52,10 +52,10 @@ def test_lines_of_windows_and_a_mark_of_its_editors_do_not_matter(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("A=1\n\nHUNTER2", "f, line 3: is not KEY=VALUE"),
-        ("export HUNTER2 x", "f, line 1: is not KEY=VALUE"),
+        ("A=1\n\nHUNTER2", "f, line 3: not of the form KEY=VALUE"),
+        ("export HUNTER2 x", "f, line 1: not of the form KEY=VALUE"),
         ("A=1\nB='x\ny", "f, line 2: the value has no closing '"),
-        ('A="x"y', 'f, line 1: there is text behind the closing "'),
+        ('A="x"y', 'f, line 1: there is text after the closing "'),
         ("1A=HUNTER2", "f, line 1: '1A' cannot be an environment variable"),
         ("=HUNTER2", "f, line 1: '' cannot be an environment variable"),
         ("A='\n\n'\nRAY_X=HUNTER2", "f, line 4: RAY_X is set by Polyfleet itself"),

@@ -100,7 +100,7 @@ def names(package):
 
 def told_beside_history(package):
     """The lines for the user but for that about `.git`."""
-    return [line for line in package.left_out.told if "they are no part of the code: .git/" not in line]
+    return [line for line in package.left_out.told if "they are not part of the code: .git/" not in line]
 
 
 def git(folder, *words, **options):
@@ -226,7 +226,7 @@ def test_what_git_leaves_out_is_counted_named_and_said_how_to_bring_along(folder
     (told,) = told_beside_history(pack(folder))
     assert told == (
         "left out of the submitted folder, because .gitignore names them: 4 files (data/, m [1].o)."
-        " To send data/ all the same, write !/data/ into .polyfleetignore"
+        " To send data/ anyway, write !/data/ into .polyfleetignore"
     )
     (folder / ".polyfleetignore").write_text(f"!/data/\n!{quoted('m [1].o')}\n")
     package = pack(folder)

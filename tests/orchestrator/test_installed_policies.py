@@ -61,7 +61,8 @@ def test_doctor_names_a_policy_that_fails():
     [(node, finding)] = health._controller(health.Seen(controller, health.StoreSeen("here", "", 0.0, 0, 1 << 40)))
     assert (node, finding.level, finding.subject) == ("", "error", "policy")
     assert (
-        finding.message == "policy 'theirs' raised KeyError: 'x'; jobs are served in the order of submission meanwhile"
+        finding.message
+        == "policy 'theirs' raised KeyError: 'x'; until it is fixed, jobs are served in the order of submission"
     )
 
 

@@ -24,7 +24,7 @@ def reasons(nodes):
 
 def test_every_back_end_has_a_row_in_the_order_of_the_table():
     assert [row["backend"] for row in backend_rows([])] == list(vendors())
-    assert set(reasons([]).values()) == {(False, "no pool of this back end in the fleet")}
+    assert set(reasons([]).values()) == {(False, "the fleet has no pool of this back end")}
 
 
 def test_kinds_and_pools_of_one_back_end_are_joined():

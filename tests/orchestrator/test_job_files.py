@@ -80,7 +80,7 @@ def test_a_single_file_goes_to_the_name_or_into_the_folder_that_was_given(client
 def test_a_local_file_that_differs_is_left_alone_without_force(client, wrote, tmp_path):
     here = tmp_path / "a.txt"
     here.write_text("mine")
-    with pytest.raises(Conflict, match="is there already and differs; nothing was written"):
+    with pytest.raises(Conflict, match="already exists and differs; nothing was written"):
         file_download.get(client, wrote, "sub/a.txt", str(here))
     assert here.read_text() == "mine"
     file_download.get(client, wrote, "sub/a.txt", str(here), force=True)
@@ -113,7 +113,7 @@ def test_files_are_put_and_none_that_differs_is_written_over_without_force(clien
     assert put.files == ["data/x.bin"]
     assert file_upload.put(client, str(tmp_path / "d"), wrote, "data").travelled_bytes == 0
     assert file_upload.put(client, str(tmp_path / "a.txt"), wrote).files == ["a.txt"]
-    with pytest.raises(Conflict, match=r"sub/a\.txt is there already and differs"):
+    with pytest.raises(Conflict, match=r"sub/a\.txt already exists and differs"):
         file_upload.put(client, str(tmp_path / "a.txt"), wrote, "sub")
     file_upload.put(client, str(tmp_path / "a.txt"), wrote, "sub", force=True)
     file_download.get(client, wrote, "", str(tmp_path / "back"))
@@ -172,7 +172,7 @@ def test_files_on_a_node_that_is_away_say_which_and_since_when(client, live, wro
     live.fleet.tell(live.service, "cpu-0", host="elsewhere")
     for node in [name for name, _ in live.service.agents.items()]:
         live.fleet.lose(live.service, node)
-    with pytest.raises(FleetError, match=rf"the files of {wrote} lie on node cpu-0, which has been away for .* s:"):
+    with pytest.raises(FleetError, match=rf"the files of {wrote} are on node cpu-0, which has been away for .* s:"):
         listed(client, wrote)
 
 

@@ -194,7 +194,7 @@ def test_a_job_may_ask_for_whole_nodes():
 
 @pytest.mark.parametrize("resources", [{"accelerators": "nvidia:8"}, {"count": "2..8"}, {"any_of": [{"count": 2}]}])
 def test_a_whole_node_and_a_number_of_devices_contradict_each_other(resources):
-    with pytest.raises(SpecError, match=r"exclusive takes all .* devices of a node, and a number is given as well"):
+    with pytest.raises(SpecError, match=r"exclusive takes all .* devices of a node, but a number is given as well"):
         parse_job({"command": "x", "resources": {"exclusive": True, **resources}})
 
 
@@ -231,7 +231,7 @@ def test_a_command_is_launched_once_per_node_unless_job_or_candidate_say_ranks()
         ({"resources": {"accelerators": "H10"}}, "resources.accelerators", "did you mean 'H100'?"),
         ({"resources": {"accelerators": "H100", "gpus": "H100"}}, "resources", "gpus and accelerators are the same"),
         ({"resources": {"accelerators": "H100:8", "count": 8}}, "resources.count", "is given twice"),
-        ({"resources": {"count": 0}}, "resources.count", "0 devices is no range"),
+        ({"resources": {"count": 0}}, "resources.count", "0 is not a valid range of devices"),
         ({"resources": {"nodes": 0}}, "resources.nodes", "greater than or equal to 1"),
         ({"resources": {"nodes": "2"}}, "resources.nodes", "must be a valid integer"),
         ({"resources": {"nodes": True}}, "resources.nodes", "must be a valid integer"),
@@ -253,7 +253,7 @@ def test_a_command_is_launched_once_per_node_unless_job_or_candidate_say_ranks()
         (
             {"data": [{"uri": "./x", "mount": "d/"}, {"uri": "./y", "mount": "d/e"}]},
             "data",
-            "none inside of another",
+            "none inside another",
         ),
         ({"output_limit": "many"}, "output_limit", "'many' is not a size; write a number and a unit"),
         ({"priority": 1001}, "priority", "less than or equal to 1000"),
@@ -261,14 +261,14 @@ def test_a_command_is_launched_once_per_node_unless_job_or_candidate_say_ranks()
         ({"objective": "fast"}, "objective", "valid: any, throughput, cost, energy, finish_time, deadline"),
         ({"precision": "fp23"}, "precision", "did you mean 'fp32'?"),
         ({"task": "tarin"}, "task", "did you mean 'train'?"),
-        ({"name": "a b"}, "name", "'a b' is no name"),
-        ({"name": "../x"}, "name", "is no name"),
-        ({"name": "a.b"}, "name", "is no name"),
-        ({"name": "x" * 64}, "name", "is no name"),
-        ({"entry": "../train.py"}, "entry", "names no function"),
-        ({"entry": "/abs/train.py"}, "entry", "names no function"),
-        ({"entry": "train.py:"}, "entry", "names no function"),
-        ({"entry": "train-it:main"}, "entry", "names no function"),
+        ({"name": "a b"}, "name", "'a b' is not a valid name"),
+        ({"name": "../x"}, "name", "is not a valid name"),
+        ({"name": "a.b"}, "name", "is not a valid name"),
+        ({"name": "x" * 64}, "name", "is not a valid name"),
+        ({"entry": "../train.py"}, "entry", "does not name a function"),
+        ({"entry": "/abs/train.py"}, "entry", "does not name a function"),
+        ({"entry": "train.py:"}, "entry", "does not name a function"),
+        ({"entry": "train-it:main"}, "entry", "does not name a function"),
         ({"env": {"A": True}}, "env", "A must be text or a number; put the value in quotes"),
         ({"env": {"A": None}}, "env", "A must be text or a number"),
         ({"env": {"1A": "x"}}, "env", "'1A' cannot be an environment variable"),
@@ -312,15 +312,19 @@ def test_a_command_is_launched_once_per_node_unless_job_or_candidate_say_ranks()
         ({"work": {"hours": -2, "on": "cpu"}}, "work.hours", "greater than 0"),
         ({"work": {"hours": float("nan"), "on": "cpu"}}, "work.hours", "must be a finite number, got nan"),
         ({"work": {"hours": float("inf"), "on": "cpu"}}, "work.hours", "must be a finite number"),
-        ({"work": {"hours": 3}}, "work.on", "is required beside hours; add `on`"),
-        ({"work": {"steps": 3, "on": "cpu"}}, "work.on", "no hours are given"),
+        ({"work": {"hours": 3}}, "work.on", "is required with hours; add `on`"),
+        (
+            {"work": {"steps": 3, "on": "cpu"}},
+            "work.on",
+            "is the kind of device for `hours`, which is missing; add hours",
+        ),
         ({"work": {"hours": 3, "on": "nvidia:H10O"}}, "work.on", "did you mean 'nvidia:H100'?"),
         ({"work": {"hours": 3, "on": "nvidia"}}, "work.on", "is a back end with many models; name one of them"),
         ({"work": {"step": 3}}, "work.step", "unknown key 'step'; did you mean 'steps'?"),
         ({"work": 1000}, "work", "must be a mapping"),
         ({"steps": 3}, "steps", "belongs under `work`; write work: {steps: …}"),
         ({"checkpoint": {"keep": 0}}, "checkpoint.keep", "greater than or equal to 1"),
-        ({"checkpoint": {"resume_from": "p:../x"}}, "checkpoint.resume_from", "is no checkpoint"),
+        ({"checkpoint": {"resume_from": "p:../x"}}, "checkpoint.resume_from", "is not a checkpoint"),
         ({"checkpoint": {"every": 5}}, "checkpoint.every", "unknown key 'every'"),
     ],
 )
@@ -335,31 +339,43 @@ def test_a_wrong_field_is_named_with_what_to_write(data, field, message):
     [
         ({}, "entry", "a train job needs an entry"),
         ({"task": "prepare"}, "entry", "a prepare job needs an entry"),
-        ({"task": "benchmark", "entry": "m.py"}, "entry", "m.py names no function; write m.py:NAME"),
+        ({"task": "benchmark", "entry": "m.py"}, "entry", "m.py does not name a function; write m.py:NAME"),
         ({"task": "run"}, "command", "a run job needs a command"),
-        ({"entry": "a.py", "command": "x"}, "command", "is read by run jobs, this one is train; leave it out"),
-        ({"task": "run", "command": "x", "entry": "a.py"}, "entry", "this one is run; put it into the command or env"),
-        ({"command": "x", "arguments": {"a": 1}}, "arguments", "is read by prepare, train, benchmark jobs"),
-        ({"command": "x", "precision": "bf16"}, "precision", "this one is run"),
+        ({"entry": "a.py", "command": "x"}, "command", "applies to run jobs only; this is a train job; leave it out"),
+        (
+            {"task": "run", "command": "x", "entry": "a.py"},
+            "entry",
+            "this is a run job; put it into the command or env",
+        ),
+        ({"command": "x", "arguments": {"a": 1}}, "arguments", "applies to prepare, train, benchmark jobs"),
+        ({"command": "x", "precision": "bf16"}, "precision", "this is a run job"),
         (
             {"command": "x", "checkpoint": {"keep": 1}},
             "checkpoint.keep",
-            "is read by train jobs, this one is run; write",
+            "applies to train jobs only; this is a run job; write",
         ),
-        ({"entry": "a.py", "checkpoint": {"path": "a"}}, "checkpoint.path", "is read by run jobs, this one is train"),
-        ({"task": "benchmark", "entry": "m:f", "checkpoint": {"keep": 1}}, "checkpoint", "is read by train, run jobs"),
-        ({"task": "prepare", "entry": "m:f", "batch_size": 2}, "batch_size", "is read by train, benchmark jobs"),
+        (
+            {"entry": "a.py", "checkpoint": {"path": "a"}},
+            "checkpoint.path",
+            "applies to run jobs only; this is a train job",
+        ),
+        ({"task": "benchmark", "entry": "m:f", "checkpoint": {"keep": 1}}, "checkpoint", "applies to train, run jobs"),
+        ({"task": "prepare", "entry": "m:f", "batch_size": 2}, "batch_size", "applies to train, benchmark jobs"),
         (
             {"command": "x", "resources": {"any_of": [{}, {"batch_size": 2}]}},
             "resources.any_of.1.batch_size",
-            "this one is run",
+            "this is a run job",
         ),
-        ({"entry": "a.py", "launch": "node"}, "launch", "is read by run jobs, this one is train; leave it out"),
-        ({"entry": "a.py", "resources": {"any_of": [{"launch": "ranks"}]}}, "resources.any_of.0.launch", "by run jobs"),
+        ({"entry": "a.py", "launch": "node"}, "launch", "applies to run jobs only; this is a train job; leave it out"),
+        (
+            {"entry": "a.py", "resources": {"any_of": [{"launch": "ranks"}]}},
+            "resources.any_of.0.launch",
+            "applies to run jobs only",
+        ),
         (
             {"entry": "a.py", "resources": {"ordered": [{"command": "x"}]}},
             "resources.ordered.0.command",
-            "is read by run jobs, this one is train",
+            "applies to run jobs only; this is a train job",
         ),
     ],
 )
@@ -378,10 +394,10 @@ def test_a_field_the_task_does_not_read_is_refused_with_a_sentence(data, field, 
             "it is absolute; write a path in $POLYFLEET_OUTPUT_DIR, such as ckpt.pt",
         ),
         ({"path": "../a.pt"}, "checkpoint.path", "is not inside the job's folder"),
-        ({"path": "."}, "checkpoint.path", "'.' is the whole folder; name a file or folder in it"),
+        ({"path": "."}, "checkpoint.path", "'.' is the complete folder; name a file or folder in it"),
         ({"path": ".polyfleet/a"}, "checkpoint.path", "is where Polyfleet keeps its copy"),
         ({"path": "a", "format": "tourch"}, "checkpoint.format", "unknown format 'tourch'; did you mean 'torch'?"),
-        ({"format": "dcp"}, "checkpoint.format", "says what lies at checkpoint.path, which is not given; add path"),
+        ({"format": "dcp"}, "checkpoint.format", "is the format of checkpoint.path, which is missing; add path"),
         ({"paht": "a"}, "checkpoint.paht", "path"),
     ],
 )
@@ -583,7 +599,7 @@ def test_of_a_range_only_numbers_of_devices_that_divide_the_whole_batch_are_take
 
 def test_a_whole_batch_that_no_number_of_the_range_divides_is_refused_with_one_that_can():
     assert str(error(ranged("cpu:4..5", 6))) == (
-        "batch_size: 6 divides among no number of ranks from 4 to 5; write a multiple of 4, e.g. 8"
+        "batch_size: 6 cannot be divided evenly among any number of ranks from 4 to 5; write a multiple of 4, e.g. 8"
     )
 
 
@@ -691,7 +707,11 @@ def test_a_batch_that_ranks_share_is_estimated_as_the_greatest_share():
         ({"model": {}}, "resources.memory", "does not tell hidden, layers, vocab, heads, seq"),
         ({"model": LLAMA | {"hidden_size": math.nan}}, "resources.memory", "hidden of a transformer is nan"),
         ({"model": LLAMA | {"hidden_size": "4096"}}, "resources.memory", "hidden of a transformer is '4096'"),
-        ({"model": LLAMA | {"type_vocab_size": "2", "model_type": "bert"}}, "resources.memory", "make no transformer"),
+        (
+            {"model": LLAMA | {"type_vocab_size": "2", "model_type": "bert"}},
+            "resources.memory",
+            "not the dimensions of a transformer",
+        ),
         ({"model": LLAMA, "optimizer": "adamv"}, "resources.memory", "unknown optimizer 'adamv'"),
         ({"model": LLAMA, "sequence": 1}, "resources.memory.sequence", "unknown"),
         ({"model": LLAMA, "mode": "train"}, "resources.memory.mode", "training"),
@@ -708,7 +728,7 @@ def test_memory_that_cannot_be_estimated_is_told(memory, field, said):
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, "No such file"), ("{", "cannot be read"), ("[1]", "holds no mapping"), ("{}", "does not tell hidden")],
+    [(None, "No such file"), ("{", "cannot be read"), ("[1]", "is not a JSON object"), ("{}", "does not tell hidden")],
 )
 def test_a_file_of_a_models_numbers_that_holds_none_is_told(tmp_path, content, said):
     if content is not None:
@@ -726,6 +746,6 @@ def test_a_server_reads_no_file_that_a_job_names():
 
 @pytest.mark.parametrize("name", [" ", " vision", "a\nb", "x" * 64])
 def test_what_cannot_be_a_projects_name_is_refused(name):
-    with pytest.raises(SpecError, match="is no name of a project") as raised:
+    with pytest.raises(SpecError, match="is not a project name") as raised:
         parse_job({"command": "x", "project": name})
     assert raised.value.field == "project"

@@ -69,10 +69,10 @@ def test_the_command_moves_a_running_job(here, live, talking, wait_for):
     job = live.service.submit({**talking.spec, "resources": {"pool": "cpu"}, "recovery": {"grace": "1s"}}, "", "")["id"]
     wait_for(lambda: live.service.job(job)["state"] == "RUNNING")
     done = here("migrate", job, "--to", "ipex")
-    assert (done.returncode, done.stderr.startswith(f"{job}: after a move it starts anew")) == (0, True)
+    assert (done.returncode, done.stderr.startswith(f"{job}: after a move it starts from the beginning")) == (0, True)
     told, _, state = done.stdout.rstrip("\n").partition(": ")
     assert told == job and state in ("SAVING", "RECOVERING", "STARTING", "RUNNING")
     wait_for(lambda: (view := live.service.job(job))["state"] == "RUNNING" and view["pool"] == "ipex")
     refused = here("migrate", job, "--to", "ipex")
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert f"\nerror: job {job} runs there already, on " in refused.stderr
+    assert f"\nerror: job {job} already runs on " in refused.stderr

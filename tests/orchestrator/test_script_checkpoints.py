@@ -66,19 +66,22 @@ def test_a_save_that_was_cut_off_is_replaced_by_the_last_whole_one_which_loads_i
     view = client.wait(job, timeout_s=PATIENCE_S)
     assert (view["state"], view["pool"]) == ("SUCCEEDED", "xla"), view
     assert said(client, job) == "in tpu False\n"
-    assert view["script_checkpoint"].startswith(
-        "what was at run/ckpt.pt was half written (it was not written to its end"
-    )
-    assert view["script_checkpoint"].endswith("is in its place; its 2 tensors of cuda:0 are on the CPU now")
+    assert view["script_checkpoint"].startswith("run/ckpt.pt was half written (it was not written completely")
+    assert "restored its last complete version, of " in view["script_checkpoint"]
+    assert view["script_checkpoint"].endswith("; its 2 tensors of cuda:0 are on the CPU now")
     assert Path(live.home / "storage" / "xla" / job / "output-2" / "run" / "ckpt.pt.torn").is_file()
 
 
 @pytest.mark.parametrize(
     ("written", "log", "record"),
     [
-        (b"a form of its own", "output-2/state ['state']", "state is carried on unread: its format is not known"),
-        (b"PK\3\4half", "nothing ['state.torn']", "lies at state.torn now; no whole version of it is known"),
-        (b"", "nothing ['state.torn']", "state was half written (it has 0 bytes) and lies at state.torn now"),
+        (
+            b"a form of its own",
+            "output-2/state ['state']",
+            "state is passed on without a check: its format is not known",
+        ),
+        (b"PK\3\4half", "nothing ['state.torn']", "was moved to state.torn; there is no complete version"),
+        (b"", "nothing ['state.torn']", "state was half written (it has 0 bytes) and was moved to state.torn"),
     ],
 )
 def test_what_cannot_be_read_goes_on_and_what_is_half_of_a_checkpoint_does_not(live, client, written, log, record):

@@ -75,7 +75,7 @@ def test_where_no_fleet_was_ever_seen_everything_waits_with_words(tmp_path, monk
     monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path))
     service = Service(tmp_path)
     view = service.submit(ON_V5P, "", "")
-    said = "no fleet is up; the job waits, and what it asks for is checked once a fleet is up"
+    said = "no fleet is up; the job waits, and its resources are checked once a fleet is up"
     assert (view["state"], view["reason"]) == ("PENDING", said)
     service.close()
 
@@ -84,7 +84,7 @@ def test_an_inventory_that_cannot_be_read_is_none(tmp_path, caplog):
     for text in ("", "{", "[]", '{"seen_s": 1, "devices": [{"id": 1}]}', '{"devices": []}'):
         (tmp_path / "inventory.json").write_text(text)
         assert KnownDevices(tmp_path / "inventory.json").newest is None
-        assert "is written anew with the next fleet" in caplog.text
+        assert "will be replaced when a fleet is up" in caplog.text
         caplog.clear()
 
 
@@ -134,7 +134,7 @@ def test_too_many_waiting_jobs_are_refused_with_when_to_come_back(live, monkeypa
             assert client.post("/v1/jobs", json={"spec": RUN}).status_code == 201
         refused = client.post("/v1/jobs", json={"spec": RUN})
     assert (refused.status_code, refused.headers["Retry-After"]) == (429, "30")
-    assert refused.json()["error"]["message"] == "3 jobs wait already, and at most 3 may"
+    assert refused.json()["error"]["message"] == "3 jobs are waiting; the maximum is 3"
     assert len(live.specs) == 3
 
 

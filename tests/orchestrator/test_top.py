@@ -141,15 +141,15 @@ def test_it_is_drawn_as_devices_and_jobs_without_columns_of_nothing():
 
 def test_nothing_at_all_says_what_to_do():
     assert lines(top(snapshot([], [], Rates(), at(20)))) == [
-        "23:14:20 UTC 0 nodes, 0 of 0 devices in use jobs: none runs or waits",
-        *("", "no nodes; `polyfleet up` brings a fleet up", "", "no job runs or waits"),
+        "23:14:20 UTC 0 nodes, 0 of 0 devices in use jobs: none running or waiting",
+        *("", "no nodes; run `polyfleet up` to start a fleet", "", "no job is running or waiting"),
     ]
 
 
 def test_many_jobs_are_cut_and_counted():
     seen = snapshot([], [job(f"j{n:03}", "PENDING", started_at=None) for n in range(200)], Rates(), at(20))
     assert lines(top(seen))[0].endswith("jobs: 200+ PENDING")
-    assert lines(top(seen))[-1] == "and 170 more: `polyfleet jobs`"
+    assert lines(top(seen))[-1] == "and 170 more; run `polyfleet jobs` to see all"
 
 
 def test_a_bar_is_as_long_as_its_number():

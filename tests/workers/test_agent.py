@@ -225,7 +225,7 @@ def test_a_script_s_checkpoint_is_handed_on_before_its_attempt_starts_and_left_a
     (folder / "state").write_bytes(b"PK what the attempt is writing")
     assert agent.hand_on_checkpoint("j", 1, *asked) == {"found": False, "text": ""}
     assert (folder / "state").exists()
-    with pytest.raises(UserError, match="checkpoint's path that leads out of its folder"):
+    with pytest.raises(UserError, match="checkpoint path that leads out of its folder"):
         agent.start(1, order("k", arguments={"checkpoint": {"path": "../state"}}), {})
 
 

@@ -48,8 +48,8 @@ def test_arguments_win_over_environment_and_that_over_the_file(tmp_path, monkeyp
             {"libraries": {"disabled": ["onednm"]}},
             "libraries.disabled: unknown library 'onednm'; did you mean 'onednn'?",
         ),
-        ({"priority": ["nvidai"]}, "priority: unknown back end 'nvidai'; did you mean 'nvidia'?"),
-        ({"priority": ["nvidai:H100-80GB"]}, "priority: unknown back end 'nvidai:H100-80GB'; did you mean 'nvidia'?"),
+        ({"priority": ["nvidai"]}, "priority: unknown backend 'nvidai'; did you mean 'nvidia'?"),
+        ({"priority": ["nvidai:H100-80GB"]}, "priority: unknown backend 'nvidai:H100-80GB'; did you mean 'nvidia'?"),
         ({"cpu": {"attention": "efficient"}}, "cpu.attention: Input should be 'auto', 'flash' or 'math'"),
         (
             {"cpu": {"attention": "flsh"}},
@@ -58,12 +58,12 @@ def test_arguments_win_over_environment_and_that_over_the_file(tmp_path, monkeyp
         ({"cpu": {"threads": True}}, "cpu.threads: a number is needed (given: True)"),
         ({"cpu": {"threads": 10**9}}, "cpu.threads: Input should be less than or equal to 4096"),
         ({"amd": {"memory_fraction": True}}, "amd.memory_fraction: a number is needed (given: True)"),
-        ({"tpu": {"persistent_cache": ""}}, "tpu.persistent_cache: name a folder, or leave it out (given: '')"),
+        ({"tpu": {"persistent_cache": ""}}, "tpu.persistent_cache: name a folder, or omit the option (given: '')"),
         ({"tpu": {"compile_mode": "max-autotune"}}, "tpu.compile_mode: unknown option 'compile_mode'"),
         ({"neuron": {"compile_mode": "max-autotune"}}, "neuron.compile_mode: unknown option 'compile_mode'"),
         (
             {"cpu": {"engine": "ipex", "compile_mode": "max-autotune"}},
-            "cpu.engine: IPEX does not use torch.compile, so compile_mode has no effect with it: leave one out",
+            "cpu.engine: IPEX does not use torch.compile, so compile_mode has no effect with it: remove one of them",
         ),
     ],
 )
@@ -86,9 +86,9 @@ def test_names_of_libraries_and_devices_are_kept_as_they_are_called_here():
         ("CPU__THREADSS", "4", "unknown option 'THREADSS'; did you mean 'THREADS'?"),
         ("TPU__COMPILE_MODE", "max-autotune", "unknown option 'COMPILE_MODE'"),
         ("PRIORITIES", "nvidia", "unknown option 'PRIORITIES'; did you mean 'PRIORITY'?"),
-        ("CPU__THREADS__COUNT", "4", "an option has no options of its own; leave 'COUNT' out"),
-        ("CPU", "threads=4", "a section is written as a JSON object (given: 'threads=4')"),
-        ("LIBRARIES", "[]", "a section is written as a JSON object (given: '[]')"),
+        ("CPU__THREADS__COUNT", "4", "an option has no options of its own; remove 'COUNT'"),
+        ("CPU", "threads=4", "a section must be a JSON object (given: 'threads=4')"),
+        ("LIBRARIES", "[]", "a section must be a JSON object (given: '[]')"),
     ],
 )
 def test_a_variable_that_names_no_option_is_refused_by_its_own_name(monkeypatch, variable, value, said):

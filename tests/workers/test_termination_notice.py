@@ -108,7 +108,7 @@ def test_a_watch_that_waits_is_answered_when_a_notice_comes(agent, tmp_path):
     agent.watch(1, {}, {}, 0.0)
     give(tmp_path, grace_s=3600)
     answer = agent.watch(1, {}, {"j.1.0": "running"}, 3600.0)  # longer than this test may take
-    assert answer["facts"]["notice"]["reason"] == "its machine was given notice"
+    assert answer["facts"]["notice"]["reason"] == "its machine got a termination notice"
 
 
 def test_attempts_that_no_controller_asks_to_save_are_asked_by_the_agent(agent, tmp_path):
@@ -143,7 +143,7 @@ def test_a_notice_is_one_whatever_stands_in_it(agent, tmp_path, content):
     agent.hello(1)
     (tmp_path / "node" / "notice").write_bytes(content)
     told = facts(agent)["notice"]
-    assert told["reason"] == "its machine was given notice"
+    assert told["reason"] == "its machine got a termination notice"
     assert 20 < told["deadline_s"] <= 30
 
 

@@ -1,1 +1,1 @@
-"""One placement of a job on one node: its folder, its supervisor, its ranks, and how all of them end."""
+"""Run one placement of a job on one node: its folder, its supervisor and its ranks, until all have ended."""

@@ -1,9 +1,9 @@
-"""`python -m workers.attempt FOLDER LOCK` supervises an attempt; see supervisor.py."""
+"""Entry point of `python -m workers.attempt FOLDER LOCK`, which supervises an attempt; see supervisor.py."""
 
 import gc
 import sys
 
-gc.disable()  # imports leave no garbage: without looking for it 3 of 40 ms are saved at every start of an attempt
+gc.disable()  # imports leave no garbage: not looking for it saves 3 of 40 ms at every start of an attempt
 
 from workers.attempt.supervisor import main  # noqa: E402 - see above
 

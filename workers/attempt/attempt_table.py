@@ -1,4 +1,4 @@
-"""The attempts of one node as its folder shows them: known, looked at, told, their leases renewed."""
+"""Table of the attempts in a node's folder: look them up, report their changes, renew their leases."""
 
 import logging
 import os
@@ -21,19 +21,21 @@ from workers.rank_events import LONGEST_LINE_BYTES
 LOOK_EVERY_S = 0.02
 RENEW_AT_MOST_EVERY_S = 0.5
 MOST_EPOCHS = 100_000
-"""Of jobs, told to a new controller: some megabytes."""
+"""Jobs whose epochs are reported to a new controller: some megabytes."""
 MOST_LINES, LEAST_LINES = 2000, 50
 MOST_BYTES = 1 << 20
-"""Of events, read in one look at all attempts of the node."""
+"""Events that are read in one poll of all attempts of the node."""
 SHORTEST_LEASE_S = 5.0
-"""Lease of an attempt whose order cannot be read: no job has a shorter one (MIN_LEASE_S), so none is exceeded."""
+"""Lease of an attempt whose order cannot be read. No job has a shorter one (MIN_LEASE_S), so none is exceeded."""
 LOG = logging.getLogger(__name__)
 
 
 def _adopted(attempt: AttemptId, folder: AttemptFolder) -> LocalAttempt | None:
-    """An attempt that an earlier agent started. None where that agent was killed before it wrote the order: nothing has
-    started then. An attempt whose order cannot be read may still run on its devices. It saves and stops, and its job
-    continues in a new attempt: the agent cannot look after it without the order.
+    """Return an attempt that an earlier agent started.
+
+    None if that agent was killed before it wrote the order: then nothing has started. An attempt whose order cannot be
+    read may still run on its devices. It is told to save and stop, and its job continues in a new attempt: without the
+    order the agent cannot manage it.
     """
     order: Any = read_json(folder.order)
     try:
@@ -43,20 +45,20 @@ def _adopted(attempt: AttemptId, folder: AttemptFolder) -> LocalAttempt | None:
             return None
     broken = LocalAttempt(attempt, folder, SHORTEST_LEASE_S)
     if broken.live:
-        LOG.error("attempt %s: its order cannot be read; it is asked to save and stop", attempt)
-        with suppress(OSError):  # a full disk: it runs on until the next agent
+        LOG.error("attempt %s: its order cannot be read; it is told to save and stop", attempt)
+        with suppress(OSError):  # the disk may be full; it then runs until the next agent stops it
             broken.stop("preempt")
     return broken
 
 
 class AttemptTable:
-    """Nothing is kept here that a restart would lose. Safe to use from several threads."""
+    """Attempts of one node, by id. Holds no state that a restart would lose. Thread-safe."""
 
     def __init__(self, folder: Path, node: str):
         self._folder, self._node = private_dir(folder), node
         self._changed = threading.Condition(threading.RLock())
         self._epochs: dict[str, int] = {}
-        self._ids: dict[str, set[AttemptId]] = {}  # whose folders are here, by job
+        self._ids: dict[str, set[AttemptId]] = {}  # of all attempts with a folder here, by job
         names = sorted(entry.name for entry in os.scandir(folder))
         self._attempts = {a.id: a for a in self._on_disk(names)}
         self._renewed_s = 0.0
@@ -64,7 +66,7 @@ class AttemptTable:
         wakeup_pipe.watch(folder, self, AttemptTable._look_now)
 
     def _on_disk(self, names: list[str]) -> Iterator[LocalAttempt]:
-        """What an agent before us left: running attempts are adopted by knowing them."""
+        """Yield the attempts that an earlier agent left. Being in the table is all that a running one needs."""
         for name in names:
             folder, attempt = AttemptFolder(self._folder / name), parse(name)
             if attempt is None:
@@ -73,20 +75,20 @@ class AttemptTable:
             self._ids.setdefault(attempt.job, set()).add(attempt)
             if folder.forgotten.exists():
                 continue
-            if found := _adopted(attempt, folder):
-                yield found
+            if local_attempt := _adopted(attempt, folder):
+                yield local_attempt
 
     def _saw(self, job: str, epoch: int) -> None:
-        """The newest jobs come last."""
+        """Record an epoch of a job, and move the job to the end: the newest jobs come last."""
         self._epochs[job] = max(epoch, self._epochs.pop(job, 0))
 
     def _ids_of(self, job: str, epoch: int) -> list[AttemptId]:
-        """By node rank; also of attempts that are forgotten."""
+        """Ids by node rank, including attempts whose folders of ranks were removed."""
         with self._changed:
-            return sorted(one for one in self._ids.get(job, ()) if one.epoch == epoch)
+            return sorted(attempt for attempt in self._ids.get(job, ()) if attempt.epoch == epoch)
 
     def _dropped(self, attempt: AttemptId) -> None:
-        """Its folder is gone."""
+        """Drop the id of an attempt whose folder was removed."""
         with self._changed:
             ids = self._ids.get(attempt.job, set())
             ids.discard(attempt)
@@ -94,95 +96,101 @@ class AttemptTable:
                 self._ids.pop(attempt.job, None)
 
     def epochs(self) -> dict[str, int]:
-        """The highest epoch that this node has seen of each job, of the newest MOST_EPOCHS of them."""
+        """The highest epoch that this node has seen of each job, for the newest MOST_EPOCHS jobs."""
         with self._changed:
             return dict(islice(reversed(self._epochs.items()), MOST_EPOCHS))
 
     def log(self, job: str, epoch: int, rank: int, offset: int, limit_bytes: int) -> dict[str, Any]:
-        """Also of attempts that are forgotten. Raises NotFound for one this node never had."""
+        """Read a rank's log; see LocalAttempt.log. Raises NotFound for an attempt that this node never had."""
         return self._logged(job, epoch, rank).log(rank, offset, limit_bytes)
 
     def log_tail(self, job: str, epoch: int, rank: int, count: int) -> dict[str, int]:
         return self._logged(job, epoch, rank).log_tail(rank, count)
 
     def _logged(self, job: str, epoch: int, rank: int) -> LocalAttempt:
-        """That of the node ranks whose log it is; the others, if there are any, have none."""
+        """The part of the attempt whose rank this is: of several node ranks here, only one has its log."""
         ids = self._ids_of(job, epoch)
         if not ids:
-            raise NotFound(f"this node never ran attempt {epoch} of {job}", "`show` says on which node it ran")
+            raise NotFound(f"this node never ran attempt {epoch} of {job}", "`polyfleet show` lists its nodes")
         folders = [(a, AttemptFolder(self._folder / str(a))) for a in ids]
         attempt, folder = next(((a, f) for a, f in folders if f.log(rank).exists()), folders[0])
         return LocalAttempt(attempt, folder, 0.0)
 
     def folder(self, job: str, epoch: int) -> Path:
-        """Where the ranks of the first attempt here write. Raises NotFound."""
+        """Folder that the ranks of the attempt write to, of its first part on this node. Raises NotFound."""
         attempts = self._of(job, epoch)
         if not attempts:
-            raise NotFound(f"attempt {epoch} of {job} does not run on node {self._node}", "`show` says where it runs")
+            raise NotFound(
+                f"attempt {epoch} of {job} does not run on node {self._node}", "`polyfleet show` lists its nodes"
+            )
         return attempts[0].folder.shared
 
     def running(self, job: str, epoch: int, rank: int) -> AttemptFolder:
-        """Of the attempt whose ranks, that one among them, run here. Raises Conflict, NotFound."""
+        """Folder of the attempt that runs this rank here. Raises NotFound; Conflict if it is not running."""
         for attempt in self._of(job, epoch):
             order: Any = read_json(attempt.folder.order)
             if order is None or not order["first_rank"] <= rank < order["first_rank"] + order["ranks"]:
                 continue
             if (phase := attempt.phase) != "running":
-                raise Conflict(f"attempt {epoch} of {job} is {phase} on node {self._node}", "`show` tells its state")
+                raise Conflict(
+                    f"attempt {epoch} of {job} is {phase} on node {self._node}", "`polyfleet show` shows its state"
+                )
             return attempt.folder
-        raise NotFound(f"rank {rank} of {job} does not run on node {self._node}", "`show` says where it runs")
+        raise NotFound(f"rank {rank} of {job} does not run on node {self._node}", "`polyfleet show` lists its nodes")
 
     def _of(self, job: str, epoch: int) -> list[LocalAttempt]:
         with self._changed:
             return [a for a in self._attempts.values() if (a.id.job, a.id.epoch) == (job, epoch)]
 
     def poison(self) -> dict[str, dict[str, Any]]:
-        """Of each attempt whose ranks wrote what cannot be used: {key: {"count", "reason"}}."""
+        """Attempts whose ranks wrote data that cannot be used: {key: {"count", "reason"}}."""
         with self._changed:
-            known = list(self._attempts.values())
-        return {str(a.id): told for a in known if (told := a.poison)}
+            attempts = list(self._attempts.values())
+        return {str(a.id): problem for a in attempts if (problem := a.poison)}
 
     def known(self) -> list[str]:
-        """Keys of all attempts that are not forgotten."""
+        """Keys of all attempts in the table."""
         with self._changed:
             return [str(attempt) for attempt in self._attempts]
 
     def live(self) -> list[LocalAttempt]:
         with self._changed:
-            known = list(self._attempts.values())
-        return [a for a in known if a.live]
+            attempts = list(self._attempts.values())
+        return [a for a in attempts if a.live]
 
-    def renew(self, asked_s: float | None = None) -> None:
-        """Give every living attempt its full lease, from `asked_s` on (default: now): then the controller spoke."""
-        asked_s = None if asked_s is None else min(asked_s, lease.now_s())
+    def renew(self, requested_s: float | None = None) -> None:
+        """Renew all leases in full from `requested_s` on, the time of the controller's call (default: now)."""
+        requested_s = None if requested_s is None else min(requested_s, lease.now_s())
         if time.monotonic() - self._renewed_s >= RENEW_AT_MOST_EVERY_S:
             self._renewed_s = time.monotonic()
             for attempt in self.live():
                 if attempt.unreadable:
-                    continue  # it ends with its lease, if its supervisor does not obey
+                    continue  # if its supervisor does not stop it, it ends with its lease
                 try:
-                    attempt.renew(asked_s)
+                    attempt.renew(requested_s)
                 except OSError as e:
                     LOG.error("attempt %s: its lease cannot be written: %s", attempt.id, e)
 
     def news(
-        self, cursors: Mapping[str, int], known: Mapping[str, str], timeout_s: float, gather_s: float = 0.0
+        self, cursors: Mapping[str, int], last_phases: Mapping[str, str], timeout_s: float, gather_s: float = 0.0
     ) -> list[AttemptStatus]:
-        """Of all attempts with news, as soon as one is in another phase than `known`, or `gather_s` have passed and
-        there are events; [] after `timeout_s`, or once `wake` was called.
+        """Wait for changes and return the statuses of all changed attempts.
+
+        Returns as soon as one has another phase than in `last_phases`, or after `gather_s` if there are events; []
+        after `timeout_s`, or once `wake` was called.
         """
-        asked_s, wakes = time.monotonic(), self._wakes
+        started_s, wakes = time.monotonic(), self._wakes
         while True:
             rings = self._rings
-            reports, live = self._look(cursors, known)
-            passed_s = time.monotonic() - asked_s
-            moved = any(report.phase != known.get(report.key) for report in reports)
-            if moved or passed_s >= timeout_s or self._wakes != wakes or (reports and passed_s >= gather_s):
-                return reports
-            left_s = (min(gather_s, timeout_s) if reports else timeout_s) - passed_s
+            statuses, live = self._look(cursors, last_phases)
+            waited_s = time.monotonic() - started_s
+            phase_changed = any(status.phase != last_phases.get(status.key) for status in statuses)
+            if phase_changed or waited_s >= timeout_s or self._wakes != wakes or (statuses and waited_s >= gather_s):
+                return statuses
+            left_s = (min(gather_s, timeout_s) if statuses else timeout_s) - waited_s
             with self._changed:
-                if self._rings == rings:  # what rang amid the look may not be in it
-                    self._changed.wait(min(left_s, LOOK_EVERY_S) if live and not reports else left_s)
+                if self._rings == rings:  # else something changed during the poll, which may have missed it
+                    self._changed.wait(min(left_s, LOOK_EVERY_S) if live and not statuses else left_s)
 
     def _look_now(self) -> None:
         with self._changed:
@@ -190,21 +198,24 @@ class AttemptTable:
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """There is news of the node itself: whoever waits for news is answered."""
+        """Let `news` return at once: something about the node itself has changed."""
         with self._changed:
             self._wakes += 1
             self._look_now()
 
-    def _look(self, cursors: Mapping[str, int], known: Mapping[str, str]) -> tuple[list[AttemptStatus], bool]:
-        """News, and whether there may be some without anybody's asking. Each attempt gets the same share of a look."""
+    def _look(self, cursors: Mapping[str, int], last_phases: Mapping[str, str]) -> tuple[list[AttemptStatus], bool]:
+        """Poll all attempts once, with equal shares of the limits.
+
+        Returns the changed ones, and whether others may change without a wake-up.
+        """
         with self._changed:
             attempts = list(self._attempts.values())
         share = max(1, len(attempts))
-        found = [self._ask(a, cursors.get(str(a.id), 0), known.get(str(a.id), ""), share) for a in attempts]
-        return [report for report in found if report is not None], any(a.live or a.draining for a in attempts)
+        statuses = [self._ask(a, cursors.get(str(a.id), 0), last_phases.get(str(a.id), ""), share) for a in attempts]
+        return [status for status in statuses if status is not None], any(a.live or a.draining for a in attempts)
 
-    def _ask(self, attempt: LocalAttempt, cursor: int, known: str, share: int) -> AttemptStatus | None:
-        """What goes wrong with one attempt stops no other."""
+    def _ask(self, attempt: LocalAttempt, cursor: int, last_phase: str, share: int) -> AttemptStatus | None:
+        """Poll one attempt. An error with it does not affect the others."""
         lines, size = max(LEAST_LINES, MOST_LINES // share), max(2 * LONGEST_LINE_BYTES, MOST_BYTES // share)
         try:
             attempt.settle()
@@ -213,10 +224,10 @@ class AttemptTable:
                     self._attempts.pop(attempt.id, None)
                     self._dropped(attempt.id)
                 return None
-            return attempt.report(cursor, known, lines, size)
-        except OSError as e:  # of the node: no space, no descriptors
+            return attempt.report(cursor, last_phase, lines, size)
+        except OSError as e:  # the node's fault: no disk space, no file descriptors
             attempt.trouble(str(e))
         except Exception as e:
             LOG.exception("attempt %s", attempt.id)
-            attempt.spoil(f"what its ranks wrote cannot be followed: {e!r}")
+            attempt.spoil(f"files that its ranks wrote cannot be processed: {e!r}")
         return None

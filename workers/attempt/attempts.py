@@ -1,4 +1,4 @@
-"""All attempts of one node: those known, and how others are started, stopped, forgotten and removed."""
+"""Start, stop and remove the attempts of one node."""
 
 import os
 import time
@@ -20,18 +20,21 @@ from workers.errors import EpochPast
 from workers.messages import PROTOCOL, InvalidMessage, Order, ScriptCheckpoint
 
 END_OLDER_S = 10.0
-"""Longer than a cancelled attempt's grace, and than the kernel takes to end processes."""
+"""Time for older attempts to end: longer than a cancelled attempt's grace and than the kernel takes to kill."""
 
 
 class AttemptManager(AttemptTable):
-    """`threads(order)` says how many cores' worth of threads each rank should use. Safe to use from several threads."""
+    """Starts, stops and removes attempts.
+
+    `threads(order)` is the number of threads for each rank. Thread-safe.
+    """
 
     def __init__(
         self,
         folder: Path,
         storage: Path,
         node: str,
-        packages: NodeCodeArchives,
+        code_archives: NodeCodeArchives,
         threads: Callable[[Order], int],
         fences: FenceReader | None = None,
         starter: SupervisorLauncher | None = None,
@@ -42,20 +45,23 @@ class AttemptManager(AttemptTable):
         self._stopped = StoppedEpochs(folder.with_name("stopped.json"))
         for job, epoch in self._stopped.epochs().items():
             self._saw(job, epoch)
-        self._storage, self._packages, self._threads = storage, packages, threads
+        self._storage, self._packages, self._threads = storage, code_archives, threads
         self._data = DataCache(storage)
         self._fences, self._starter = fences or FenceReader(), starter or SupervisorLauncher()
 
     def start(self, order: Order, secrets: Mapping[str, str], interface: str = "") -> None:
-        """Idempotent. Raises UserError for an order that cannot be followed, EpochPast for one that is past or was
-        stopped, FleetError where nobody tells whether it is past.
+        """Start the ranks of an order.
 
-        Its lease begins when its fence was read: an agent that is frozen before it starts the ranks starts none.
+        Idempotent. Raises UserError for an invalid order, EpochPast for an attempt that was superseded or stopped,
+        FleetError if its fence cannot be read.
+
+        The lease is counted from the moment the fence was read, so an agent that was frozen before it started the ranks
+        starts none: their lease has expired.
         """
         attempt = AttemptId(order.job, order.epoch, order.node_rank)
         _check(order, attempt)
         self._end_older(attempt)
-        asked_s = lease.now_s()
+        requested_s = lease.now_s()
         self._refuse_fenced(attempt)
         folder = AttemptFolder(self._folder / str(attempt))
         with self._starting(attempt, folder, order) as lock:
@@ -63,10 +69,12 @@ class AttemptManager(AttemptTable):
                 return
             try:
                 order = folder_setup.resolve_paths(order, self._storage)
-                where = folder_setup.NodeContext(self._node, self._packages, self._fences.folder, os.environ, interface)
+                node_context = folder_setup.NodeContext(
+                    self._node, self._packages, self._fences.folder, os.environ, interface
+                )
                 with self._data.used(order.data) as data, self._starter.supervisor(folder, lock) as begin:
-                    folder_setup.create_folder(folder, order, where, self._threads(order), asked_s, data)
-                    begin(secrets)  # from now on the supervisor holds the data
+                    folder_setup.create_folder(folder, order, node_context, self._threads(order), requested_s, data)
+                    begin(secrets)  # from now on the supervisor holds the locks of the data
             except (UserError, FleetError):
                 self._undo(attempt, folder)
                 raise
@@ -75,14 +83,14 @@ class AttemptManager(AttemptTable):
                 raise self._no_folder(e) from e
 
     def _no_folder(self, e: OSError) -> FleetError:
-        return FleetError(f"node {self._node} cannot make the attempt's folder: {e}", "free space there")
+        return FleetError(f"node {self._node} cannot create the attempt's folder: {e}", "free disk space on that node")
 
     def _refuse_fenced(self, attempt: AttemptId) -> None:
         try:
             fence = self._fences.epoch(attempt.job)
         except FenceUnreadable as e:
             raise FleetError(
-                f"node {self._node} cannot read whether attempt {attempt.epoch} of {attempt.job} still counts: {e}",
+                f"node {self._node} cannot check whether attempt {attempt.epoch} of {attempt.job} is current: {e}",
                 "nothing to do: the server retries the start; `polyfleet doctor` shows whether Ray's head answers",
             ) from None
         if attempt.epoch < fence:
@@ -91,17 +99,22 @@ class AttemptManager(AttemptTable):
     def _refuse_past(self, attempt: AttemptId, folder: AttemptFolder) -> None:
         newest = self._epochs.get(attempt.job, 0)
         if newest > attempt.epoch:
-            told = f"attempt {attempt.epoch} of {attempt.job} was superseded: {self._node} has seen attempt {newest}"
-            raise EpochPast(told, newest)
+            message = (
+                f"attempt {attempt.epoch} of {attempt.job} was superseded: node {self._node} has seen attempt {newest}"
+            )
+            raise EpochPast(message, newest)
         if folder.forgotten.exists():
-            told = f"attempt {attempt.epoch} of {attempt.job} has run on node {self._node} and was forgotten"
-            raise EpochPast(told, attempt.epoch)
+            message = f"attempt {attempt.epoch} of {attempt.job} has already run on node {self._node}"
+            raise EpochPast(message, attempt.epoch)
         if not folder.supervisor.exists() and self._stopped.has(attempt.job, attempt.epoch):
-            told = f"attempt {attempt.epoch} of {attempt.job} was stopped before it was started here"
-            raise EpochPast(told, attempt.epoch)
+            message = f"attempt {attempt.epoch} of {attempt.job} was stopped before it was started on this node"
+            raise EpochPast(message, attempt.epoch)
 
     def _end_older(self, attempt: AttemptId) -> None:
-        """Two attempts of a job never run here at once. Raises FleetError where an older one does not end in time."""
+        """Stop older attempts of the job: two never run here at once.
+
+        Raises FleetError if one does not end in time.
+        """
         older = [a for a in self.live() if a.id.job == attempt.job and a.id.epoch < attempt.epoch]
         for other in older:
             other.stop("fence")
@@ -118,105 +131,122 @@ class AttemptManager(AttemptTable):
 
     @contextmanager
     def _starting(self, attempt: AttemptId, folder: AttemptFolder, order: Order) -> Iterator[int | None]:
-        """The lock the supervisor will inherit; None when there is or was a supervisor: then nothing is to be done."""
+        """Yield the lock that the supervisor will inherit, or None if there is or was a supervisor already."""
         with self._changed:
             self._refuse_past(attempt, folder)
-            known = self._attempts.get(attempt) or LocalAttempt(attempt, folder, order.lease_s)
+            local_attempt = self._attempts.get(attempt) or LocalAttempt(attempt, folder, order.lease_s)
             try:
                 folder.path.mkdir(mode=0o700, exist_ok=True)
-                lock = None if known.starting or folder.supervisor.exists() else lease.try_lock(folder.lock)
+                lock = None if local_attempt.starting or folder.supervisor.exists() else lease.try_lock(folder.lock)
             except OSError as e:
-                with suppress(OSError):  # an agent before us left something there
+                with suppress(OSError):  # it is not empty if an earlier agent left files in it
                     folder.path.rmdir()
                 raise self._no_folder(e) from e
-            self._attempts[attempt] = known
+            self._attempts[attempt] = local_attempt
             self._saw(attempt.job, attempt.epoch)
             self._ids.setdefault(attempt.job, set()).add(attempt)
-            if lock is not None and not known.begin():
+            if lock is not None and not local_attempt.begin():
                 os.close(lock)
-                told = f"attempt {attempt.epoch} of {attempt.job} has ended on node {self._node} before it ran"
-                raise EpochPast(told, attempt.epoch)
+                message = (
+                    f"attempt {attempt.epoch} of {attempt.job} ended on node {self._node} before its ranks started"
+                )
+                raise EpochPast(message, attempt.epoch)
         try:
             yield lock
         finally:
             if lock is not None:
                 os.close(lock)
                 with self._changed:
-                    known.starting = False
+                    local_attempt.starting = False
                     self._look_now()
 
     def _undo(self, attempt: AttemptId, folder: AttemptFolder) -> None:
-        """Nothing is left of it, nor of a supervisor that began when nobody waited for it any more."""
-        if (known := self._attempts.get(attempt)) and known.life.recorded:
-            known.life.end()
+        """Remove the attempt's folders, and kill a supervisor that started after the start had failed."""
+        if (local_attempt := self._attempts.get(attempt)) and local_attempt.life.recorded:
+            local_attempt.life.end()
         with self._changed:
             self._attempts.pop(attempt, None)
             if group := supervisor_handle.cgroup_of(folder):
                 group.remove(0.0)
-            for left in (folder.shared, folder.path):  # renamed: a supervisor that comes late finds nothing to write to
-                folder_removal.remove(left)
+            for path in (folder.shared, folder.path):  # by renaming them: a late supervisor cannot write to them
+                folder_removal.remove(path)
             self._dropped(attempt)
 
     def stop(self, job: str, epoch: int, how: str) -> None:
-        """Also of an attempt that is not known here: its start may still be on its way, and is refused. Raises
-        FleetError where the disk takes no note of that, and no fence stands above it.
+        """Stop an attempt.
+
+        If it is not in the table, its start may still arrive and is then refused. Raises FleetError if that cannot be
+        recorded on disk and no fence above its epoch prevents the start either.
         """
-        known = self._of_or_never(job, epoch, how != "preempt")
-        for attempt in known:
+        attempts = self._of_or_never(job, epoch, how != "preempt")
+        for attempt in attempts:
             attempt.stop(how)
         self._look_now()
-        self._note_stopped(known, job, epoch)
+        self._note_stopped(attempts, job, epoch)
 
     def forget(self, job: str, epoch: int) -> None:
-        """Raises UserError while it runs. One that is not known here is never started, as after `stop`."""
-        known = self._of_or_never(job, epoch, False)
-        for attempt in known:
+        """Remove what its ranks wrote. Raises UserError while it runs.
+
+        If it is not in the table, it is never started, as after `stop`.
+        """
+        attempts = self._of_or_never(job, epoch, False)
+        for attempt in attempts:
             attempt.forget()
             with self._changed:
                 self._attempts.pop(attempt.id, None)
-        self._note_stopped(known, job, epoch)
+        self._note_stopped(attempts, job, epoch)
 
     def remove(self, attempts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-        """Nothing is left of these, jobs and epochs, logs and records included. Returns those gone: not what lives."""
+        """Remove all files of these (job, epoch), logs and records included.
+
+        Returns those removed: none that run.
+        """
         return [one for one in attempts if self._remove(*one)]
 
     def _remove(self, job: str, epoch: int) -> bool:
         with self._changed:
-            known = self._of(job, epoch)
-            if any(a.live or a.starting for a in known):
+            attempts = self._of(job, epoch)
+            if any(a.live or a.starting for a in attempts):
                 return False
-            for attempt in known:
+            for attempt in attempts:
                 del self._attempts[attempt.id]
-            for one in self._ids_of(job, epoch):
-                folder = AttemptFolder(self._folder / str(one))
+            for id_here in self._ids_of(job, epoch):
+                folder = AttemptFolder(self._folder / str(id_here))
                 folder_removal.remove(folder.shared)
                 folder_removal.remove(folder.path)
-                self._dropped(one)
+                self._dropped(id_here)
             if job not in self._ids and not self._stopped.has(job, 0):
                 self._epochs.pop(job, None)
         return True
 
     def _of_or_never(self, job: str, epoch: int, final: bool) -> list[LocalAttempt]:
-        """Those known, and a note that no other is to start: if none is known, or this is `final`. At one time for all
-        threads: no start comes between.
+        """Return the job's attempts of this epoch.
+
+        If there are none, or if `final`, note that no other may start. Both happen under the lock, so that no start
+        comes between.
         """
         with self._changed:
-            known = self._of(job, epoch)
-            if (final or not known) and parse(f"{job}.{epoch}.0") is not None:
+            attempts = self._of(job, epoch)
+            if (final or not attempts) and parse(f"{job}.{epoch}.0") is not None:
                 self._stopped.add(job, epoch)
                 self._saw(job, epoch)
-            return known
+            return attempts
 
-    def _note_stopped(self, known: list[LocalAttempt], job: str, epoch: int) -> None:
-        """What is known has its own record; that a part of it may never start is then noted with the next stop. What a
-        fence stands above never starts, with a note or without.
+    def _note_stopped(self, attempts: list[LocalAttempt], job: str, epoch: int) -> None:
+        """Save the stopped epochs.
+
+        Raises FleetError if that fails and the stopped attempt could still be started. It cannot if there are
+        `attempts`, whose own records show the stop (the next stop saves the epochs), or if a fence is above the epoch.
         """
         try:
             self._stopped.save()
         except OSError as e:
-            if known or self._is_fenced(job, epoch):
+            if attempts or self._is_fenced(job, epoch):
                 return
-            raise FleetError(f"node {self._node} cannot note what was stopped: {e}", "free space there") from e
+            raise FleetError(
+                f"node {self._node} cannot record that attempt {epoch} of {job} was stopped: {e}",
+                "free disk space on that node",
+            ) from e
 
     def _is_fenced(self, job: str, epoch: int) -> bool:
         try:
@@ -226,14 +256,17 @@ class AttemptManager(AttemptTable):
 
 
 def _check(order: Order, attempt: AttemptId) -> None:
-    """Raises UserError for an order that no node can follow."""
+    """Check an order. Raises UserError for one that no node can follow."""
     if order.protocol != PROTOCOL:
-        raise UserError(f"order of protocol {order.protocol}, this agent speaks {PROTOCOL}", "install the same version")
+        raise UserError(
+            f"the order has protocol {order.protocol}, this agent has {PROTOCOL}",
+            "install the same Polyfleet version on server and node",
+        )
     if parse(str(attempt)) != attempt:
         raise UserError(f"{order.job[:80]!r} cannot be a job's id", "use letters, digits, `.`, `_` and `-`")
     if order.task == "run" and not order.command:
-        raise UserError("a run job without a command", "say what to run in `command`")
+        raise UserError("the run job has no command", "write what to run in `command`")
     try:
         ScriptCheckpoint.of(order.task, order.arguments)
     except InvalidMessage as e:
-        raise UserError(f"the order {e}", "install the same version") from None
+        raise UserError(f"the order {e}", "install the same Polyfleet version on server and node") from None

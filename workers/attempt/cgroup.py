@@ -1,6 +1,6 @@
-"""A control group (version 2) for the ranks of an attempt: killed as one, limited as one, measured as one.
+"""Control group (cgroup v2) of an attempt's ranks: to kill, limit and measure them together.
 
-Where there is none that we may write, attempts run without. Standard library only: supervisors import this.
+Where this process may not create one, attempts run without. Standard library only: supervisors import this.
 Source: the kernel's Documentation/admin-guide/cgroup-v2.rst; `cgroup.kill` is there since Linux 5.14.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = "POLYFLEET_CGROUP_ROOT"
-"""Names the group to make ours in; "off": make none. Without it they are made in the node's own group."""
+"""Variable with the group to create ours in; "off": create none. Default: the group that the node itself is in."""
 PIDS = "POLYFLEET_ATTEMPT_PIDS"
 MEMORY = "POLYFLEET_ATTEMPT_MEMORY_BYTES"
 CONTROLLERS = ("memory", "pids")
@@ -21,56 +21,58 @@ SERVICE = "give the node's service `Delegate=yes` (systemd), or its container a 
 
 
 class Hierarchy(NamedTuple):
-    """Where groups can be made, or `why_not`."""
+    """The group in which others can be created, or the reason why there is none."""
 
     root: Path | None
     why_not: str = ""
 
 
 def find(environ: Mapping[str, str] = os.environ, top: Path = Path("/")) -> Hierarchy:
-    """By the variable, else the group this process is in. Nothing is made or changed."""
+    """Find the group to create ours in: the variable's, else that of this process. Changes nothing."""
     if environ.get(ROOT) == "off":
         return Hierarchy(None, f"{ROOT} is off")
     root = Path(environ[ROOT]) if environ.get(ROOT) else _own(top)
     if root is None:
         return Hierarchy(None, "no control groups of version 2 are mounted here")
     if not (os.access(root, os.W_OK) and os.access(root / "cgroup.procs", os.W_OK)):
-        return Hierarchy(None, f"{root} may not be written")
+        return Hierarchy(None, f"{root} is not writable")
     return Hierarchy(root)
 
 
 def _own(top: Path) -> Path | None:
-    """The group of this process, without those that Ray makes; the one above, if systemd has handed that to us."""
+    """The group of this process, without subgroups of Ray; the one above if systemd delegated it to us."""
     lines = _text(top / "proc/self/cgroup").splitlines()
     own = next((line[3:] for line in lines if line.startswith("0::")), None)
     mounted = _mounted(_text(top / "proc/self/mountinfo"))
     if own is None or mounted is None:
         return None
-    where, shown = mounted
-    if shown != "/":
-        own = "/" + os.path.relpath(own, shown)
+    mount_point, mounted_group = mounted
+    if mounted_group != "/":
+        own = "/" + os.path.relpath(own, mounted_group)
     parts = [part for part in own.split("/") if part]
-    if ".." in parts:  # outside of what this container sees
+    if ".." in parts:  # the group is not visible in this container
         return None
-    rays = next((i for i, part in enumerate(parts) if part.startswith("ray-node")), len(parts))
-    mount = top / where.lstrip("/")
-    group = mount.joinpath(*parts[:rays])
+    ray_index = next((i for i, part in enumerate(parts) if part.startswith("ray-node")), len(parts))
+    mount = top / mount_point.lstrip("/")
+    group = mount.joinpath(*parts[:ray_index])
     return group.parent if group != mount and _is_ours(group.parent) else group
 
 
 def _mounted(mountinfo: str) -> tuple[str, str] | None:
-    """(mount point, which group is seen there). Source: proc_pid_mountinfo(5)."""
+    """Return (mount point, group that is mounted there). Source: proc_pid_mountinfo(5)."""
     for line in mountinfo.splitlines():
-        words, _, after = line.partition(" - ")
-        if after.split(" ", 1)[0] == "cgroup2":
-            shown, where = words.split(" ")[3:5]
-            return where.replace("\\040", " "), shown
+        mount_fields, _, filesystem = line.partition(" - ")
+        if filesystem.split(" ", 1)[0] == "cgroup2":
+            group, mount_point = mount_fields.split(" ")[3:5]
+            return mount_point.replace("\\040", " "), group
     return None
 
 
 def _is_ours(group: Path) -> bool:
-    """Handed to its service with DelegateSubgroup=, so that nobody runs in it. Source: systemd's CGROUP_DELEGATION.md.
-    A user's whole session is marked in the same way, but belongs to its systemd.
+    """Return whether systemd delegated the group with DelegateSubgroup=, so that it has no processes.
+
+    A user's whole session is marked in the same way, but its systemd manages that. Source: systemd's
+    CGROUP_DELEGATION.md.
     """
     if not hasattr(os, "getxattr") or (group / "init.scope").exists():
         return False
@@ -80,29 +82,34 @@ def _is_ours(group: Path) -> bool:
 
 
 def name(folder: Path) -> str:
-    """Of the group for the attempt whose record is `folder`; other nodes of this machine have other folders."""
+    """Name of the group of the attempt in `folder`; other nodes of this machine have other folders."""
     return f"polyfleet-{folder.name}-{zlib.crc32(str(folder).encode()):08x}"
 
 
 def limits(root: Path, environ: Mapping[str, str] = os.environ, top: Path = Path("/")) -> dict[str, str]:
-    """Value by file. A bomb of processes and threads leaves half of what the machine, or the group above, can hold to
-    others; memory is limited only where the node's variable says so.
+    """Limits of an attempt's group: value by file name.
+
+    By default half of the processes and threads that the machine, or the group above, allows, so that a fork bomb
+    leaves the other half to others. Memory is limited only if the node's variable is set.
     """
     files = (top / "proc/sys/kernel/pid_max", top / "proc/sys/kernel/threads-max", root / "pids.max")
-    most = [int(text) for file in files if (text := _text(file)).isdigit()]
-    asked = {"pids.max": environ.get(PIDS, ""), "memory.max": environ.get(MEMORY, "")}
-    usual = {"pids.max": str(min(most) // 2)} if most else {}
-    return usual | {file: value for file, value in asked.items() if value.isdigit()}
+    maxima = [int(text) for file in files if (text := _text(file)).isdigit()]
+    requested = {"pids.max": environ.get(PIDS, ""), "memory.max": environ.get(MEMORY, "")}
+    default = {"pids.max": str(min(maxima) // 2)} if maxima else {}
+    return default | {file: value for file, value in requested.items() if value.isdigit()}
 
 
 class ControlGroup:
-    """One attempt's. Every method can be called whether it exists or not."""
+    """The control group of one attempt. Every method may be called whether or not the group exists."""
 
     def __init__(self, path: Path):
         self.path = path
 
     def make(self, limits: Mapping[str, str]) -> bool:
-        """False where the kernel refuses; limits whose controller is not to be had are left out."""
+        """Create it.
+
+        Returns False if the kernel refuses. Limits whose controller is not available are skipped.
+        """
         for controller in CONTROLLERS:
             _write(self.path.parent / "cgroup.subtree_control", f"+{controller}")
         with suppress(OSError):
@@ -115,21 +122,24 @@ class ControlGroup:
         return True
 
     def opened(self) -> int | None:
-        """A descriptor of its folder, to start processes in it."""
+        """Open a descriptor of its folder, to start processes in it. None if there is no group."""
         with suppress(OSError):
             return os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         return None
 
     def kill(self) -> None:
-        """SIGKILL to all that are in it or in a group below, also to those who fork meanwhile."""
+        """Send SIGKILL to all processes in it and in groups below, also to any that they fork in that moment."""
         _write(self.path / "cgroup.kill", "1")
 
     def members(self) -> set[int]:
-        found = (_text(folder / "cgroup.procs") for folder in (self.path, *self._below()))
-        return {int(pid) for text in found for pid in text.split()} - {0}  # 0: somebody outside our pid namespace
+        texts = (_text(folder / "cgroup.procs") for folder in (self.path, *self._below()))
+        return {int(pid) for text in texts for pid in text.split()} - {0}  # 0: a process outside our pid namespace
 
     def remove(self, timeout_s: float) -> bool:
-        """Kill, and remove it with what is below. False while somebody cannot die yet."""
+        """Kill its processes and remove it with all groups below.
+
+        Returns False if a process has not died in time.
+        """
         deadline = time.monotonic() + timeout_s
         while self.path.is_dir():
             self.kill()
@@ -142,27 +152,27 @@ class ControlGroup:
         return not self.path.is_dir()
 
     def _below(self) -> list[Path]:
-        """Groups that the ranks made, outer ones first."""
+        """Groups that the ranks created below it, outer ones first."""
         return [Path(folder) for folder, _, _ in os.walk(self.path)][1:]
 
     def peak_bytes(self) -> int:
-        """The most memory its processes held at one time, file cache included; 0 where it is not measured."""
+        """Peak memory of all its processes together, file cache included; 0 if it is not measured."""
         text = _text(self.path / "memory.peak")
         return int(text) if text.isdigit() else 0
 
     def memory_limit_bytes(self) -> int:
-        """0: none."""
+        """Its memory limit; 0 for none."""
         text = _text(self.path / "memory.max")
         return int(text) if text.isdigit() else 0
 
     def killed_for_memory(self) -> int:
-        """How many of its processes the kernel has killed because memory ran out."""
+        """Number of its processes that the kernel killed because memory ran out."""
         counts = dict(line.split(" ", 1) for line in _text(self.path / "memory.events").splitlines())
         return int(counts.get("oom_kill", 0))
 
 
 def _text(path: Path) -> str:
-    """ "" for a file that is not there."""
+    """Text of a file; "" if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -170,7 +180,7 @@ def _text(path: Path) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Control files are never made: whoever writes where there is none writes nothing."""
+    """Write a control file, if it exists; it is never created."""
     with suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:

@@ -1,6 +1,7 @@
-"""Starts a program in a control group. Linux can start it there; moving a process waits for every CPU, 5 to 20 ms.
+"""Start a program directly in a control group, as Linux can.
 
-Source: clone(2), CLONE_INTO_CGROUP, since Linux 5.7. For single-threaded callers, as every fork. Standard library only.
+Moving a process into a group later waits for every CPU, 5 to 20 ms. Source: clone(2), CLONE_INTO_CGROUP, since Linux
+5.7. For single-threaded callers, as every fork. Standard library only.
 """
 
 import ctypes
@@ -19,7 +20,7 @@ _EXIT_SIGNAL, _CGROUP = 4, 10
 
 
 class Started(NamedTuple):
-    """Descriptors to read its stdout and its stderr from, not blocking."""
+    """A started process; `out` and `err` are non-blocking descriptors to read its stdout and stderr from."""
 
     pid: int
     out: int
@@ -29,19 +30,21 @@ class Started(NamedTuple):
 def start(
     command: Sequence[str], environ: Mapping[str, str], folder: str, group: int | None, before: Callable[[], None]
 ) -> Started:
-    """In a process group of its own, without input. `group` is a descriptor of a control group's folder; `before` runs
-    in the child. Raises OSError when the program cannot be started.
+    """Start a program in a process group of its own, without input.
+
+    `group` is a descriptor of a control group's folder; `before` runs in the child before exec. Raises OSError when the
+    program cannot be started.
     """
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     out, child_out = os.pipe()
     err, child_err = os.pipe()
 
-    def alone() -> None:
+    def in_own_group() -> None:
         os.setpgid(0, 0)
         before()
 
     try:
-        pid = start_with(command, environ, folder, group, alone, (null, child_out, child_err))
+        pid = start_with(command, environ, folder, group, in_own_group, (null, child_out, child_err))
     except OSError:
         os.close(out)
         os.close(err)
@@ -62,17 +65,17 @@ def start_with(
     before: Callable[[], None],
     streams: tuple[int, int, int],
 ) -> int:
-    """The same with these descriptors as input, output and errors, in the process group that `before` puts it in."""
-    said, child_says = os.pipe()
+    """Like `start`, but with these stdin, stdout and stderr, and in the process group that `before` sets."""
+    error_reader, error_writer = os.pipe()
     pid = _fork(group)
     if pid == 0:
-        _become(command, environ, folder, streams, child_says, before)
-    os.close(child_says)
-    with os.fdopen(said, "rb") as f:
-        number = f.read()
-    if number:
+        _become(command, environ, folder, streams, error_writer, before)
+    os.close(error_writer)
+    with os.fdopen(error_reader, "rb") as f:
+        error = f.read()
+    if error:
         os.waitpid(pid, 0)
-        raise OSError(int(number), os.strerror(int(number)))
+        raise OSError(int(error), os.strerror(int(error)))
     return pid
 
 
@@ -81,7 +84,7 @@ def _become(
     environ: Mapping[str, str],
     folder: str,
     streams: tuple[int, int, int],
-    says: int,
+    error_writer: int,
     before: Callable[[], None],
 ) -> NoReturn:
     try:
@@ -89,19 +92,22 @@ def _become(
             os.dup2(source, target)
         before()
         os.chdir(folder)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python had set them to be ignored
             signal.signal(number, signal.SIG_DFL)
         os.execvpe(command[0], list(command), environ)  # noqa: S606 - a shell runs only where the job asks for one
     except OSError as e:
-        os.write(says, str(e.errno or errno.EIO).encode())
+        os.write(error_writer, str(e.errno or errno.EIO).encode())
     except (ValueError, TypeError):  # a zero byte in an argument or a variable
-        os.write(says, str(errno.EINVAL).encode())
+        os.write(error_writer, str(errno.EINVAL).encode())
     finally:
         os._exit(127)
 
 
 def _fork(group: int | None) -> int:
-    """0 in the child. Where the kernel or a container refuses to start it in the group, the child moves there."""
+    """Fork into the group; return 0 in the child.
+
+    If the kernel or a container refuses to start it in the group, the child moves itself there.
+    """
     pid = _clone_into(group) if group is not None and LINUX else -1
     if pid >= 0:
         return pid
@@ -114,7 +120,7 @@ def _fork(group: int | None) -> int:
 
 
 def _clone_into(group: int) -> int:
-    """As os.fork does it, but for the system call; -1 when the kernel refuses."""
+    """Do what os.fork does, with clone3 as the system call. Returns -1 if the kernel refuses."""
     arguments = _ARGUMENTS()
     arguments[0], arguments[_EXIT_SIGNAL], arguments[_CGROUP] = INTO_CGROUP, signal.SIGCHLD, group
     python, libc = ctypes.pythonapi, ctypes.PyDLL(None)  # PyDLL keeps the interpreter's lock

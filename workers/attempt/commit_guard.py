@@ -1,8 +1,8 @@
-"""Whether what an attempt does still counts: a rank asks before it commits or deletes a checkpoint.
+"""Check, before a rank commits or deletes a checkpoint, that its attempt has not been replaced.
 
-A rank that was frozen cannot know for how long; its lease, whose clock goes on meanwhile, tells. And before a newer
-attempt starts, whatever an older one has not finished is renamed: a rank that is frozen between its question and its
-commit then finds nothing to commit.
+A rank that was frozen cannot know for how long, but its lease shows it: the lease's clock runs on. And before a newer
+attempt starts, unfinished saves of older ones are renamed: a rank that was frozen between this check and its commit
+then finds nothing to commit.
 """
 
 import os
@@ -24,9 +24,10 @@ UNFINISHED = re.compile(r"(?:\.part-)?(step-\d{8,}-)[0-9a-f]{8}", re.ASCII)
 
 
 def check_not_replaced(environ: Mapping[str, str] = os.environ) -> None:
-    """Raises AttemptReplaced in a process of an attempt that may have been. Elsewhere nothing can be.
+    """Raise AttemptReplaced in a process of an attempt that may have been replaced.
 
-    A fence alone may be lowered again, when a silent node is heard: it is waited for as long as the lease lasts.
+    Does nothing elsewhere. Waits while the fence is raised and the lease still lasts: the server lowers a fence if a
+    silent node responds.
     """
     while MARK in environ and (why := replaced_reason(Path(environ[MARK]))):
         if lease.expired(_folder(Path(environ[MARK])).lease):
@@ -38,7 +39,7 @@ def check_not_replaced(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def replaced_reason(shared: Path) -> str:
-    """Why the attempt whose ranks write into `shared` no longer counts; "" while it does."""
+    """Return why the attempt whose ranks write into `shared` may have been replaced; "" if it was not."""
     attempt, folder = parse(shared.name), _folder(shared)
     past_s = lease.now_s() - lease.deadline_s(folder.lease)
     if attempt is None or past_s >= 0:
@@ -52,13 +53,14 @@ def replaced_reason(shared: Path) -> str:
 
 
 def _folder(shared: Path) -> AttemptFolder:
-    """The node's own records of the attempt."""
+    """The node's record folder of the attempt whose ranks write into `shared`."""
     return AttemptFolder(shared.parent.parent / "attempts" / shared.name)
 
 
 def rename_unfinished_saves(root: Path) -> None:
-    """Rename what writers before us have begun in a job's folder of checkpoints; it is deleted as any leftover. Raises
-    OSError.
+    """Rename unfinished saves of earlier attempts in a job's checkpoint folder. Raises OSError.
+
+    They are deleted later, as any leftover.
     """
     with suppress(FileNotFoundError), os.scandir(root) as entries:
         for entry in list(entries):

@@ -1,4 +1,4 @@
-"""File systems that are full, and the errors that say so. Standard library only."""
+"""Detect full file systems and the error messages that report them. Standard library only."""
 
 import os
 from collections.abc import Iterable
@@ -7,9 +7,9 @@ from pathlib import Path
 from workers.attempt.oom import size
 
 WORDS = ("No space left on device", "Disk quota exceeded", "[Errno 28]", "[Errno 122]", "os error 28", "os error 122")
-"""As libc, Python and Rust say ENOSPC and EDQUOT."""
+"""ENOSPC and EDQUOT in the words of libc, Python and Rust."""
 FULL_BYTES = 128 << 10
-"""What is left where a program has just failed to write: less than it needed, hardly ever nothing."""
+"""A file system with less free counts as full. Where a write has just failed, some space is nearly always left."""
 
 
 def mentions_full_disk(text: str) -> bool:
@@ -17,41 +17,41 @@ def mentions_full_disk(text: str) -> bool:
 
 
 def full_disk(paths: Iterable[str | Path]) -> str:
-    """The first full file system among those of `paths`, in words; "" when each has space."""
+    """Describe the first full file system among those of `paths`; "" if all have space."""
     return next(filter(None, (described(path, FULL_BYTES) for path in paths)), "")
 
 
 def described(path: str | Path, least_bytes: int = 1 << 62) -> str:
-    """How much is free where `path` lies, in words; "" where that is `least_bytes` or more, or cannot be known."""
-    here = Path(path)
-    while not os.path.lexists(here) and here != here.parent:
-        here = here.parent
+    """Describe the free space of the file system of `path`; "" if it is `least_bytes` or more, or unknown."""
+    folder = Path(path)
+    while not os.path.lexists(folder) and folder != folder.parent:
+        folder = folder.parent
     try:
-        found = os.statvfs(here)
+        status = os.statvfs(folder)
     except OSError:
         return ""
-    free, whole = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
-    if found.f_files and not found.f_favail:
-        return f"the file system of {_mount(here)} is full: 0 of {found.f_files} files are free"
-    if not whole or free >= least_bytes:
+    free_bytes, total_bytes = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+    if status.f_files and not status.f_favail:
+        return f"the file system of {_mount(folder)} is full: 0 of {status.f_files} files are free"
+    if not total_bytes or free_bytes >= least_bytes:
         return ""
-    left = f"{_precise(free)} of {_precise(whole)}"
-    name = f"the file system of {_mount(here)}"
-    return f"{name} is full: {left} are free" if free < FULL_BYTES else f"{name} has {left} free"
+    free_text = f"{_precise(free_bytes)} of {_precise(total_bytes)}"
+    name = f"the file system of {_mount(folder)}"
+    return f"{name} is full: {free_text} are free" if free_bytes < FULL_BYTES else f"{name} has {free_text} free"
 
 
-def _mount(here: Path) -> Path:
-    """The folder that the file system is mounted at."""
+def _mount(folder: Path) -> Path:
+    """The folder at which the file system of `folder` is mounted."""
     try:
-        device = here.stat().st_dev
-        while here != here.parent and here.parent.stat().st_dev == device:
-            here = here.parent
+        device = folder.stat().st_dev
+        while folder != folder.parent and folder.parent.stat().st_dev == device:
+            folder = folder.parent
     except OSError:
-        return here
-    return here
+        return folder
+    return folder
 
 
-def _precise(number: int) -> str:
-    if number < 1 << 20:
-        return f"{number} bytes"
-    return f"{number / 2**20:.1f} MiB" if number < 1 << 30 else size(number)
+def _precise(size_bytes: int) -> str:
+    if size_bytes < 1 << 20:
+        return f"{size_bytes} bytes"
+    return f"{size_bytes / 2**20:.1f} MiB" if size_bytes < 1 << 30 else size(size_bytes)

@@ -1,10 +1,10 @@
-"""Commands that people run beside the ranks of an attempt: `polyfleet exec` and `polyfleet shell`.
+"""Run the commands of `polyfleet exec` and `polyfleet shell` beside the ranks of an attempt.
 
-The supervisor starts them, so that they are of the attempt's process tree and control group and end with it, whatever
-they do to their environment. They see what a rank sees, and are no rank: their ends end nothing, and they keep nothing
-alive. The agent asks through a socket in the attempt's folder, with the descriptors that a command is to have; the
-connection stays open while it runs, and tells its exit code. Once the other end closes it, the command and what it
-started are ended. Standard library only, as the supervisor.
+The supervisor starts them, so that they belong to the attempt's process tree and control group and end with it, however
+they change their environment. They see what a rank sees but are not ranks: their exit does not end the attempt, and
+they do not keep it running. The agent sends a request with the command's stdin, stdout and stderr through a socket in
+the attempt's folder; the connection stays open while the command runs, and returns its exit code. When the agent closes
+it, the command and its child processes are killed. Standard library only, as the supervisor.
 """
 
 import errno
@@ -26,17 +26,21 @@ from workers.attempt import cgroup_spawn, lease, process_tree
 from workers.attempt.rank_processes import before_exec, block_signals, secret_names
 
 DOOR = "door"
-"""The socket, in the attempt's record folder, which is the supervisor's working directory: its path is short so."""
+"""File name of the socket in the attempt's record folder. That is the supervisor's working directory, so a relative
+path is enough: a socket's path must be short."""
 MOST = 8
-"""At a time in one attempt on one node."""
+"""Maximum number of commands at a time in one attempt on one node."""
 LONGEST_BYTES = 128 << 10
 GRACE_S = 2.0
-"""From SIGHUP to SIGKILL, once nobody is there any more."""
+"""Time between SIGHUP and SIGKILL after the agent has closed the connection."""
 
 
 @dataclass(eq=False)
 class Guest:
-    """A connection, and the command it asked for, which leads a session; 0 while it has asked for none."""
+    """A connection from the agent.
+
+    `pid`: its command, which leads a session; 0 before it has requested one.
+    """
 
     line: socket.socket
     pid: int = 0
@@ -45,7 +49,10 @@ class Guest:
 
 
 class Beside:
-    """`ranks` are the launch record's; `group` opens the control group, or gives None. Of one thread."""
+    """Starts and ends the commands. Not thread-safe.
+
+    `ranks` are those of the launch record; `group` opens the control group, or returns None.
+    """
 
     def __init__(
         self,
@@ -60,155 +67,158 @@ class Beside:
         self._guests: set[Guest] = set()
 
     def open(self) -> None:
-        """From now on commands are taken. Without space for the socket, or elsewhere than on Linux, none are."""
+        """Start to accept commands, on Linux and if the disk has space for the socket."""
         if not process_tree.LINUX:
             return
-        door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            door.bind(DOOR)
+            listener.bind(DOOR)
             Path(DOOR).chmod(0o600)
-            door.listen(MOST)
+            listener.listen(MOST)
         except OSError:
-            door.close()
+            listener.close()
             return
-        door.setblocking(False)
-        self._door = door
-        self._selector.register(door, selectors.EVENT_READ, self._enter)
+        listener.setblocking(False)
+        self._door = listener
+        self._selector.register(listener, selectors.EVENT_READ, self._enter)
 
     def _enter(self) -> None:
         assert self._door is not None
         with suppress(OSError):
             line, _ = self._door.accept()
             line.setblocking(False)
-            guest = Guest(line)
-            self._guests.add(guest)
-            self._selector.register(line, selectors.EVENT_READ, lambda: self._hear(guest))
+            client = Guest(line)
+            self._guests.add(client)
+            self._selector.register(line, selectors.EVENT_READ, lambda: self._hear(client))
 
-    def _hear(self, guest: Guest) -> None:
-        """What it wants; or that it is gone."""
+    def _hear(self, client: Guest) -> None:
+        """Read a request, or notice that the agent has closed the connection."""
         try:
-            said, given, _, _ = socket.recv_fds(guest.line, LONGEST_BYTES, 3, socket.MSG_CMSG_CLOEXEC)
+            data, descriptors, _, _ = socket.recv_fds(client.line, LONGEST_BYTES, 3, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return
         except OSError:
-            said, given = b"", []
+            data, descriptors = b"", []
         try:
-            if said and not guest.pid and not guest.ended:
-                self._begin(guest, said, given)
+            if data and not client.pid and not client.ended:
+                self._begin(client, data, descriptors)
                 return
         finally:
-            for descriptor in given:
+            for descriptor in descriptors:
                 os.close(descriptor)
-        self._leave(guest)
+        self._leave(client)
 
-    def _begin(self, guest: Guest, said: bytes, given: list[int]) -> None:
+    def _begin(self, client: Guest, data: bytes, descriptors: list[int]) -> None:
         try:
-            guest.pid = self._start(said, given)
-            _tell(guest, {"pid": guest.pid})
+            client.pid = self._start(data, descriptors)
+            _tell(client, {"pid": client.pid})
         except _RefusedError as e:
-            _tell(guest, {"error": str(e)})
-            self._leave(guest)
+            _tell(client, {"error": str(e)})
+            self._leave(client)
 
-    def _start(self, said: bytes, given: list[int]) -> int:
-        """Raises _RefusedError."""
-        asked = _parsed(said)
-        rank = self._ranks.get(asked["rank"])
-        if rank is None or len(given) != 3:
-            raise _RefusedError(f"rank {asked['rank']} is none of this node")
-        if sum(guest.pid > 0 for guest in self._guests) >= MOST:
-            raise _RefusedError(f"{MOST} commands run beside this attempt already, the most at a time")
-        environ = rank["environment"] | self._secrets | secret_names(self._secrets) | asked["environment"]
-        command = asked["command"] or [_shell(environ)]
+    def _start(self, data: bytes, descriptors: list[int]) -> int:
+        """Start the requested command and return its pid. Raises _RefusedError."""
+        request = _parsed(data)
+        rank = self._ranks.get(request["rank"])
+        if rank is None or len(descriptors) != 3:
+            raise _RefusedError(f"rank {request['rank']} does not run on this node")
+        if sum(client.pid > 0 for client in self._guests) >= MOST:
+            raise _RefusedError(f"{MOST} commands run beside this attempt already, the maximum")
+        environ = rank["environment"] | self._secrets | secret_names(self._secrets) | request["environment"]
+        command = request["command"] or [_shell(environ)]
         group, me = self._group(), os.getpid()
-        streams = given[0], given[1], given[2]
+        streams = descriptors[0], descriptors[1], descriptors[2]
         try:
             with block_signals():
-                lead = partial(_lead, me, asked["terminal"])
-                return cgroup_spawn.start_with(command, environ, rank["folder"], group, lead, streams)
+                start_session = partial(_lead, me, request["terminal"])
+                return cgroup_spawn.start_with(command, environ, rank["folder"], group, start_session, streams)
         except OSError as e:
-            why = "its arguments are longer than the system takes" if e.errno == errno.E2BIG else e.strerror
+            why = "its arguments are longer than the system allows" if e.errno == errno.E2BIG else e.strerror
             raise _RefusedError(f"cannot start {command[0][:200]!r}: {why}") from None
         finally:
             if group is not None:
                 os.close(group)
 
     def reaped(self, pid: int, code: int) -> None:
-        """A child that is no rank has ended; maybe it is one of ours."""
-        for guest in self._guests:
-            if guest.pid == pid and not guest.ended:
-                guest.ended = True
-                _tell(guest, {"code": code})
+        """Report the exit code if the child that has ended is a command."""
+        for client in self._guests:
+            if client.pid == pid and not client.ended:
+                client.ended = True
+                _tell(client, {"code": code})
 
-    def _leave(self, guest: Guest) -> None:
-        """Nobody listens any more: what runs gets SIGHUP, and SIGKILL later."""
-        self._close(guest)
-        left = _session(guest.pid) if guest.pid else set()
-        if not left:
-            self._guests.discard(guest)
+    def _leave(self, client: Guest) -> None:
+        """Close the connection and send SIGHUP to its command; `look` sends SIGKILL later."""
+        self._close(client)
+        processes = _session(client.pid) if client.pid else set()
+        if not processes:
+            self._guests.discard(client)
             return
-        guest.kill_at_s = lease.now_s() + GRACE_S
-        for pid in left:
+        client.kill_at_s = lease.now_s() + GRACE_S
+        for pid in processes:
             process_tree.send(pid, signal.SIGHUP)
             process_tree.send(pid, signal.SIGCONT)
 
     def processes(self) -> set[int]:
-        """Those of all commands."""
-        return set().union(*(_session(guest.pid) for guest in self._guests if guest.pid))
+        """Processes of all commands."""
+        return set().union(*(_session(client.pid) for client in self._guests if client.pid))
 
     def look(self) -> None:
-        """Again and again: whom nobody listens to is killed after its grace."""
+        """Kill commands whose grace time after SIGHUP has passed. Called regularly."""
         now_s = lease.now_s()
-        for guest in [g for g in self._guests if g.kill_at_s <= now_s]:
-            process_tree.kill_tree(partial(_session, guest.pid))
-            self._guests.discard(guest)
+        for client in [g for g in self._guests if g.kill_at_s <= now_s]:
+            process_tree.kill_tree(partial(_session, client.pid))
+            self._guests.discard(client)
 
     def end(self) -> None:
-        """All of them, at once, and no others are taken: the attempt ends."""
+        """Kill all commands at once and accept no others: the attempt ends."""
         if self._door is not None:
             self._selector.unregister(self._door)
             self._door.close()
             self._door = None
             with suppress(OSError):
                 Path(DOOR).unlink()
-        for guest in self._guests:
-            self._close(guest)  # first: its end is then told as that of the attempt, not as one of its own
-            if guest.pid:
-                process_tree.kill_tree(partial(_session, guest.pid))
+        for client in self._guests:
+            self._close(client)  # before the kill, so that the agent reports the end of the attempt, not an exit code
+            if client.pid:
+                process_tree.kill_tree(partial(_session, client.pid))
         self._guests.clear()
 
-    def _close(self, guest: Guest) -> None:
-        if guest.line.fileno() >= 0:
-            self._selector.unregister(guest.line)
-            guest.line.close()
+    def _close(self, client: Guest) -> None:
+        if client.line.fileno() >= 0:
+            self._selector.unregister(client.line)
+            client.line.close()
 
 
 class _RefusedError(Exception):
-    """The sentence that whoever asked is told."""
+    """A request that is refused; its text is sent to the agent."""
 
 
-def _parsed(said: bytes) -> dict[str, Any]:
-    """Any process of this user can write here. Raises _RefusedError."""
+def _parsed(data: bytes) -> dict[str, Any]:
+    """Parse a request, which any process of this user may have sent. Raises _RefusedError."""
     try:
-        found = json.loads(said)
+        fields = json.loads(data)
         return {
-            "rank": int(found["rank"]),
-            "command": [str(word) for word in found["command"]],
-            "environment": {str(name): str(value) for name, value in found["environment"].items()},
-            "terminal": bool(found["terminal"]),
+            "rank": int(fields["rank"]),
+            "command": [str(word) for word in fields["command"]],
+            "environment": {str(name): str(value) for name, value in fields["environment"].items()},
+            "terminal": bool(fields["terminal"]),
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise _RefusedError(
-            "the agent's message cannot be read: agent and attempt may be of different versions"
+            "the agent's request cannot be read: agent and attempt may be of different versions"
         ) from None
 
 
 def _shell(environ: dict[str, str]) -> str:
-    asked = environ.get("SHELL", "")
-    return asked if asked.startswith("/") and os.access(asked, os.X_OK) else "/bin/sh"
+    shell = environ.get("SHELL", "")
+    return shell if shell.startswith("/") and os.access(shell, os.X_OK) else "/bin/sh"
 
 
 def _lead(parent: int, terminal: bool) -> None:
-    """In the new child: a session of its own, which has the terminal, if it is one."""
+    """Start a session, and make stdin its controlling terminal if `terminal`.
+
+    For a new child, before exec.
+    """
     os.setsid()
     if terminal:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -216,10 +226,10 @@ def _lead(parent: int, terminal: bool) -> None:
 
 
 def _session(leader: int) -> set[int]:
-    """Those living below us that are of the session which `leader` began, with all that they have started."""
+    """Running processes below this one in the session of `leader`, and all their descendants."""
     return process_tree.of_session(leader, os.getpid())
 
 
-def _tell(guest: Guest, message: dict[str, Any]) -> None:
-    with suppress(OSError):  # it has gone
-        guest.line.send(json.dumps(message).encode())
+def _tell(client: Guest, message: dict[str, Any]) -> None:
+    with suppress(OSError):  # the agent has closed the connection
+        client.line.send(json.dumps(message).encode())

@@ -1,4 +1,4 @@
-"""Removes folders that user code filled: however deep, large or closed they are, nobody waits for it."""
+"""Remove folders that user code filled, in the background, however deep, large or unreadable they are."""
 
 import logging
 import subprocess
@@ -11,18 +11,19 @@ ASIDE = ".removed-"
 LOG = logging.getLogger(__name__)
 
 
-def remove(folder: Path, waste: Path | None = None) -> None:
-    """`folder` is gone when this returns; what was in it goes in the background, from the folder `waste` on the same
-    file system, else from beside it. An absent one is none to remove.
+def remove(folder: Path, trash: Path | None = None) -> None:
+    """Rename `folder` at once and delete it in the background. Does nothing if it does not exist.
+
+    It is moved into `trash`, a folder on the same file system (default: its parent).
     """
-    aside = (waste or folder.parent) / f"{ASIDE}{uuid.uuid4().hex}"
+    renamed = (trash or folder.parent) / f"{ASIDE}{uuid.uuid4().hex}"
     with suppress(FileNotFoundError):
-        folder.rename(aside)
-        _begin(aside)
+        folder.rename(renamed)
+        _begin(renamed)
 
 
 def resume(parent: Path) -> None:
-    """Go on with what an agent before us began to remove below `parent`."""
+    """Continue the removals in `parent` that an earlier agent started."""
     for path in parent.glob(f"{ASIDE}*"):
         _begin(path)
 
@@ -32,18 +33,20 @@ def _begin(path: Path) -> None:
 
 
 def _delete(path: Path) -> None:
-    """`shutil.rmtree` recurses, so a thousand nested folders would stop it. Folders that their owner may not write, as
-    those of Go's module cache, are made writable first. What is left then is tried again by the next agent.
+    """Delete with `rm`: `shutil.rmtree` recurses, so a thousand nested folders would stop it.
+
+    Folders that their owner may not write, such as those of Go's module cache, are made writable if need be. The next
+    agent tries again to delete what is left.
     """
     if _run("rm", "-rf", "--", path):
         return
-    if not path.is_symlink():  # and below it chmod follows none
+    if not path.is_symlink():  # `chmod -R` follows no links below it
         _run("chmod", "-R", "u+rwX", "--", path)
     if not _run("rm", "-rf", "--", path):
-        LOG.error("%s was removed, and something in it cannot be deleted by this user: delete it by hand", path)
+        LOG.error("%s was removed, but this user may not delete some of its files: delete it by hand", path)
 
 
 def _run(*command: str | Path) -> bool:
-    """Whether it did all of it. It may complain of millions of files, which nobody reads."""
+    """Run a command and return whether it succeeded. Its output, perhaps a line for each file, is dropped."""
     null = subprocess.DEVNULL
     return subprocess.run(command, stdin=null, stdout=null, stderr=null, check=False).returncode == 0

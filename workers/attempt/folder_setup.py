@@ -1,4 +1,4 @@
-"""Makes an attempt's folder: all that its supervisor needs."""
+"""Create an attempt's folder with everything that its supervisor needs."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,11 +25,14 @@ LOG_LIMIT = "POLYFLEET_LOG_LIMIT_BYTES"
 LEAST_LOG_BYTES = 1 << 20
 CHILD = ("-P", "-m", "workers.attempt.rank_main")
 RESERVES = {"stop": STOP_BYTES, "started": 32, "outcome": 64 << 10, "result": 64 << 10}
-"""What must be written also when the disk is full by then: bytes by name of the path in a Folder."""
+"""Bytes reserved for files that must be written even on a full disk, by attribute name of AttemptFolder."""
 
 
 def resolve_paths(order: Order, storage: Path) -> Order:
-    """The order with its checkpoint folders as absolute paths. Raises UserError for one that is not below `storage`."""
+    """Make the order's checkpoint folders absolute paths.
+
+    Raises UserError for one that is not below `storage`.
+    """
 
     def below(path: str) -> str:
         if not path:
@@ -37,7 +40,7 @@ def resolve_paths(order: Order, storage: Path) -> Order:
         inside = path.removeprefix(f"{storage}/")
         if path_error(inside):
             raise UserError(
-                f"checkpoint folder {path!r} is not below this pool's storage", "name it relative to the storage"
+                f"checkpoint folder {path!r} is not below this pool's storage", "write its path relative to the storage"
             )
         return str(storage / inside)
 
@@ -45,8 +48,10 @@ def resolve_paths(order: Order, storage: Path) -> Order:
 
 
 class NodeContext(NamedTuple):
-    """What an agent tells of its node to each attempt; `fences` is the server's folder of fences, if it is seen,
-    `interface` that with the node's address.
+    """Properties of the node that every attempt needs.
+
+    `fences`: the server's folder of fences, if the node can read it; `interface`: the network interface with the node's
+    address.
     """
 
     node: str
@@ -59,13 +64,14 @@ class NodeContext(NamedTuple):
 def create_folder(
     folder: AttemptFolder,
     order: Order,
-    where: NodeContext,
+    context: NodeContext,
     threads: int,
-    asked_s: float,
+    requested_s: float,
     data: Mapping[str, tuple[Path, Path]] = MappingProxyType({}),
 ) -> None:
-    """Everything on disk a supervisor needs: the user's files, the order, the launch record, and the first lease, which
-    begins at `asked_s`. `data`: content and lock of what the order wants shown, by SHA-256.
+    """Write everything that a supervisor needs: the user's files, order, launch record and first lease.
+
+    The lease starts at `requested_s`. `data`: path and lock of the order's data, by SHA-256.
     """
     folder_removal.remove(folder.shared)
     folder.shared.parent.mkdir(mode=0o700, exist_ok=True)
@@ -74,7 +80,7 @@ def create_folder(
     for rank in sorted({work_rank(order, local) for local in range(order.ranks)}):
         folder.work(rank).mkdir(mode=0o700)
         if order.package:
-            where.packages.unpack(order.package, folder.work(rank))
+            context.packages.unpack(order.package, folder.work(rank))
         link(folder.work(rank), order.data, data)
     if order.checkpoint_root:
         root = Path(order.checkpoint_root)
@@ -85,19 +91,19 @@ def create_folder(
     write_json(folder.order, order.to_plain())
     write_json(folder.told, order.to_plain())
     locks = sorted(str(lock) for _, lock in data.values())
-    write_json(folder.launch, launch_record(folder, order, where, threads) | {"data_locks": locks})
+    write_json(folder.launch, launch_record(folder, order, context, threads) | {"data_locks": locks})
     for path, size_bytes in RESERVES.items():
         reserved_files.reserve_space(getattr(folder, path), size_bytes)
-    lease.write(folder.lease, order.lease_s, asked_s)
+    lease.write(folder.lease, order.lease_s, requested_s)
 
 
-def launch_record(folder: AttemptFolder, order: Order, where: NodeContext, threads: int) -> dict[str, Any]:
-    environ = where.environ
+def launch_record(folder: AttemptFolder, order: Order, context: NodeContext, threads: int) -> dict[str, Any]:
+    environ = context.environ
     command = list(order.command) if order.task == "run" else [interpreter(environ), *CHILD]
     return {
         "task": order.task,
-        "node": where.node,
-        "fences": str(where.fences or ""),
+        "node": context.node,
+        "fences": str(context.fences or ""),
         "checkpoint_root": order.checkpoint_root if order.nodes == 1 else "",
         "grace_s": order.grace_s,
         "hang_after_s": order.hang_after_s,
@@ -116,7 +122,7 @@ def launch_record(folder: AttemptFolder, order: Order, where: NodeContext, threa
                     threads,
                     environ,
                     has_torch_xla=has("torch_xla"),
-                    interface=where.interface,
+                    interface=context.interface,
                 ),
                 "folder": str(folder.work(work_rank(order, local))),
             }
@@ -126,15 +132,17 @@ def launch_record(folder: AttemptFolder, order: Order, where: NodeContext, threa
 
 
 def _group(folder: AttemptFolder, environ: Mapping[str, str]) -> Path | None:
-    """The control group made for the ranks; None where none can be."""
+    """Create the control group of the ranks and return its path; None if there can be none."""
     root = cgroup.find(environ).root
     path = root / cgroup.name(folder.path) if root else None
     return path if root and path and cgroup.ControlGroup(path).make(cgroup.limits(root, environ)) else None
 
 
 def log_limit_bytes(environ: Mapping[str, str]) -> int:
-    """Of one rank's log on this node. Raises UserError."""
+    """Maximum size of one rank's log on this node. Raises UserError for an invalid setting."""
     text = environ.get(LOG_LIMIT, str(LIMIT_BYTES))
     if not text.isascii() or not text.isdigit() or not LEAST_LOG_BYTES <= int(text[:20]) < 1 << 60:
-        raise UserError(f"{LOG_LIMIT} is {text[:40]!r} on this node", f"write bytes, at least {LEAST_LOG_BYTES}")
+        raise UserError(
+            f"{LOG_LIMIT} is {text[:40]!r} on this node", f"write a number of bytes, at least {LEAST_LOG_BYTES}"
+        )
     return int(text)

@@ -1,31 +1,31 @@
-"""The two folders of an attempt on a node. Standard library only, and light.
+"""The two folders of an attempt on a node. Standard library only, and quick to import.
 
 attempts/KEY is its record, which only agent and supervisor write:
 order.json        the Order; no secrets
 launch.json       what the supervisor starts: command, environment and folder of each rank; no secrets
-supervisor.json   who the supervisor is, and its keeper: see supervisor_handle.py
-supervisor.log    what the supervisor itself says on stderr: nothing, unless something is wrong with it
-lock              held by the supervisor while it lives
+supervisor.json   the processes of the supervisor and its reaper: see supervisor_handle.py
+supervisor.log    stderr of the supervisor itself: empty, unless something is wrong with it
+lock              locked by the supervisor while it runs
 lease             deadline in seconds of the boot clock; written in place
 stop              "preempt", "cancel" or "fence"
-started           there once every rank has been started
-door              a socket, while ranks run: the agent asks there for commands beside them, see exec_commands.py
-rank-R.log        `TIME out|err TEXT` lines; rank-R.log.N goes on from byte N
+started           exists once every rank has been started
+door              socket for commands beside the ranks, while these run: see exec_commands.py
+rank-R.log        `TIME out|err TEXT` lines; rank-R.log.N continues from byte N
 outcome.json      the Outcome, written last
-unreadable        there once ranks have broken what the agent reads of them: {"reason"}
-forgotten         there once the controller has the outcome
-.NAME.reserve     space for NAME, in case the disk is full by then
+unreadable        exists once files of the ranks could not be read: {"reason"}
+forgotten         exists once the controller has stored the outcome
+.NAME.reserve     disk space for NAME, in case the disk is full when NAME is written
 
-shared/KEY is what its ranks may write, and the only one of the two that they are told of. Whatever lies there may have
-been replaced by anything:
+shared/KEY is what its ranks may write, and the only one of the two whose path they get. User code may have replaced any
+file there by anything:
 order.json        a copy for the rank
 events.jsonl      one JSON object per line, appended by the ranks
 work/R/           the rank's working directory
-failure-R.json    a Failure, written by a child that caught the user's exception
+failure-R.json    a Failure, written by a rank that caught the user's exception
 beat-R            a rank's progress, written in place: see rank_progress.py
-stacks-R          where a rank's threads stand, each time its supervisor asks
-result.json       the task's result, by global rank 0
-session.json      where a benchmark session listens
+stacks-R          stacks of a rank's threads, appended each time its supervisor asks
+result.json       the task's result, written by global rank 0
+session.json      address of a benchmark session
 """
 
 import json
@@ -52,13 +52,13 @@ class AttemptId(NamedTuple):
 
 
 def parse(name: str) -> AttemptId | None:
-    """The attempt a folder's name stands for; None for a name that is not one, so it may come from anywhere."""
+    """Parse the name of an attempt's folder; None for any other name, so untrusted names are safe."""
     match = NAME.fullmatch(name)
     return AttemptId(match[1], int(match[2]), int(match[3])) if match else None
 
 
 class SharedFolder:
-    """Paths of what an attempt's ranks may write."""
+    """Paths of the files that an attempt's ranks may write."""
 
     def __init__(self, shared: Path):
         self.shared = shared
@@ -81,7 +81,7 @@ class SharedFolder:
 
 
 class AttemptFolder(SharedFolder):
-    """Paths of one attempt: of its record, and of what its ranks may write, which lies beside all records."""
+    """Paths of one attempt: of its record, and of what its ranks may write, in a folder beside it."""
 
     def __init__(self, path: Path):
         super().__init__(path.parent.parent / "shared" / path.name)
@@ -103,18 +103,21 @@ class AttemptFolder(SharedFolder):
 
 
 def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
-    """Put `text` at `path` by rename: a reader sees the old text or the new. `durable` survives a power cut."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    """Write `text` to `path` by rename, so that a reader sees the old text or the new one.
+
+    `durable` survives a power cut.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as f:
             f.write(text)
             if durable:
                 f.flush()
                 os.fsync(f.fileno())
-        part.replace(path)
-    except OSError:  # a full disk
-        part.unlink(missing_ok=True)
+        temporary.replace(path)
+    except OSError:  # above all a full disk
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -123,7 +126,7 @@ def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """A record of ours; None when it is absent or cannot be read."""
+    """Read a record of ours; None if it is absent or cannot be read."""
     try:
         return json.loads(read_bytes(path, MOST_RECORD_BYTES))
     except (UnreadableFile, FileNotFoundError, ValueError, RecursionError):

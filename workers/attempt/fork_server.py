@@ -1,10 +1,12 @@
-"""Supervisors by fork: `python -m workers.attempt.fork_server SOCKET PADDING` has imported what a supervisor needs, and
-makes one in milliseconds where an interpreter takes a hundred. One per agent; Linux only; standard library only.
+"""Fork server for supervisors: `python -m workers.attempt.fork_server SOCKET PADDING`.
 
-Each request is a folder's path and three descriptors: the attempt's lock, where its secrets come from, and where its
-success, the byte `1`, or its last words go. A supervisor ends up as one that was started by itself: in a session of its
-own, a child of nobody who knows it, with no other descriptor, and named by its folder in the list of processes. It
-outlives zygote and agent; a zygote ends with its agent.
+It has imported what a supervisor needs, so a fork takes milliseconds where a new interpreter takes a hundred. One per
+agent; Linux only; standard library only.
+
+A request is a folder's path and three descriptors: the attempt's lock, the pipe to read its secrets from, and the pipe
+for the reply, which is the byte `1` or an error message. A forked supervisor is like one that was started in its own
+interpreter: in a session of its own, detached from its parent, without other descriptors, and listed under its folder's
+name in the process list. It outlives fork server and agent; a fork server ends with its agent.
 """
 
 import ctypes
@@ -21,38 +23,38 @@ READY = b"1"
 
 
 def main() -> int:
-    door = socket.socket(fileno=int(sys.argv[1]))
+    request_socket = socket.socket(fileno=int(sys.argv[1]))
     _rename("-m\0workers.attempt.zygote")
     while True:
-        folder, given, _, _ = socket.recv_fds(door, LONGEST_REQUEST, 3)
-        if not folder:  # the agent is gone
+        folder, descriptors, _, _ = socket.recv_fds(request_socket, LONGEST_REQUEST, 3)
+        if not folder:  # the agent has exited
             return 0
         child = os.fork()
         if child == 0:
-            _leave(door, folder.decode(), given)
+            _leave(request_socket, folder.decode(), descriptors)
         os.waitpid(child, 0)
-        for descriptor in given:
+        for descriptor in descriptors:
             os.close(descriptor)
 
 
-def _leave(door: socket.socket, folder: str, given: list[int]) -> NoReturn:
-    """The child forks once more and ends: the agent's end, which may kill its children, reaches no further."""
+def _leave(request_socket: socket.socket, folder: str, descriptors: list[int]) -> NoReturn:
+    """Fork again and exit: the supervisor is then no descendant of the agent, which may kill its own."""
     if os.fork():
         os._exit(0)
     code = 1
     try:
         os.setsid()
-        door.close()
-        lock, secrets, said = given
+        request_socket.close()
+        lock, secrets, reply = descriptors
         null = os.open(os.devnull, os.O_WRONLY)
-        for source, target in ((secrets, 0), (null, 1), (said, 2)):
+        for source, target in ((secrets, 0), (null, 1), (reply, 2)):
             os.dup2(source, target)
         for descriptor in (secrets, null):
             os.close(descriptor)
         os.chdir(folder)
         _rename(f"-m\0workers.attempt\0{folder}\0{lock}")
         gc.enable()
-        code = supervisor.supervise(Path(folder), lock, said)
+        code = supervisor.supervise(Path(folder), lock, reply)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -60,14 +62,17 @@ def _leave(door: socket.socket, folder: str, given: list[int]) -> NoReturn:
 
 
 def _rename(arguments: str) -> None:
-    """What the list of processes shows of us: written over the arguments that we were started with, as long as they."""
+    """Change the command line in the process list, by overwriting the arguments.
+
+    PADDING made space for that.
+    """
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, proc(5)
+        start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, proc(5)
         text = f"{sys.executable}\0{arguments}".encode()
-        if 0 < begin < end and len(text) < end - begin:
-            ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
-    except (OSError, ValueError, IndexError):  # it is a name only
+        if 0 < start < end and len(text) < end - start:
+            ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+    except (OSError, ValueError, IndexError):  # the name is for people only
         return
 
 

@@ -1,7 +1,7 @@
-"""The right of an attempt to go on, given for some seconds at a time. A lease that has passed is never given again.
+"""Time-limited permission for an attempt to run. An expired lease is never renewed.
 
-Its clock goes on while the machine sleeps (CLOCK_BOOTTIME), so a machine that wakes up finds its leases gone. The
-record is written in place, into a block that was allocated with the first one: a full disk ends no attempt.
+Its clock continues while the machine sleeps (CLOCK_BOOTTIME), so leases have expired when it wakes up. The record is
+written in place, into a block that was allocated with the first one, so that a full disk does not end an attempt.
 """
 
 import os
@@ -15,7 +15,7 @@ from workers.attempt import process_tree, reserved_files
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 LONGEST_BYTES = 64
 READS = 3
-"""Of a record that looks damaged: it may be the half of one that is just being written."""
+"""Attempts to read a record that looks damaged: it may have been half-written at that moment."""
 
 
 def now_s() -> float:
@@ -23,13 +23,13 @@ def now_s() -> float:
 
 
 def _record(deadline_s: float) -> bytes:
-    """Deadline, boot and checksum in fixed columns."""
+    """Encode deadline, boot id and checksum in fixed columns."""
     text = f"{deadline_s:018.3f} {process_tree.boot():8.8}".encode()
     return b"%b %08x\n" % (text, zlib.crc32(text))
 
 
 def _read(path: Path) -> float | None:
-    """The deadline; 0 for a lease given before the machine started anew; None for no record or a damaged one."""
+    """Read the deadline: 0 for a lease from before a reboot; None if there is no record or it is damaged."""
     for _ in range(READS):
         try:
             record = read_bytes(path, LONGEST_BYTES)
@@ -43,7 +43,7 @@ def _read(path: Path) -> float | None:
 
 
 def deadline_s(path: Path) -> float:
-    """When the lease ends; 0 when there is none, which is long past."""
+    """Time at which the lease ends; 0, which is long past, if there is none."""
     return _read(path) or 0.0
 
 
@@ -51,9 +51,9 @@ def expired(path: Path) -> bool:
     return now_s() >= deadline_s(path)
 
 
-def write(path: Path, lease_s: float, asked_s: float | None = None) -> None:
-    """Let the lease end `lease_s` after `asked_s`, the time the controller's word was asked for (default: now)."""
-    record = _record((now_s() if asked_s is None else asked_s) + lease_s)
+def write(path: Path, lease_s: float, requested_s: float | None = None) -> None:
+    """Let the lease end `lease_s` after `requested_s`, the time of the controller's call (default: now)."""
+    record = _record((now_s() if requested_s is None else requested_s) + lease_s)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -65,8 +65,10 @@ def write(path: Path, lease_s: float, asked_s: float | None = None) -> None:
 
 
 class Lease:
-    """A lease as one process sees it for some time: a damaged record leaves the last deadline that could be read, so
-    that damage can keep a lease from being renewed, but not from lasting as long as it was given for.
+    """A lease as one process sees it over time.
+
+    While the record is damaged, the last deadline that was read counts: damage can prevent a renewal, but cannot
+    shorten a lease.
     """
 
     def __init__(self, path: Path):
@@ -75,27 +77,32 @@ class Lease:
 
     @property
     def deadline_s(self) -> float:
-        if (found := _read(self._path)) is not None:
-            self._deadline_s = found
+        if (newest_s := _read(self._path)) is not None:
+            self._deadline_s = newest_s
         return self._deadline_s
 
     def passed(self) -> bool:
         return now_s() >= self.deadline_s
 
-    def renew(self, lease_s: float, asked_s: float | None = None) -> bool:
-        """False, and nothing changes, when it has passed: the supervisor has begun to kill, others may have taken over.
-        Raises OSError where the record cannot be written: then the attempt ends, since its supervisor knows no better.
+    def renew(self, lease_s: float, requested_s: float | None = None) -> bool:
+        """Extend the lease. Return False, without a change, if it has expired.
+
+        Then the supervisor has begun to kill the ranks, and a newer attempt may have started. Raises OSError if the
+        record cannot be written: then the attempt ends with its old deadline, which is all that its supervisor sees.
         """
         now, deadline = now_s(), self.deadline_s
         if now >= deadline:
             return False
-        if (now if asked_s is None else asked_s) + lease_s > deadline:
-            write(self._path, lease_s, asked_s)
+        if (now if requested_s is None else requested_s) + lease_s > deadline:
+            write(self._path, lease_s, requested_s)
         return True
 
 
 def try_lock(path: Path) -> int | None:
-    """Lock `path` while the returned descriptor, or a copy a child inherits, is open. None: somebody else holds it."""
+    """Lock `path` while the returned descriptor, or an inherited copy, is open.
+
+    None if another process holds it.
+    """
     import fcntl
 
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -108,7 +115,10 @@ def try_lock(path: Path) -> int | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether somebody alive holds it. The kernel lets go when the last holder dies: a recycled pid cannot deceive."""
+    """Return whether a running process holds the lock.
+
+    The kernel releases it at exit, so reused pids do not matter.
+    """
     descriptor = try_lock(path)
     if descriptor is None:
         return True

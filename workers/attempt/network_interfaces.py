@@ -1,7 +1,7 @@
-"""On which of a machine's network interfaces ranks talk to each other: the one that has the address of the node.
+"""Choose the network interface of the ranks: the one that has the node's address.
 
-Left to themselves, libraries take the interface that the machine's name leads to, or the first one. On a machine with
-several, that may be one which the other nodes do not reach, and the ranks wait for each other until they are stopped.
+By default, libraries use the interface of the address that the host name resolves to, or the first one. On a machine
+with several, other nodes may not reach that one, and the ranks wait for each other until they are stopped.
 """
 
 import ipaddress
@@ -15,25 +15,31 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 def of_address(address: str, addresses: Mapping[str, Iterable[str]]) -> str:
-    """The interface that has `address`, among those of the machine with their addresses; "" where none has it, as
-    behind a translation of addresses.
+    """Return the interface that has `address`; "" if none has it, as behind network address translation.
+
+    `addresses`: addresses by interface.
     """
-    wanted = _parsed(address)
-    found = [name for name, its in addresses.items() if wanted is not None and wanted in map(_parsed, its)]
-    return min(found, default="")
+    target = _parsed(address)
+    matches = [
+        name
+        for name, interface_addresses in addresses.items()
+        if target is not None and target in map(_parsed, interface_addresses)
+    ]
+    return min(matches, default="")
 
 
 def of_this_machine(address: str) -> str:
+    """Return the interface of this machine that has `address`; "" if none has it."""
     import psutil
 
-    here = psutil.net_if_addrs()
-    return of_address(address, {name: [row.address for row in rows] for name, rows in here.items()})
+    interfaces = psutil.net_if_addrs()
+    return of_address(address, {name: [row.address for row in rows] for name, rows in interfaces.items()})
 
 
 def variables(order: Order, interface: str) -> dict[str, str]:
-    """What names it to torch's gloo, to NCCL and RCCL, and to the libraries of the order's own vendor.
+    """Variables that name the interface to torch's gloo, NCCL, RCCL and the vendor's own libraries.
 
-    NCCL takes a name for the beginning of one unless a `=` stands before it: `eth1` would be `eth10`, too.
+    NCCL matches a name as a prefix unless it starts with `=`: `eth1` would match `eth10`, too.
     Source: NCCL's user guide, environment variables.
     """
     if order.master_address.startswith("127."):
@@ -45,7 +51,7 @@ def variables(order: Order, interface: str) -> dict[str, str]:
 
 
 def _parsed(address: str) -> "ipaddress.IPv4Address | ipaddress.IPv6Address | None":
-    """Without the zone of an IPv6 address. Other kinds of addresses, as of cards, are none."""
+    """Parse an address without its IPv6 zone; None for other kinds, such as MAC addresses."""
     try:
         return ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""How an attempt ended, decided from what its supervisor saw."""
+"""Decide how an attempt ended, from what its supervisor observed."""
 
 import os
 import signal
@@ -18,15 +18,17 @@ TERMINATED = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM, 
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 ENDED_BY = {"cancel": "cancelled", "fence": "fenced", "lease": "lost"}
 OF_A_CHILD = ("user", "oom", "internal", "storage", "nan")
-"""Kinds of failure that a rank tells of itself."""
+"""Kinds of failure that a rank may report itself."""
 WRITERS_ERRORS = ("PytorchStreamWriter", "inline_container")
-"""Of torch.save, which does not say what the system told it."""
+"""Texts in errors of torch.save, which do not contain the system's own error."""
 
 
 class FailedRank(NamedTuple):
-    """A rank that failed. `said` is what its child wrote, None without; `printed` the line on stderr that says why,
-    `says_full` whether one of its last lines tells of a full disk, `disk` which one was full when it ended.
-    `peak_bytes` is the most that one of its processes held.
+    """A rank that failed.
+
+    `said`: the failure record that it wrote, or None. `printed`: the line on stderr that gives the reason. `says_full`:
+    one of its last lines mentions a full disk. `disk`: describes the disk that was full when it ended, or "".
+    `peak_bytes`: the peak memory of its largest process.
     """
 
     rank: int
@@ -41,9 +43,10 @@ class FailedRank(NamedTuple):
 
 
 class Preemption(NamedTuple):
-    """What is known of ranks that were to save and stop: those that still ran when they were `asked`, by number;
-    whether a rank `noted` that it stopped early; those that told that their work is `done`. `command`: they are a
-    user's command, not a task of ours.
+    """Reaction of the ranks to the request to save and stop.
+
+    `asked`: ranks that still ran when they were asked. `noted`: a rank noted that it stopped early. `done`: ranks that
+    noted that their work is done. `command`: they run a user's command, not a task of ours.
     """
 
     asked: frozenset[int] = frozenset()
@@ -53,8 +56,10 @@ class Preemption(NamedTuple):
 
 
 def state(why: str, codes: dict[int, int], ranks: int, preemption: Preemption) -> str:
-    """`why` is what ended it: "" (its ranks), failed, preempt, cancel, fence or lease. `ranks` were to run; one that
-    was never started has no code.
+    """Return the state in which the attempt ended.
+
+    `why` is what ended it: "" (its ranks), failed, preempt, cancel, fence or lease. `ranks` is the number that should
+    have run; a rank that was never started has no code.
     """
     if why in ENDED_BY:
         return ENDED_BY[why]
@@ -63,29 +68,31 @@ def state(why: str, codes: dict[int, int], ranks: int, preemption: Preemption) -
     return "failed" if any(codes.values()) else "succeeded"
 
 
-def _stopped_early(codes: dict[int, int], ranks: int, known: Preemption) -> bool:
-    """An exit code alone does not tell: programs that save on SIGTERM end with 0 as well as with 1 (torchrun does).
+def _stopped_early(codes: dict[int, int], ranks: int, preemption: Preemption) -> bool:
+    """Return whether the ranks stopped because they were asked to, before their work was done.
 
-    So the work counts as done where every rank had ended before it was asked, or says so. A task of ours that raises
-    has failed; of a command that was asked, nobody knows whether it would have ended so otherwise.
+    Exit codes alone do not show it: programs that save on SIGTERM exit with 0 or with 1 (as torchrun). So the work
+    counts as done if every rank had ended before it was asked, or noted that it was done. A task of ours that raises
+    has failed; if a command was asked to stop, its exit code may be due to that.
     """
-    if known.noted:
+    if preemption.noted:
         return True
-    bad = {rank for rank, code in codes.items() if code != 0 and code not in TERMINATED}
-    if bad - known.asked if known.command else bad:
+    failed = {rank for rank, code in codes.items() if code != 0 and code not in TERMINATED}
+    if failed - preemption.asked if preemption.command else failed:
         return False
-    unfinished = known.asked - known.done
+    unfinished = preemption.asked - preemption.done
     return any(codes.values()) or len(codes) < ranks or any(rank in unfinished for rank in codes)
 
 
 def first_bad(codes: dict[int, int]) -> int:
-    """The lowest rank that failed by itself, else the lowest that we ended."""
+    """Return the lowest rank that failed by itself, else the lowest one that was ended by our signals."""
     return min((code in TERMINATED, rank) for rank, code in codes.items() if code != 0)[1]
 
 
-def noted(events: Path, asked_at: float) -> tuple[bool, frozenset[int]]:
-    """Whether a rank noted that it stopped early because it was asked to, and which ranks noted that their work is
-    done: about the last thing that a rank notes. `asked_at` is the time (seconds since 1970) of the first SIGTERM.
+def noted(events: Path, requested_at: float) -> tuple[bool, frozenset[int]]:
+    """Read the last notes: whether a rank stopped early on request, and which ranks are done.
+
+    `requested_at` is the time of the first SIGTERM, in seconds since 1970.
     """
     try:
         with open_untrusted(events) as descriptor:
@@ -94,21 +101,23 @@ def noted(events: Path, asked_at: float) -> tuple[bool, frozenset[int]]:
     except (OSError, UnreadableFile):
         return False, frozenset()
     notes = [_note(line) for line in data.split(b"\n") if b'"preempted"' in line or b'"done"' in line]
-    done = frozenset(note["rank"] for note in notes if _is_done(note, asked_at) and is_count(note.get("rank")))
+    done = frozenset(note["rank"] for note in notes if _is_done(note, requested_at) and is_count(note.get("rank")))
     return any(note.get("preempted") is True for note in notes), done
 
 
-def _is_done(note: dict[str, Any], asked_at: float) -> bool:
-    """A function that returned after SIGTERM without our handler having had it (`sigterm`) has a handler of its own,
-    and may have returned because of that: nobody knows whether its work is done.
+def _is_done(note: dict[str, Any], requested_at: float) -> bool:
+    """Return whether a note says that a rank's work is done.
+
+    It does not count if the function returned after SIGTERM and our handler had not run (`sigterm`): then user code has
+    its own handler, which may be the reason why it returned.
     """
     at = note.get("t")
-    before = isinstance(at, int | float) and at <= asked_at
+    before = isinstance(at, int | float) and at <= requested_at
     return note.get("done") is True and (before or note.get("sigterm") is True)
 
 
 def _note(line: bytes) -> dict[str, Any]:
-    """Empty for what is none."""
+    """Parse a note; {} for any other line."""
     try:
         note = parse_json(line, "a note")
     except UnreadableFile:
@@ -116,37 +125,37 @@ def _note(line: bytes) -> dict[str, Any]:
     return note if isinstance(note, dict) and note.get("type") == "note" else {}
 
 
-def cause(seen: FailedRank, memory: OomMonitor) -> Failure:
-    """What the kernel did goes before what the rank said, and that before what its exit code tells."""
-    found = (
-        _said(seen) if isinstance(seen.said, dict) else failure_from_exit(seen.rank, seen.node, seen.code, seen.printed)
+def cause(rank: FailedRank, memory: OomMonitor) -> Failure:
+    """Return the cause of a failure: a kill by the kernel, else the rank's own report, else its exit code."""
+    failure = (
+        _said(rank) if isinstance(rank.said, dict) else failure_from_exit(rank.rank, rank.node, rank.code, rank.printed)
     )
-    if seen.code in KILLED and memory.killed(seen.pid if seen.code == -signal.SIGKILL else 0):
-        who = f"rank {seen.rank}" if seen.code == -signal.SIGKILL else f"a process of rank {seen.rank}"
-        found = _of_kind(found, "oom", f"{who} was killed by the kernel because memory ran out")
-    elif found.kind != "oom" and memory.killed_in_attempt():
-        found = _of_kind(found, "oom", f"{found.message}; the kernel killed a process because memory ran out")
-    elif seen.said is None and (seen.says_full or seen.disk):
-        found = _of_kind(found, "storage", found.message)
-    if found.kind == "oom":
-        held = f"it held {size(seen.peak_bytes)}" if seen.peak_bytes else ""
-        return _of_kind(found, "oom", _joined(f"{found.message}: ", held, memory.limit()))
-    if found.kind == "storage" and seen.disk and seen.disk not in found.message:
-        return _of_kind(found, "storage", f"{found.message}; {seen.disk}")
-    return found
+    if rank.code in KILLED and memory.killed(rank.pid if rank.code == -signal.SIGKILL else 0):
+        process = f"rank {rank.rank}" if rank.code == -signal.SIGKILL else f"a process of rank {rank.rank}"
+        failure = _of_kind(failure, "oom", f"{process} was killed by the kernel because memory ran out")
+    elif failure.kind != "oom" and memory.killed_in_attempt():
+        failure = _of_kind(failure, "oom", f"{failure.message}; the kernel killed a process because memory ran out")
+    elif rank.said is None and (rank.says_full or rank.disk):
+        failure = _of_kind(failure, "storage", failure.message)
+    if failure.kind == "oom":
+        peak = f"it held {size(rank.peak_bytes)}" if rank.peak_bytes else ""
+        return _of_kind(failure, "oom", _joined(f"{failure.message}: ", peak, memory.limit()))
+    if failure.kind == "storage" and rank.disk and rank.disk not in failure.message:
+        return _of_kind(failure, "storage", f"{failure.message}; {rank.disk}")
+    return failure
 
 
-def _said(seen: FailedRank) -> Failure:
-    """By the rank itself."""
-    kind = seen.said["kind"] if seen.said.get("kind") in OF_A_CHILD else "user"
-    message, trace = (str(seen.said.get(name, ""))[:LONGEST_TEXT] for name in ("message", "traceback"))
-    if kind == "user" and seen.disk and any(word in message for word in WRITERS_ERRORS):
+def _said(rank: FailedRank) -> Failure:
+    """Failure that the rank itself reported."""
+    kind = rank.said["kind"] if rank.said.get("kind") in OF_A_CHILD else "user"
+    message, stacks = (str(rank.said.get(name, ""))[:LONGEST_TEXT] for name in ("message", "traceback"))
+    if kind == "user" and rank.disk and any(word in message for word in WRITERS_ERRORS):
         kind = "storage"
-    return Failure(seen.rank, seen.node, kind, message, trace, seen.code)
+    return Failure(rank.rank, rank.node, kind, message, stacks, rank.code)
 
 
-def _of_kind(found: Failure, kind: str, message: str) -> Failure:
-    return replace(found, kind=kind, message=message[:LONGEST_TEXT])
+def _of_kind(failure: Failure, kind: str, message: str) -> Failure:
+    return replace(failure, kind=kind, message=message[:LONGEST_TEXT])
 
 
 def _joined(begin: str, *parts: str) -> str:
@@ -154,9 +163,11 @@ def _joined(begin: str, *parts: str) -> str:
 
 
 def failure_from_exit(rank: int, node: str, code: int, printed: str) -> Failure:
-    """What can be said of a rank that left only an exit code and what it printed on stderr."""
+    """Failure of a rank that left only an exit code and output on stderr."""
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         return Failure(rank, node, "signal", f"rank {rank} was killed by {name}", exit_code=code)
-    said = f": {printed}" if printed else ""
-    return Failure(rank, node, "user", f"rank {rank} ended with exit code {code}{said}"[:LONGEST_TEXT], exit_code=code)
+    details = f": {printed}" if printed else ""
+    return Failure(
+        rank, node, "user", f"rank {rank} ended with exit code {code}{details}"[:LONGEST_TEXT], exit_code=code
+    )

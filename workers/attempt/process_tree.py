@@ -1,8 +1,8 @@
-"""The process tree of an attempt, also those that left it by setsid and a second fork. Standard library only on Linux.
+"""Find and kill the processes of an attempt, even if they left its tree by setsid and a second fork.
 
-A process belongs if it descends from the supervisor or its keeper (which adopt orphans: child subreapers), if it is of
-the keeper's session, or if the environment it was started with names the attempt's folder. On other systems psutil
-answers the same questions.
+A process belongs to the attempt if it descends from the supervisor or its reaper (which adopt orphans as child
+subreapers), if it is in the reaper's session, or if it was started with the attempt's folder in its environment. Linux:
+standard library only; other systems: psutil.
 """
 
 import ctypes
@@ -19,15 +19,16 @@ from typing import NamedTuple
 MARK = "POLYFLEET_ATTEMPT_DIR"
 LINUX = sys.platform == "linux"
 _KERNEL_THREAD = 0x00200000
-"""PF_KTHREAD of linux/sched.h, among a process's flags."""
+"""PF_KTHREAD of linux/sched.h, a bit in a process's flags."""
 READ_BYTES = 32 << 10
 _SET_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Process(NamedTuple):
-    """One process and no other, however often its number is used again and the clock is set: `ticks` count from the
-    start of the machine, which `boot` names.
+    """Unique identity of a process, even if its pid is reused or the clock is set.
+
+    `ticks`: its start, counted from the boot of the machine; `boot`: the id of that boot.
     """
 
     pid: int
@@ -36,7 +37,10 @@ class Process(NamedTuple):
 
 
 class Stat(NamedTuple):
-    """Of a living process; `stopped` by a signal or a debugger; `kernels`: a thread of its own, without environment."""
+    """State of a running process.
+
+    `stopped`: by a signal or debugger. `kernels`: a kernel thread, without environment.
+    """
 
     parent: int
     session: int
@@ -46,23 +50,23 @@ class Stat(NamedTuple):
 
 
 def adopt_orphans() -> None:
-    """Whatever a descendant leaves behind becomes our child instead of init's."""
+    """Become a child subreaper: orphaned descendants become children of this process instead of init."""
     if LINUX:
         _libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def killed_for_memory(first: bool) -> None:
-    """Whom the kernel kills when memory runs out: a rank first, an agent or a supervisor as late as any other program.
+    """Set this process's OOM score: ranks are killed `first`, others as late as any program.
 
-    Ray lets all its workers, of which an agent is one, and so what they start, go first.
+    Ray sets the score of its workers, and so of agents and their children, such that these are killed first.
     """
     if LINUX:
-        with suppress(OSError):  # without the right to go back
+        with suppress(OSError):  # lowering the score may not be permitted
             Path("/proc/self/oom_score_adj").write_text("1000" if first else "0")
 
 
 def die_with(parent: int) -> None:
-    """For a new child before exec: the kernel kills it when `parent` ends, however it ends."""
+    """Let the kernel kill this process when `parent` ends, however it ends. For a new child, before exec."""
     if LINUX:
         _libc.prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
@@ -71,23 +75,23 @@ def die_with(parent: int) -> None:
 
 @cache
 def boot() -> str:
-    """A name of this run of the machine; "" where the system has none."""
+    """The id of the current boot of the machine; "" if the system has none."""
     return _read("/proc/sys/kernel/random/boot_id").decode().strip()
 
 
 def identify(pid: int) -> Process | None:
-    """None for one that is gone."""
-    return Process(pid, found.ticks, boot()) if (found := stat(pid)) else None
+    """Return the identity of the process that has this pid now; None if there is none."""
+    return Process(pid, status.ticks, boot()) if (status := stat(pid)) else None
 
 
 def stat_of(process: Process) -> Stat | None:
-    """None when it has ended, also when another has its number by now."""
-    found = stat(process.pid) if process.boot == boot() else None
-    return found if found and found.ticks == process.ticks else None
+    """Return the state of a process; None if it has ended, even if another process has its pid by now."""
+    status = stat(process.pid) if process.boot == boot() else None
+    return status if status and status.ticks == process.ticks else None
 
 
 def stat(pid: int) -> Stat | None:
-    """None for a zombie, and for one that is gone."""
+    """Return the state of the process with this pid; None if it has ended or is a zombie."""
     if not LINUX:
         return _stat_by_psutil(pid)
     fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split(maxsplit=20)
@@ -101,56 +105,63 @@ def _stat_by_psutil(pid: int) -> Stat | None:
     import psutil
 
     try:
-        it = psutil.Process(pid)
-        state = it.status()
-        if state == psutil.STATUS_ZOMBIE:
+        process = psutil.Process(pid)
+        status = process.status()
+        if status == psutil.STATUS_ZOMBIE:
             return None
-        return Stat(it.ppid() or 0, os.getsid(pid), int(it.create_time() * 100), state == psutil.STATUS_STOPPED)
+        return Stat(
+            process.ppid() or 0, os.getsid(pid), int(process.create_time() * 100), status == psutil.STATUS_STOPPED
+        )
     except (psutil.Error, OSError):
         return None
 
 
 def tree(roots: Collection[int], folder: Path, session: Process | None = None) -> set[int]:
-    """Living processes of the attempt whose ranks were told of `folder`, without `roots` and ourselves. No roots and no
-    `session`: by their environment alone. `session` is its leader, who may have ended.
+    """Running processes of the attempt whose ranks write to `folder`, without `roots` and this process.
+
+    Without roots and `session`, only by their environment. `session` is the session's leader, which may have ended.
     """
-    seen = _living()
-    if session is not None and not _may_be(session, seen):
+    processes = _living()
+    if session is not None and not _may_be(session, processes):
         session = None
     mark = f"\0{MARK}={folder}\0".encode()
-    of_users = (pid for pid, it in seen.items() if not it.kernels)
-    marked = {pid for pid in of_users if _is_marked(pid, mark)}
-    first = [pid for pid, it in seen.items() if pid in roots or pid in marked or _is_of(session, it)]
-    return _with_descendants(first, seen) - {*roots, os.getpid()}
+    user_pids = (pid for pid, status in processes.items() if not status.kernels)
+    marked_pids = {pid for pid in user_pids if _is_marked(pid, mark)}
+    members = [
+        pid for pid, status in processes.items() if pid in roots or pid in marked_pids or _is_of(session, status)
+    ]
+    return _with_descendants(members, processes) - {*roots, os.getpid()}
 
 
 def descendants(root: int) -> set[int]:
-    """Living ones, without `root`."""
+    """Running descendants of `root`, without itself."""
     return _with_descendants([root], _living()) - {root}
 
 
 def of_session(leader: int, root: int) -> set[int]:
-    """Living descendants of `root` that are of the session which `leader` began, and what descends from those."""
-    seen = _living()
-    ours = _with_descendants([root], seen) & seen.keys()
-    return _with_descendants([pid for pid in ours if pid == leader or seen[pid].session == leader], seen) - {root}
+    """Running descendants of `root` in the session of `leader`, and all descendants of these."""
+    processes = _living()
+    ours = _with_descendants([root], processes) & processes.keys()
+    return _with_descendants([pid for pid in ours if pid == leader or processes[pid].session == leader], processes) - {
+        root
+    }
 
 
-def _with_descendants(todo: list[int], seen: dict[int, Stat]) -> set[int]:
+def _with_descendants(pending: list[int], processes: dict[int, Stat]) -> set[int]:
     children: dict[int, list[int]] = {}
-    for pid, process in seen.items():
+    for pid, process in processes.items():
         children.setdefault(process.parent, []).append(pid)
-    found: set[int] = set()
-    while todo:
-        pid = todo.pop()
-        if pid not in found:
-            found.add(pid)
-            todo += children.get(pid, ())
-    return found
+    members: set[int] = set()
+    while pending:
+        pid = pending.pop()
+        if pid not in members:
+            members.add(pid)
+            pending += children.get(pid, ())
+    return members
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time of a process and of those it has waited for; 0.0 for one that is gone."""
+    """CPU time of a process and of the children it has waited for; 0.0 if it has ended."""
     if LINUX:
         fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split(maxsplit=15)
         return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") if len(fields) > 14 else 0.0
@@ -162,9 +173,12 @@ def cpu_s(pid: int) -> float:
         return 0.0
 
 
-def _may_be(session: Process, seen: dict[int, Stat]) -> bool:
-    """The kernel gives no number to a process while a session is called so: another who has it proves ours empty."""
-    leader = seen.get(session.pid)
+def _may_be(session: Process, processes: dict[int, Stat]) -> bool:
+    """Return whether the session may still have processes.
+
+    The kernel does not reuse a pid while a session has that number, so another process with it proves ours empty.
+    """
+    leader = processes.get(session.pid)
     return session.boot == boot() and (leader is None or leader.ticks == session.ticks)
 
 
@@ -173,17 +187,20 @@ def _is_of(session: Process | None, process: Stat) -> bool:
 
 
 def kill_tree(members: Callable[[], set[int]], timeout_s: float = 10.0) -> set[int]:
-    """SIGKILL until nobody is left: those who fork meanwhile are found in the next round. Returns who still lives."""
+    """Send SIGKILL until no process is left: the next round finds those forked during one.
+
+    Returns the survivors.
+    """
     deadline = time.monotonic() + timeout_s
-    while (found := members()) and time.monotonic() < deadline:
-        for pid in found:
+    while (remaining := members()) and time.monotonic() < deadline:
+        for pid in remaining:
             send(pid, signal.SIGKILL)
         time.sleep(0.002)
-    return found
+    return remaining
 
 
 def send(pid: int, number: int, *, group: bool = False) -> None:
-    """A signal to one process or its group; one already gone is as good as signalled."""
+    """Send a signal to one process or its group. Does nothing if it has ended."""
     try:
         (os.killpg if group else os.kill)(pid, number)
     except (ProcessLookupError, PermissionError):
@@ -191,14 +208,14 @@ def send(pid: int, number: int, *, group: bool = False) -> None:
 
 
 def _living() -> dict[int, Stat]:
-    """By pid."""
+    """Running processes by pid."""
     if LINUX:
         pids = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
     else:
         import psutil
 
         pids = psutil.pids()
-    return {pid: found for pid in pids if (found := stat(pid))}
+    return {pid: status for pid in pids if (status := stat(pid))}
 
 
 def _is_marked(pid: int, mark: bytes) -> bool:
@@ -213,8 +230,9 @@ def _is_marked(pid: int, mark: bytes) -> bool:
 
 
 def _read(path: str) -> bytes:
-    """b"" for a process that is gone, or another user's. It is called for every process there is: a file object would
-    ask the system three times as often.
+    """Read a file of /proc; b"" if the process has ended or is another user's.
+
+    It runs for every process of the machine: a file object would make three times as many system calls.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""A rank's output, line by line into its log: time-stamped, named out or err, without secrets."""
+"""Write a rank's output to its log, line by line: with time stamp and stream name, without secrets."""
 
 import math
 import re
@@ -14,71 +14,71 @@ LONGEST_LINE_BYTES = 64 << 10
 LONGEST_TEXT = 128 << 10
 """Characters, of up to four bytes: with its stamp a line is shorter than log_files.LONGEST_READ_BYTES."""
 SILENT_S = 2.0
-"""After so long what stands of an unfinished line is written: what a program says before it hangs matters most."""
+"""Silence after which an unfinished line is written: the last output before a program hangs matters most."""
 MARK = "+"
 # A progress bar's carriage return ends a line too.
 END_OF_LINE = re.compile(rb"\r\n|\n|\r")
 
 
 class RankLog:
-    """Writes `2026-11-20T23:14:53.123456Z out TEXT`. A full disk costs lines, which are counted, never the attempt.
+    """Writes lines `2026-11-20T23:14:53.123456Z out TEXT`. On a full disk lines are lost and counted.
 
-    A line that is written before its end has `out+` for `out`, its rest `+out`, or `+out+` where that has no end yet.
-
-    Nothing but a line feed ends a line of the log, and none is in a TEXT: what a rank prints is never taken for another
-    time or stream.
+    A line that is written before its end is marked `out+` instead of `out`, its rest `+out`, or `+out+` if that has no
+    end yet. Only a line feed ends a line of the log, and no TEXT contains one: output of a rank cannot imitate a time
+    or a stream name.
     """
 
     def __init__(self, path: Path, redact: Redactor, limit_bytes: int = LIMIT_BYTES):
         self._log = Writer(path, limit_bytes)
         self._redact = redact
         self._rest = {"out": bytearray(), "err": bytearray()}
-        self._unfinished: dict[str, str] = {}  # by stream: what is written of a line that has not ended
+        self._unfinished: dict[str, str] = {}  # by stream: the part already written of a line that has not ended
         self._fed_s = {"out": 0.0, "err": 0.0}
         self._lost = 0
         self.errors = StderrTail()
         if redact.too_short:
-            said = "a secret is" if redact.too_short == 1 else f"{redact.too_short} secrets are"
-            self._write("err", [f"[polyfleet: {said} shorter than 4 characters and not masked]"])
+            subject = "a secret is" if redact.too_short == 1 else f"{redact.too_short} secrets are"
+            self._write("err", [f"[polyfleet: {subject} shorter than 4 characters and not masked]"])
 
     def feed(self, stream: str, data: bytes) -> None:
-        """Whole lines are written at once, unless they may be the first lines of a secret of several."""
+        """Add output. Complete lines are written at once, unless a secret of several lines may start in them."""
         rest = self._rest[stream]
-        searched = max(len(rest) - 1, 0)
+        search_from = max(len(rest) - 1, 0)
         rest += data
         self._fed_s[stream] = time.monotonic()
         # A carriage return at the end may be the first half of \r\n.
-        whole = max(rest.rfind(b"\n", searched), rest.rfind(b"\r", searched, len(rest) - 1)) + 1
-        if whole:
-            block = bytes(rest[:whole])
-            if begun := self._redact.begun(block):
-                whole = block.rfind(b"\n", 0, whole - begun) + 1
-            del rest[:whole]
-            self._write(stream, self._texts(block[:whole]))
+        end = max(rest.rfind(b"\n", search_from), rest.rfind(b"\r", search_from, len(rest) - 1)) + 1
+        if end:
+            block = bytes(rest[:end])
+            if partial_bytes := self._redact.begun(block):
+                end = block.rfind(b"\n", 0, end - partial_bytes) + 1
+            del rest[:end]
+            self._write(stream, self._texts(block[:end]))
         if len(rest) > LONGEST_LINE_BYTES + self._redact.longest:
             self._cut(stream)
 
     def flush(self) -> None:
-        """Write what stands of the line of a stream that has been silent for SILENT_S, but for what may be the start of
-        a secret, of a character or of `\\r\\n`.
+        """Write unfinished lines of streams that were silent for SILENT_S.
+
+        Bytes at the end that may be the start of a secret, of a character or of `\\r\\n` are not written yet.
         """
         until_s = time.monotonic() - SILENT_S
         for stream, rest in self._rest.items():
             if rest and self._fed_s[stream] <= until_s:
                 self._fed_s[stream] = math.inf
                 clean = self._redact.clean(bytes(rest))
-                at = _whole_characters(clean, len(clean) - self._redact.started(clean))
-                at -= clean[:at].endswith(b"\r")
-                self._rest[stream] = bytearray(clean[at:])
-                *whole, last = END_OF_LINE.split(clean[:at])
-                self._write(stream, _decoded([*whole, last] if last else whole), unfinished=bool(last))
+                end = _whole_characters(clean, len(clean) - self._redact.started(clean))
+                end -= clean[:end].endswith(b"\r")
+                self._rest[stream] = bytearray(clean[end:])
+                *complete, last = END_OF_LINE.split(clean[:end])
+                self._write(stream, _decoded([*complete, last] if last else complete), unfinished=bool(last))
 
     def _cut(self, stream: str) -> None:
-        """A line without end is written in pieces; what could be the start of a secret stays for the next one."""
+        """Write a piece of an overlong line; bytes that may be the start of a secret stay for the next piece."""
         clean = self._redact.clean(bytes(self._rest[stream]))
-        at = _between_characters(clean, len(clean) - self._redact.longest)
-        self._rest[stream] = bytearray(clean[at:])
-        self._write(stream, self._texts(clean[:at]))
+        end = _between_characters(clean, len(clean) - self._redact.longest)
+        self._rest[stream] = bytearray(clean[end:])
+        self._write(stream, self._texts(clean[:end]))
 
     def _texts(self, data: bytes) -> list[str]:
         lines = END_OF_LINE.split(self._redact.clean(data))
@@ -107,7 +107,7 @@ class RankLog:
         self._lost = self._lost + lost - 1 if self._lost and not written else lost
 
     def end(self, stream: str) -> None:
-        """The stream has ended: write what came after its last line break."""
+        """Write what is left of a stream that has ended."""
         rest, self._rest[stream] = bytes(self._rest[stream]).rstrip(b"\r"), bytearray()
         if rest or stream in self._unfinished:
             self._write(stream, self._texts(rest) or [""])
@@ -123,12 +123,12 @@ def _decoded(lines: list[bytes]) -> list[str]:
 
 
 def _pieces(text: str) -> list[str]:
-    """So short that a reader always gets a whole line: what follows a cut looks like a line of its own."""
+    """Split a text into pieces that are short enough for readers of the log, each a line of its own there."""
     return [text[start : start + LONGEST_TEXT] for start in range(0, max(len(text), 1), LONGEST_TEXT)]
 
 
 def _between_characters(data: bytes, at: int) -> int:
-    """`at`, or the start of the UTF-8 character it would cut."""
+    """Return `at`, or the start of the UTF-8 character that `at` would split."""
     at = max(at, 0)
     start = at
     while 0 < start < len(data) and at - start < 4 and data[start] & 0xC0 == 0x80:
@@ -137,7 +137,7 @@ def _between_characters(data: bytes, at: int) -> int:
 
 
 def _whole_characters(data: bytes, at: int) -> int:
-    """`at`, or the start of a UTF-8 character before it whose rest has not come yet."""
+    """Return `at`, or the start of a UTF-8 character before `at` whose rest has not arrived yet."""
     for back in range(1, min(at, 3) + 1):
         byte = data[at - back]
         if byte & 0xC0 != 0x80:
@@ -148,5 +148,5 @@ def _whole_characters(data: bytes, at: int) -> int:
 
 def _stamp() -> str:
     now_ns = time.time_ns()
-    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now_ns // 10**9))
-    return f"{whole}.{now_ns // 1000 % 10**6:06d}Z"
+    seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now_ns // 10**9))
+    return f"{seconds}.{now_ns // 1000 % 10**6:06d}Z"

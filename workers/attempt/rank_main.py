@@ -1,6 +1,7 @@
-"""A rank of prepare, train or benchmark: `python -m workers.attempt.rank_main`, told what to do by its environment.
+"""Entry point of a rank of prepare, train or benchmark: `python -m workers.attempt.rank_main`.
 
-Our modules are imported before the user's folder comes first on sys.path: no file of theirs can take their place.
+Its environment says what to do. Our modules are imported before the user's folder is put first on sys.path, so that no
+file of the user's can replace them.
 """
 
 import faulthandler
@@ -49,16 +50,16 @@ def main() -> int:
     except BaseException as e:
         failure = failure_record(e, rank)
         print(failure["traceback"] or failure["message"], file=sys.stderr)  # noqa: T201 - the rank's log is its stderr
-        with suppress(OSError):  # a full disk: the supervisor then has the exit code, and the last line of our stderr
+        with suppress(OSError):  # on a full disk the supervisor uses the exit code and the last line of our stderr
             write_json(folder.failure(rank), redact.plain(failure, keys=False))
         return INTERRUPTED if isinstance(e, KeyboardInterrupt) else 1
     return 0
 
 
 def _tell_stacks(path: Path) -> None:
-    """From now on our supervisor can ask where our threads stand, also while they hold Python's lock.
+    """Write the stacks of all threads to `path` at each SIGNAL of the supervisor, even if the GIL is held.
 
-    An interpreter that ends gives the signal back as it was before: unless ignored then, it would kill us.
+    At exit the interpreter restores the previous handler. That must be SIG_IGN, or a late signal would kill the rank.
     """
     with suppress(OSError):
         signal.signal(SIGNAL, signal.SIG_IGN)
@@ -72,13 +73,13 @@ def _run_task(folder: SharedFolder, rank: int) -> dict[str, Any]:
     context = importlib.import_module("workers.tasks.context").Context.from_attempt(folder.shared, rank, order)
     sys.path.insert(0, str(folder.work(rank)))
     result: dict[str, Any] = task.main(context)
-    # Code that ends by sys.exit was perhaps asked to stop, and so was code that put a handler of its own above ours.
+    # Not written after sys.exit: the code may have been asked to stop. `sigterm` shows whether our handler has run.
     context.events.write("note", done=True, sigterm=context.stop.asked)
     return result
 
 
 def _checked(result: Any) -> Any:
-    """Raises UserError for a result that JSON cannot hold, or that nobody would read."""
+    """Return the result. Raises UserError if it cannot be written as JSON or is too large to be read."""
     try:
         text = json.dumps(result).encode()
         parse_json(text, "the task's result")
@@ -86,15 +87,15 @@ def _checked(result: Any) -> Any:
         why = e.why if isinstance(e, UnreadableFile) else f"cannot be written as JSON: {e}"
         raise UserError(f"the task's result {why}", "return numbers, strings, lists and dicts") from None
     if len(text) > MOST_RESULT_BYTES:
-        told = (
+        message = (
             f"the task's result has {len(text) / 2**20:.1f} MiB as JSON; the maximum is {MOST_RESULT_BYTES >> 20} MiB"
         )
-        raise UserError(told, "write large values to a file or checkpoint and return its path")
+        raise UserError(message, "write large values to a file or checkpoint and return its path")
     return result
 
 
 def _exit_code(e: SystemExit) -> int:
-    """As the interpreter itself does it: None is 0, text goes to stderr and is 1."""
+    """Exit code as the interpreter would choose it: None is 0; text is printed to stderr and gives 1."""
     if e.code is None or isinstance(e.code, int):
         return e.code or 0
     print(e.code, file=sys.stderr)  # noqa: T201
@@ -102,83 +103,90 @@ def _exit_code(e: SystemExit) -> int:
 
 
 def failure_record(e: BaseException, rank: int) -> dict[str, Any]:
-    """A Failure as plain data: the user's frames and those of libraries they called, without ours.
+    """Return a Failure as plain data.
 
-    An exception that never passed through the user's code is ours to mend: it keeps all frames and is called internal.
+    Its traceback has the user's frames and those of libraries, without ours. An exception that never passed through
+    user code is a bug of ours: it keeps all frames and has kind `internal`.
     """
-    whole = traceback.TracebackException.from_exception(e)
-    users = isinstance(e, SyntaxError) or any(_is_users(frame.filename) for frame in whole.stack)
-    said_on_purpose = isinstance(e, PolyfleetError)
-    kind = _kind(e) or ("user" if users or said_on_purpose else "internal")
+    trace = traceback.TracebackException.from_exception(e)
+    in_user_code = isinstance(e, SyntaxError) or any(_is_users(frame.filename) for frame in trace.stack)
+    is_our_error = isinstance(e, PolyfleetError)
+    kind = _kind(e) or ("user" if in_user_code or is_our_error else "internal")
     if kind != "internal":
-        _cut(whole)
-    message = str(e) if said_on_purpose else "".join(whole.format_exception_only()).strip()
+        _cut(trace)
+    message = str(e) if is_our_error else "".join(trace.format_exception_only()).strip()
     return {
         "rank": rank,
         "node": "",
         "kind": kind,
         "message": "; ".join(filter(None, (message, _disk(e) if kind == "storage" else ""))),
-        "traceback": "".join(whole.format()) if users or kind == "internal" else "",
+        "traceback": "".join(trace.format()) if in_user_code or kind == "internal" else "",
         "exit_code": 1,
     }
 
 
-def _cut(whole: traceback.TracebackException) -> None:
-    """Drop our frames here and in every exception this one came from."""
-    whole.stack[:] = [frame for frame in whole.stack if not _is_ours(frame.filename)]
-    for earlier in (whole.__cause__, whole.__context__):
-        if earlier is not None:
-            _cut(earlier)
+def _cut(trace: traceback.TracebackException) -> None:
+    """Drop our frames from a traceback and from those of all its causes."""
+    trace.stack[:] = [frame for frame in trace.stack if not _is_ours(frame.filename)]
+    for cause in (trace.__cause__, trace.__context__):
+        if cause is not None:
+            _cut(cause)
 
 
 def _is_ours(filename: str) -> bool:
-    """Ours, or the interpreter's machinery that runs and imports modules."""
+    """Return whether a frame is of our code, or of Python's own code that runs and imports modules."""
     return filename.startswith((*OURS, "<frozen ")) or filename.endswith(
         (f"{os.sep}runpy.py", f"importlib{os.sep}__init__.py")
     )
 
 
 def _is_users(filename: str) -> bool:
-    """Neither ours nor of a library that we call ourselves."""
+    """Return whether a frame is of user code: not ours, and not of a library that we call ourselves."""
     if _is_ours(filename):
         return False
-    _, installed, below = filename.rpartition(f"{os.sep}site-packages{os.sep}")
-    return Path(below).parts[0] not in LIBRARIES if installed else not filename.startswith(STANDARD_LIBRARY)
+    _, site_packages, relative_path = filename.rpartition(f"{os.sep}site-packages{os.sep}")
+    return Path(relative_path).parts[0] not in LIBRARIES if site_packages else not filename.startswith(STANDARD_LIBRARY)
 
 
 def _kind(e: BaseException) -> str:
-    """What is told apart from an error of the user's code; "" for that."""
+    """Kind of a failure with a special cause; "" for any other error."""
     if isinstance(e, NonFiniteValue):
         return "nan"
-    if any(isinstance(it, AttemptReplaced) for it in _chain(e)):
+    if any(isinstance(exception, AttemptReplaced) for exception in _chain(e)):
         return "lost"
     if _is_out_of_memory(e):
         return "oom"
-    from workers.checkpoint.format.manifest import DamagedCheckpoint  # here: what raises it has imported it
+    from workers.checkpoint.format.manifest import (
+        DamagedCheckpoint,
+    )  # not at the top: it is loaded already if it was raised
 
     if isinstance(e, DamagedCheckpoint):
         return "storage"
-    full = any(isinstance(it, OSError) and is_full(it) for it in _chain(e))
-    told = isinstance(e, OSError | RuntimeError | PolyfleetError) and disk_full.mentions_full_disk(str(e))
-    return "storage" if full or told else ""
+    has_full_error = any(isinstance(exception, OSError) and is_full(exception) for exception in _chain(e))
+    mentions_full = isinstance(e, OSError | RuntimeError | PolyfleetError) and disk_full.mentions_full_disk(str(e))
+    return "storage" if has_full_error or mentions_full else ""
 
 
 def _chain(e: BaseException | None) -> Iterator[BaseException]:
-    """It, and what it came from."""
-    seen: set[int] = set()
-    while e is not None and id(e) not in seen:
-        seen.add(id(e))
+    """Yield an exception and all its causes."""
+    visited: set[int] = set()
+    while e is not None and id(e) not in visited:
+        visited.add(id(e))
         yield e
         e = e.__cause__ or e.__context__
 
 
 def _disk(e: BaseException) -> str:
-    """The file system that was written to: of the file that the error names, else the first full one."""
-    named = [str(it.filename) for it in _chain(e) if isinstance(it, OSError) and isinstance(it.filename, str)]
-    if named:
-        return disk_full.described(named[0])
-    places = [os.getcwd(), os.environ.get("POLYFLEET_CHECKPOINT_DIR", ""), tempfile.gettempdir(), "/dev/shm"]  # noqa: PTH109, S108
-    return disk_full.full_disk(filter(None, places))
+    """Describe the file system of the file that the error names, else the first full one."""
+    filenames = [
+        str(exception.filename)
+        for exception in _chain(e)
+        if isinstance(exception, OSError) and isinstance(exception.filename, str)
+    ]
+    if filenames:
+        return disk_full.described(filenames[0])
+    folders = [os.getcwd(), os.environ.get("POLYFLEET_CHECKPOINT_DIR", ""), tempfile.gettempdir(), "/dev/shm"]  # noqa: PTH109, S108
+    return disk_full.full_disk(filter(None, folders))
 
 
 def _is_out_of_memory(e: BaseException) -> bool:
@@ -189,7 +197,7 @@ def _is_out_of_memory(e: BaseException) -> bool:
 
 
 def exit_process(code: int) -> None:
-    """End this rank. After a failure at once: gloo's threads abort an interpreter that is taken down around them."""
+    """Exit. After a failure without cleanup: gloo's threads abort an interpreter that is shutting down."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     if code:

@@ -1,6 +1,6 @@
-"""The progress of a rank, which it writes in place for its supervisor: `beat-R` in the attempt's shared folder.
+"""Progress of a rank, for its supervisor: the file `beat-R` in the shared folder, written in place.
 
-A beat is a step of any kind: a report, a question whether to stop, a batch. Standard library only, and light: it is
+A beat is a step of any kind: a report, a check whether to stop, a batch. Standard library only, and fast, as it is
 written in every step (6 µs).
 """
 
@@ -22,14 +22,16 @@ RECORD = struct.Struct("<QddqQB")
 CHECKSUM = struct.Struct("<I")
 KEPT_STEPS = 1000
 READS = 3
-"""Of a record that looks damaged: it may be the half of one that is just being written."""
+"""Attempts to read a record that looks damaged: it may have been half-written at that moment."""
 PAUSED, SAVING = 1, 2
 
 
 class RankProgress(NamedTuple):
-    """`steps` so far, of the kind of which there were most; the last beat was at `at_s` of the boot clock. `p99_s` is
-    the 99th percentile of the last steps, `step` the last reported one (-1: none), `thread` the main thread's number.
-    `paused`: does something that is no step; `saving`: writes a checkpoint in the background.
+    """Progress of a rank.
+
+    `steps`: number of steps of the most frequent kind; `at_s`: time of the last, by boot clock. `p99_s`: 99th
+    percentile of the durations of the last steps; `step`: the last reported one (-1: none); `thread`: id of the main
+    thread. `paused`: the rank does something that is not a step; `saving`: it writes a checkpoint in the background.
     """
 
     steps: int
@@ -49,7 +51,7 @@ class RankProgress(NamedTuple):
 
 
 def read(path: Path) -> RankProgress | None:
-    """None where there is none, or nothing that could be one."""
+    """Read the progress file; None if there is none or it is damaged."""
     for _ in range(READS):
         try:
             data = read_bytes(path, RECORD.size + CHECKSUM.size)
@@ -62,7 +64,10 @@ def read(path: Path) -> RankProgress | None:
 
 
 class ProgressWriter:
-    """Those of this rank. Without a path (tests, notebooks) they go nowhere. A full disk costs beats, nothing else."""
+    """Writes the progress of this rank; nowhere without a path (tests, notebooks).
+
+    Errors of the disk are ignored.
+    """
 
     def __init__(self, path: Path | None):
         self._descriptor: int | None = None
@@ -79,7 +84,7 @@ class ProgressWriter:
         self._lock = threading.Lock()
 
     def beat(self, kind: str, step: int | None = None) -> None:
-        """One step of this kind."""
+        """Record one step of this kind."""
         if self._descriptor is None:
             return
         with self._lock:
@@ -99,7 +104,7 @@ class ProgressWriter:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Inside, nothing is a step."""
+        """Context in which the rank makes no steps."""
         self._change(pauses=1)
         try:
             yield
@@ -108,7 +113,7 @@ class ProgressWriter:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Inside, a checkpoint is being written, in any thread."""
+        """Context in which a checkpoint is being written, in any thread."""
         self._change(saves=1)
         try:
             yield

@@ -1,4 +1,4 @@
-"""What the ranks of an attempt leave to be read, and the outcome that is told of it. Standard library only."""
+"""Read result and failure files of an attempt's ranks, and write its outcome. Standard library only."""
 
 import json
 from collections.abc import Iterable
@@ -15,47 +15,50 @@ from workers.messages import Outcome
 
 MOST_FAILURE_BYTES = 1 << 20
 SHORT_TEXT = 1000
-"""Of a message, where a full disk leaves no more space than the reserve."""
+"""Characters of a message if a full disk leaves only the reserved space."""
 
 
 class RankResults:
-    """Of one attempt. Everything is redacted as it is read."""
+    """Result files of one attempt. Secrets are masked when a file is read."""
 
     def __init__(self, folder: AttemptFolder, redact: Redactor):
         self._folder = folder
         self._redact = redact
 
     def failure(self, rank: int) -> dict[str, Any] | None:
-        """What a rank's child wrote of its failure; None for nothing that can be read."""
+        """The failure record that a rank wrote; None if there is none that can be read."""
         try:
-            said = untrusted_files.read_json(self._folder.failure(rank), MOST_FAILURE_BYTES)
-            found = self._redact.plain(said, keys=False)
+            data = untrusted_files.read_json(self._folder.failure(rank), MOST_FAILURE_BYTES)
+            record = self._redact.plain(data, keys=False)
         except (FileNotFoundError, UnreadableFile):
             return None
-        return found if isinstance(found, dict) else None
+        return record if isinstance(record, dict) else None
 
     def result(self) -> tuple[dict[str, Any], str]:
-        """What rank 0 returned, and why it cannot be read."""
+        """Return the result of rank 0, and why it cannot be read ("" if it can)."""
         try:
-            found = self._redact.plain(untrusted_files.read_json(self._folder.result, MOST_RESULT_BYTES))
+            data = self._redact.plain(untrusted_files.read_json(self._folder.result, MOST_RESULT_BYTES))
         except FileNotFoundError:
             return {}, ""
         except UnreadableFile as e:
             return {}, f"result.json {e.why}"
-        return (found, "") if isinstance(found, dict) else ({}, "result.json holds no JSON object")
+        return (data, "") if isinstance(data, dict) else ({}, "result.json is not a JSON object")
 
     def remove(self, ranks: Iterable[int]) -> None:
-        """They hold what is redacted in the outcome."""
+        """Remove the files, which contain secrets that are masked in the outcome."""
         for path in (self._folder.result, *map(self._folder.failure, ranks)):
             with suppress(OSError):
                 path.unlink()
 
-    def tell(self, done: Outcome) -> None:
-        """On a full disk without what the reserve cannot hold."""
-        failure = done.failure
+    def tell(self, outcome: Outcome) -> None:
+        """Write the outcome and wake the agent.
+
+        On a full disk, drop what does not fit into the reserved space.
+        """
+        failure = outcome.failure
         short = failure and replace(failure, traceback="", message=failure.message[:SHORT_TEXT])
-        shorter = json.dumps(replace(done, result={}, failure=short).to_plain())
+        shorter = json.dumps(replace(outcome, result={}, failure=short).to_plain())
         reserved_files.replace_or_use_reserve(
-            self._folder.outcome, json.dumps(done.to_plain()), durable=True, shorter=shorter
+            self._folder.outcome, json.dumps(outcome.to_plain()), durable=True, shorter=shorter
         )
         wakeup_pipe.notify(self._folder.path.parent)

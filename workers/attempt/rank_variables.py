@@ -1,5 +1,7 @@
-"""What a rank is told of its launch by variables: torchrun's where it has ranks, ours always, and those without which
-frameworks would choose other devices than the leased ones.
+"""Environment variables that describe the launch to a rank.
+
+These are torchrun's (if there is a process per rank), ours, and those without which frameworks would choose other
+devices than the allocated ones.
 """
 
 from pathlib import Path
@@ -10,16 +12,16 @@ from workers.attempt.process_tree import MARK
 from workers.messages import Order, ScriptCheckpoint
 
 ROLE = "default"
-"""torchrun's name for what all its ranks are."""
+"""torchrun's default role name of ranks."""
 
 TORCHRUN = frozenset(
     {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR"}
     | {"MASTER_PORT", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"}
 )
-"""These, and those of torchrun's agent, make a script believe that torchrun has started it."""
+"""With these, and those of torchrun's agent, a script believes that torchrun has started it."""
 
 MIXED = {"bf16": "bf16", "fp16": "fp16", "fp32": "no"}
-"""What Accelerate calls a precision."""
+"""Accelerate's names of precisions."""
 
 
 def is_torchruns(name: str) -> bool:
@@ -27,19 +29,19 @@ def is_torchruns(name: str) -> bool:
 
 
 def is_node_launch(order: Order) -> bool:
-    """Whether a command runs once per node, and sees what its user would see there."""
+    """Return whether the order is a command that runs once per node, without variables for ranks."""
     return order.task == "run" and order.launch == "node"
 
 
 def work_rank(order: Order, local_rank: int) -> int:
-    """The global rank whose folder this rank works in: ranks of a command on a node share one, as under torchrun."""
+    """Global rank whose folder this rank uses: a command's ranks on a node share one, as under torchrun."""
     return order.first_rank + (local_rank if order.task != "run" else 0)
 
 
 def torchrun(order: Order, local_rank: int) -> dict[str, str]:
-    """All that torchrun tells a rank, but where its agent reads errors and which signals it handles.
+    """All variables that torchrun sets, but for where its agent reads errors and which signals it handles.
 
-    Rank 0 makes the store: with TORCHELASTIC_USE_AGENT_STORE it would look for one that torchrun's agent had made.
+    Rank 0 creates the store: with TORCHELASTIC_USE_AGENT_STORE it would look for a store of torchrun's agent.
     Source: torch.distributed.elastic.agent.server.local_elastic_agent, the same in torch 2.8 and 2.13.
     """
     if is_node_launch(order):
@@ -65,7 +67,7 @@ def torchrun(order: Order, local_rank: int) -> dict[str, str]:
 
 
 def polyfleet(order: Order, local_rank: int, folder: Path) -> dict[str, str]:
-    """The table of docs/guides/jobs.md, "Commands"."""
+    """Polyfleet's own variables: the table in docs/guides/jobs.md, "Commands"."""
     return {
         MARK: str(folder),
         "POLYFLEET_JOB": order.job,
@@ -92,20 +94,20 @@ def _output(order: Order) -> str:
 
 
 def _resume_path(order: Order) -> dict[str, str]:
-    """Only where there is something to resume from: a shell tells `set` from `empty`, and so do scripts."""
-    asked = ScriptCheckpoint.of(order.task, order.arguments)
-    return {"POLYFLEET_RESUME_PATH": f"{_output(order)}/{asked.path}"} if asked and asked.found else {}
+    """Set only if there is a checkpoint to resume from: scripts and shells distinguish unset from empty."""
+    checkpoint = ScriptCheckpoint.of(order.task, order.arguments)
+    return {"POLYFLEET_RESUME_PATH": f"{_output(order)}/{checkpoint.path}"} if checkpoint and checkpoint.found else {}
 
 
 def defaults(order: Order, *, has_torch_xla: bool) -> dict[str, str]:
-    """What pool and user may override.
+    """Defaults that pool and user may override.
 
-    On a CPU Accelerate and DeepSpeed look for another device first; where they find none, or find torch-xla installed,
-    each rank trains alone on all of the data, and ends with 0. torchrun sets the variable of NCCL in the same way.
+    On a CPU, Accelerate and DeepSpeed look for another device first. If they find none, or find torch-xla installed,
+    each rank trains alone on all of the data and exits with 0. torchrun sets the variable of NCCL in the same way.
     """
-    found = {} if is_node_launch(order) else {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    variables = {} if is_node_launch(order) else {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     if order.backend == "cpu":
-        found |= {"ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu"}
-        found |= {"USE_TORCH_XLA": "0"} if has_torch_xla else {}
-    mixed = MIXED.get(short_name(order.precision)) if order.precision else None
-    return found | ({"ACCELERATE_MIXED_PRECISION": mixed} if mixed else {})
+        variables |= {"ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu"}
+        variables |= {"USE_TORCH_XLA": "0"} if has_torch_xla else {}
+    mixed_precision = MIXED.get(short_name(order.precision)) if order.precision else None
+    return variables | ({"ACCELERATE_MIXED_PRECISION": mixed_precision} if mixed_precision else {})

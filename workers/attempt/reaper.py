@@ -1,4 +1,4 @@
-"""The parent of a supervisor: it only waits, adopts what a killed supervisor leaves behind, and kills that.
+"""Parent of a supervisor, a subreaper: it kills the orphans of a supervisor that was killed.
 
 Standard library only, as the supervisor.
 """
@@ -12,10 +12,10 @@ from workers.attempt.folders import AttemptFolder
 
 
 def detach() -> int:
-    """Leave the agent's process tree: only the child returns, in a session of its own. The parent ends when the child
-    writes to the descriptor it gets here, with exit code 1 if it dies before.
+    """Leave the agent's process tree: fork, and return in the child only, in a session of its own.
 
-    A Ray worker that exits kills its children; ours has to be a grandchild by then, whose parent is gone.
+    Returns a descriptor. The parent exits when the child writes to it, or with exit code 1 if the child dies before. A
+    Ray worker that exits kills its children; by then ours must be a grandchild whose parent has exited.
     """
     reader, writer = os.pipe()
     if os.fork():
@@ -27,8 +27,10 @@ def detach() -> int:
 
 
 def fork_supervisor(folder: AttemptFolder, lock: int, launcher: int) -> None:
-    """Only the child returns. Its parent, the keeper, waits for it, and kills what it leaves behind when somebody has
-    killed it: orphans are adopted by the keeper, whatever their session and their environment.
+    """Fork the supervisor, and return in the child only. Its parent becomes the reaper.
+
+    The reaper waits for the supervisor and, if that was killed, kills its orphans. It adopts them as a subreaper,
+    whatever their session and their environment.
     """
     process_tree.adopt_orphans()
     process_tree.killed_for_memory(first=False)

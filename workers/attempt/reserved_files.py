@@ -1,6 +1,6 @@
-"""Files that can be written when the disk is full: their blocks were allocated while there was space.
+"""Write files even when the disk is full, into blocks that were allocated while there was space.
 
-A reserve lies beside the file it is for, as `.NAME.reserve`. Standard library only, and light.
+The reserve of a file is `.NAME.reserve` in the same folder. Standard library only, and quick to import.
 """
 
 import errno
@@ -13,12 +13,15 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def is_full(e: OSError) -> bool:
-    """The disk, or this user's quota."""
+    """Return whether the error is a full disk or an exceeded quota."""
     return e.errno in FULL
 
 
 def allocated(path: Path, size_bytes: int) -> int:
-    """A descriptor of a new file with blocks for `size_bytes`, all zero. Raises OSError when there is no space."""
+    """Create a file with `size_bytes` zero bytes allocated; return its descriptor.
+
+    Raises OSError without space.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         if hasattr(os, "posix_fallocate"):
@@ -33,13 +36,15 @@ def allocated(path: Path, size_bytes: int) -> int:
 
 
 def reserve_space(path: Path, size_bytes: int) -> None:
-    """From now on `put` can write so many bytes to `path`, once, whatever happens to the disk."""
+    """Let `replace_or_use_reserve` write `size_bytes` to `path` once, even if the disk is full by then."""
     os.close(allocated(_reserve(path), size_bytes))
 
 
 def replace_or_use_reserve(path: Path, text: str, *, durable: bool = False, shorter: str = "") -> None:
-    """`replace_text`, and on a full disk by the reserve, which then becomes `path`. `shorter` is written where the
-    reserve cannot hold `text`. Without a reserve an existing file is written over. Raises OSError when nothing helps.
+    """Write `text` to `path` like `replace_text`; on a full disk use the reserve, which becomes `path`.
+
+    `shorter` is written if `text` does not fit into the reserve. Without a reserve, an existing file is overwritten in
+    place. Raises OSError if that fails, too.
     """
     try:
         replace_text(path, text, durable=durable)
@@ -54,9 +59,9 @@ def _put_in_place(path: Path, data: bytes, shorter: bytes, durable: bool) -> Non
     source = reserve if reserve.exists() else path
     descriptor = os.open(source, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        fits = os.fstat(descriptor).st_size
-        data = data if len(data) <= fits else shorter
-        if not 0 < len(data) <= fits:
+        capacity = os.fstat(descriptor).st_size
+        data = data if len(data) <= capacity else shorter
+        if not 0 < len(data) <= capacity:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         os.pwrite(descriptor, data, 0)
         os.ftruncate(descriptor, len(data))

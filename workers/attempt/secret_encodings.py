@@ -1,4 +1,4 @@
-"""The forms that programs usually print a secret in: quoted, escaped and encoded by what lies between it and a log."""
+"""Forms in which programs usually print a secret: quoted, escaped or encoded on its way into a log."""
 
 import json
 import re
@@ -9,16 +9,19 @@ from urllib.parse import quote, quote_plus
 SHORTEST_LINE = 8
 SHELL = re.compile(r"[^\w@%+=:,./-]", re.ASCII)
 ESCAPED = ("<>&", "<>&'", "<>&'+`\"")
-"""By JSON that may stand in HTML: of Go, of PHP and Jackson, of .NET."""
+"""Characters that JSON encoders escape because of HTML: those of Go; of PHP and Jackson; of .NET."""
 WRAPPED_AT = (64, 76)
-"""Columns of openssl's and coreutils' base64."""
+"""Line lengths of base64 by openssl and by coreutils."""
 
 
 def encoded_forms(secret: str) -> set[bytes]:
-    """The secret itself among them; of one with several lines, each longer line is a secret too."""
+    """All forms of a secret, itself included.
+
+    If it has several lines, each longer line counts as a secret, too.
+    """
     lines = secret.splitlines()
-    more = [line for line in lines if len(line) >= SHORTEST_LINE] if len(lines) > 1 else []
-    texts = (secret, secret.strip(), *more)
+    long_lines = [line for line in lines if len(line) >= SHORTEST_LINE] if len(lines) > 1 else []
+    texts = (secret, secret.strip(), *long_lines)
     return {form for text in texts for form in (*_texts(text), *_encoded(text.encode("utf-8", "surrogatepass")))}
 
 
@@ -33,24 +36,24 @@ def _texts(secret: str) -> Iterator[bytes]:
 
 
 def _urls(secret: str) -> Iterator[str]:
-    """Percent-encoded: of Python, of JavaScript's two functions, and of everything; hexadecimal in both cases."""
+    """Percent-encoded forms, as by Python and JavaScript, and of all characters; hex in both cases."""
     data = secret.encode("utf-8", "surrogatepass")
-    each = "".join(f"%{byte:02X}" for byte in data)
-    kept = ("", "/", "!'()*~", ";,/?:@&=+$!'()*~#")
-    for text in (quote_plus(data), each, *(quote(data, safe=safe) for safe in kept)):
+    all_encoded = "".join(f"%{byte:02X}" for byte in data)
+    safe_sets = ("", "/", "!'()*~", ";,/?:@&=+$!'()*~#")
+    for text in (quote_plus(data), all_encoded, *(quote(data, safe=safe) for safe in safe_sets)):
         yield text
         yield re.sub("%..", lambda match: match[0].lower(), text)
 
 
 def _json(secret: str) -> Iterator[str]:
-    """Also with `/` and what HTML reads escaped, with every character escaped, and as JSON inside of JSON."""
+    """JSON forms: also with `/`, HTML's characters or all characters escaped, and as JSON within JSON."""
     units = secret.encode("utf-16-be", "surrogatepass")
     yield from _both_cases("".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2)))
     for ascii_only in (True, False):
         text = json.dumps(secret, ensure_ascii=ascii_only)[1:-1]
-        for one in (text, text.replace("/", "\\/"), *(_escaped(text, some) for some in ESCAPED)):
-            yield from _both_cases(one)
-            yield json.dumps(one, ensure_ascii=ascii_only)[1:-1]
+        for escaped in (text, text.replace("/", "\\/"), *(_escaped(text, characters) for characters in ESCAPED)):
+            yield from _both_cases(escaped)
+            yield json.dumps(escaped, ensure_ascii=ascii_only)[1:-1]
 
 
 def _escaped(text: str, characters: str) -> str:
@@ -63,7 +66,7 @@ def _both_cases(text: str) -> tuple[str, str]:
 
 
 def _python(secret: str) -> Iterator[str]:
-    """repr, ascii and repr of bytes, inside quotes of either kind."""
+    """Forms by Python's repr, ascii and repr of bytes, inside quotes of either kind."""
     data = secret.encode("utf-8", "surrogatepass")
     for text in (repr("'\"" + secret)[4:-1], ascii("'\"" + secret)[4:-1], repr(b"'\"" + data)[5:-1]):
         yield text
@@ -85,15 +88,18 @@ def _markup(secret: str) -> Iterator[str]:
 
 
 def _encoded(data: bytes) -> Iterator[bytes]:
-    """Hexadecimal; base64 in both alphabets, as a part of something longer too: what surrounds it decides how its bits
-    fall into characters, and those at the ends hold bits of its neighbours."""
+    """Hexadecimal and base64 forms, in both alphabets, also as a part of longer data.
+
+    There the position decides how the bits of the secret are spread over characters; characters at its ends that share
+    bits with the data around it are left out.
+    """
     yield data.hex().encode()
     yield data.hex().upper().encode()
     for shift in range(3):
         text = b64encode(bytes(shift) + data)
         inside = text[(8 * shift + 5) // 6 : 8 * (shift + len(data)) // 6]
         yield from (inside, inside.translate(bytes.maketrans(b"+/", b"-_")))
-    whole = b64encode(data)
+    encoded = b64encode(data)
     for columns in WRAPPED_AT:
-        rows = [whole[i : i + columns] for i in range(0, len(whole), columns)]
+        rows = [encoded[i : i + columns] for i in range(0, len(encoded), columns)]
         yield from (row for row in rows if len(rows) > 1 and len(row) >= SHORTEST_LINE)

@@ -1,6 +1,8 @@
-"""What a process printed last on stderr, and which of these lines says why it failed. Standard library only.
+"""Keep the last lines of a process's stderr, and choose the one that says why it failed.
 
-The last line often does not: torchrun ends with a row of `=`, torch.load with a link to its documentation.
+Standard library only.
+
+The last line is often not the one: torchrun ends with a row of `=`, torch.load with a link to its documentation.
 """
 
 import re
@@ -11,15 +13,15 @@ from workers.attempt import disk_full
 
 LAST_LINES = 50
 MAX_ERRORS = 200
-"""Of all ranks below a torchrun; in lines, of which each is cut to MAX_CHARACTERS."""
+"""Lines with errors that are kept, of all ranks below a torchrun; each is cut to MAX_CHARACTERS."""
 MAX_CHARACTERS = 4000
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 OF_RANK = re.compile(r"\[(?:rank|default)(?P<rank>\d{1,7})\]: ?(?P<text>.*)")
-"""Of torch.distributed's own exception hook, and of `torchrun --tee`."""
+"""Prefix that torch.distributed's exception hook and `torchrun --tee` put before a line."""
 ERROR = re.compile(r"(?:[A-Za-z_]\w*\.)*(?P<name>\w*(?:Error|Exception|Interrupt|Exit))(?::(?:\s.*)?)?")
 WRAPPERS = frozenset({"ChildFailedError", "CalledProcessError", "ProcessRaisedException", "SignalException"})
-"""Of launchers: they say that another process failed, whose own error came before."""
+"""Errors of launchers: they report that another process failed, whose own error was printed before."""
 ROOT_CAUSE = re.compile(r"Root Cause\b.*")
 ROOT_RANK = re.compile(r"\s*rank\s*: (?P<rank>\d{1,7})\b.*")
 WITHOUT_A_REASON = re.compile(
@@ -28,7 +30,7 @@ WITHOUT_A_REASON = re.compile(
 
 
 class PrintedError(NamedTuple):
-    """A line of the form `SomethingError: …`; `rank` of the process that printed it, None where no one says."""
+    """A line of the form `SomethingError: …`. `rank`: of the process that printed it, None if unknown."""
 
     rank: int | None
     wraps: bool
@@ -46,7 +48,7 @@ class StderrTail:
         self._in_root_cause = False
 
     def add(self, texts: list[str], continues: bool = False) -> None:
-        """`continues`: the first text is the newest line once more, with what was missing of it."""
+        """Add lines. `continues`: the first one replaces the newest line, which was incomplete."""
         if continues:
             self._forget_newest()
         for text in texts:
@@ -62,10 +64,10 @@ class StderrTail:
         self._count -= 1
 
     def _add(self, line: str) -> None:
-        of_rank = OF_RANK.fullmatch(line)
-        text = of_rank["text"] if of_rank else line
+        rank_match = OF_RANK.fullmatch(line)
+        text = rank_match["text"] if rank_match else line
         if error := ERROR.fullmatch(text):
-            rank = int(of_rank["rank"]) if of_rank else None
+            rank = int(rank_match["rank"]) if rank_match else None
             self._errors.append(PrintedError(rank, error["name"] in WRAPPERS, text.strip(), self._count))
         elif ROOT_CAUSE.fullmatch(text):
             self._in_root_cause = True
@@ -74,31 +76,34 @@ class StderrTail:
 
     @property
     def reason(self) -> str:
-        """The last error of the rank that failed first, else the last line with words; "" without any.
+        """The last error of the rank that failed first, else the last line with a text; "" if there is none.
 
-        An error of long ago is none: a script may have gone on after it. That of a launcher's child is looked for
-        further back, behind those of its sisters.
+        Errors above the last LAST_LINES lines do not count: the script may have continued after them. If a launcher
+        reports a failed child, its error is searched for further back, as other ranks may have printed theirs after it.
         """
-        since = self._count - LAST_LINES
-        recent = [it for it in self._errors if it.line > since]
-        if self._root_line > since or any(it.wraps for it in recent):
+        first_line = self._count - LAST_LINES
+        recent = [error for error in self._errors if error.line > first_line]
+        if self._root_line > first_line or any(error.wraps for error in recent):
             recent = list(self._errors)
-        own = [it for it in recent if not it.wraps]
+        own = [error for error in recent if not error.wraps]
         return _of_first_rank(own, self._root) or self._last_words()
 
     def _last_words(self) -> str:
         lines = [COLOUR.sub("", line).strip() for line in reversed(self._lines)]
-        said = next((line for line in lines if not WITHOUT_A_REASON.fullmatch(line)), "")
-        return said or next((line for line in lines if line), "")
+        reason = next((line for line in lines if not WITHOUT_A_REASON.fullmatch(line)), "")
+        return reason or next((line for line in lines if line), "")
 
     @property
     def says_full(self) -> bool:
-        """Whether one of the last lines tells of a full disk."""
+        """Return whether one of the last lines mentions a full disk."""
         return any(map(disk_full.mentions_full_disk, self._lines))
 
 
 def _of_first_rank(errors: list[PrintedError], root: int | None) -> str:
-    """`root` is the rank that a launcher names as the first. Errors that no rank is named for count for all."""
-    ranks = [it.rank for it in errors if it.rank is not None]
+    """The last error of the first rank that failed: `root`, if a launcher named one.
+
+    Without any rank: of all.
+    """
+    ranks = [error.rank for error in errors if error.rank is not None]
     first = root if root in ranks else next(iter(ranks), None)
-    return next((it.text for it in reversed(errors) if first is None or it.rank == first), "")
+    return next((error.text for error in reversed(errors) if first is None or error.rank == first), "")

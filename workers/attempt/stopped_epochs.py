@@ -1,4 +1,4 @@
-"""What was stopped on a node before it was started there: a start that arrives later, out of order, is refused."""
+"""Remember attempts that were stopped before they started on a node, to refuse late starts."""
 
 import json
 import threading
@@ -9,17 +9,17 @@ from cluster.paths import write_durably
 from workers.attempt.folders import read_json, replace_text
 
 MOST = 10_000
-"""Jobs that are remembered; those stopped longest ago go first."""
+"""Maximum number of jobs that are remembered; those stopped longest ago are dropped first."""
 
 
 class StoppedEpochs:
-    """The newest stopped epoch of each job, kept in one file. Safe to use from several threads."""
+    """The newest stopped epoch of each job, stored in one file. Thread-safe."""
 
     def __init__(self, path: Path):
         self._path = path
-        found: Any = read_json(path)
-        pairs = found.items() if isinstance(found, dict) else ()
-        self._epochs = {job: epoch for job, epoch in pairs if type(epoch) is int}
+        data: Any = read_json(path)
+        entries = data.items() if isinstance(data, dict) else ()
+        self._epochs = {job: epoch for job, epoch in entries if type(epoch) is int}
         self._unsaved = False
         self._lock = threading.Lock()
 
@@ -32,7 +32,7 @@ class StoppedEpochs:
             return self._epochs.get(job, -1) >= epoch
 
     def add(self, job: str, epoch: int) -> None:
-        """At once, for this process; `save` makes it durable."""
+        """Record a stop in memory; `save` writes it to disk."""
         with self._lock:
             if epoch > self._epochs.pop(job, -1):
                 self._unsaved = True
@@ -41,7 +41,7 @@ class StoppedEpochs:
                 del self._epochs[next(iter(self._epochs))]
 
     def save(self) -> None:
-        """Raises OSError."""
+        """Write new stops to disk. Raises OSError."""
         with self._lock:
             if self._unsaved:
                 replace_text(self._path, json.dumps(self._epochs), durable=True)

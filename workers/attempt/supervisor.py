@@ -1,9 +1,9 @@
-"""Runs the ranks of one attempt: `python -m workers.attempt FOLDER LOCK`, secrets as JSON on standard input.
+"""Supervisor of one attempt: `python -m workers.attempt FOLDER LOCK`, with secrets as JSON on stdin.
 
-Standard library only, so that it starts in milliseconds and lives in any environment. It detaches itself, with a
-keeper as its parent, starts what launch.json says, writes the ranks' output to their logs, obeys `stop` and `lease`,
+Standard library only, so that it starts in milliseconds and runs in any environment. It detaches itself, with a reaper
+as its parent, starts the ranks of launch.json, writes their output to their logs, follows the files `stop` and `lease`,
 and writes outcome.json last, when no process of the attempt is left. LOCK is the inherited descriptor of the locked
-file `lock`, held until the end.
+file `lock`, which stays locked until the supervisor exits.
 """
 
 import json
@@ -43,13 +43,13 @@ LOOK_EVERY_S = 0.25
 CANNOT_START = 127
 LONGEST_TEXT = 64 << 10
 SIGNALLED_TOGETHER_S = 1.0
-"""A machine that shuts down, or a Slurm step that is cancelled, sends SIGTERM to the ranks as well as to us."""
+"""Time within which a machine that shuts down, or a cancelled Slurm step, sends SIGTERM to the ranks and to us."""
 # What ends an attempt, weakest first: only a stronger reason replaces another.
 STRENGTH = {"": 0, "preempt": 1, "failed": 2, "cancel": 3, "fence": 3, "lease": 4}
 
 
 class FirstFailure(NamedTuple):
-    """The rank that failed first, and which disk was full then."""
+    """The rank that failed first, and a description of the disk that was full then ("" for none)."""
 
     rank: int
     pid: int
@@ -75,7 +75,7 @@ class Supervisor:
         self.ranks = RankProcesses(secrets, self._log, self.stalls.heard)
         self.beside = Beside(self.launch["ranks"], secrets, self._opened_group, self.ranks.selector)
         self.saves_first = False
-        self.told = False  # where the ranks stand
+        self.told = False  # whether the stacks of the ranks were written to their logs
         self.why = ""
         self.asked: set[int] = set()  # ranks that still ran when they were first asked to stop
         self.asked_at = float("inf")  # when that was, by the clock of the ranks' notes
@@ -103,30 +103,30 @@ class Supervisor:
         return RankLog(self.folder.log(rank), self.redact, self.launch["log_limit_bytes"])
 
     def signalled(self, number: int, _frame: Any) -> None:
-        """SIGTERM to us is a machine that shuts down: the ranks may still save. SIGUSR1 is an agent: look at once.
+        """Handle a signal. SIGTERM: the machine shuts down, ranks may still save. SIGUSR1: the agent wakes us.
 
-        The ranks may have had theirs before us: one that ended just now did not end by itself for certain.
+        The ranks may have got SIGTERM before us, so one that ended within the last second may have ended because of it.
         """
         if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._end("preempt")
-            long_ago_s = lease.now_s() - SIGNALLED_TOGETHER_S
-            self.asked |= {n for n in self.ranks.logs if self.ended_s.get(n, lease.now_s()) > long_ago_s}
+            recent_s = lease.now_s() - SIGNALLED_TOGETHER_S
+            self.asked |= {n for n in self.ranks.logs if self.ended_s.get(n, lease.now_s()) > recent_s}
         if number != signal.SIGCHLD:
             self.looked_s = 0.0
 
     def _start_all(self) -> None:
-        """Unless the lease has passed by now: then others may have taken over, and the agent given us up."""
+        """Start all ranks, unless the lease has expired: then a newer attempt may have replaced this one."""
         if self.lease.passed():
             self._end("lease")
         group = self._opened_group()
         for rank in self.launch["ranks"]:
-            with block_signals():  # a rank is not started, or asked to stop with those that run
+            with block_signals():  # so that a signal comes before a rank's start, or is passed on to the rank
                 if not self.why:
                     self._start(rank, group)
         if group is not None:
             os.close(group)
         if not self.why:
-            with suppress(OSError):  # a full disk: the agent then shows it as starting
+            with suppress(OSError):  # on a full disk the agent continues to show the attempt as starting
                 reserved_files.replace_or_use_reserve(self.folder.started, f"{time.time():.3f}")
             self.beside.open()
             wakeup_pipe.notify(self.folder.path.parent)
@@ -148,22 +148,25 @@ class Supervisor:
             self._ended(pid, number, code)
 
     def _ended(self, pid: int, number: int, code: int) -> None:
-        """One rank that fails ends the gang: the others would wait for it in a collective for ever."""
+        """Record the exit of a rank.
+
+        A failure ends all ranks: they would wait for it in a collective for ever.
+        """
         self.ended_s[number] = lease.now_s()
         if code != 0 and not self.why:
             self.culprit = FirstFailure(number, pid, disk_full.full_disk(self._disks(number)))
             self._end("failed")
-            if (self.left.failure(number) or {}).get("kind") == "nan":  # what was begun before is still to be kept
+            if (self.left.failure(number) or {}).get("kind") == "nan":  # saves that have begun may finish
                 self.saves_first, self.kill_at_s = True, lease.now_s() + self.launch["grace_s"]
 
     def _disks(self, number: int) -> list[str]:
-        """Where a rank writes: its folder, its checkpoints, temporary files, shared memory."""
+        """Folders that a rank writes to: its own, its checkpoints, temporary files, shared memory."""
         rank = next(rank for rank in self.launch["ranks"] if rank["rank"] == number)
-        named = [rank["environment"].get(name, "") for name in ("POLYFLEET_CHECKPOINT_DIR", "TMPDIR")]
-        return [rank["folder"], *filter(None, named), "/tmp", "/dev/shm"]  # noqa: S108 - only looked at
+        folders = [rank["environment"].get(name, "") for name in ("POLYFLEET_CHECKPOINT_DIR", "TMPDIR")]
+        return [rank["folder"], *filter(None, folders), "/tmp", "/dev/shm"]  # noqa: S108 - only their free space is read
 
     def _look(self) -> None:
-        """At the lease, at what the agent asks for, and at the clock."""
+        """Check lease, stop requests, hangs, the output folder's size and deadlines, and act on them."""
         self.looked_s = lease.now_s()
         if self.lease.passed():
             self._end("lease")
@@ -171,8 +174,8 @@ class Supervisor:
             self._end(supervisor_handle.requested_stop(self.folder.stop))
         if not self.why and (hang := self.stalls.look(self.ranks.running, self.beside.processes)):
             self._hangs(hang)
-        if not self.why and (over := self.outputs.look()):
-            self.failure = self._of_all("storage", over)
+        if not self.why and (refusal := self.outputs.look()):
+            self.failure = self._of_all("storage", refusal)
             self._end("failed")
         if self.why in ("cancel", "fence") and not self.told and (stacks := self.stalls.last_words(self.ranks.running)):
             self._tell_stacks(stacks)
@@ -187,24 +190,24 @@ class Supervisor:
         return beat is not None and beat.saving
 
     def _hangs(self, hang: Hang) -> None:
-        """Where the ranks stand goes into their logs, and into the failure."""
-        trace = "\n".join(f"rank {number}:\n{stacks.rstrip()}" for number, stacks in hang.stacks.items())
+        """Fail because of a hang, with the stacks of the ranks in their logs and in the failure."""
+        text = "\n".join(f"rank {number}:\n{stacks.rstrip()}" for number, stacks in hang.stacks.items())
         self._tell_stacks(hang.stacks)
-        trace = self.redact(trace)[:LONGEST_TEXT]
-        self.failure = Failure(hang.rank, self.launch["node"], "hang", hang.message, trace)
+        text = self.redact(text)[:LONGEST_TEXT]
+        self.failure = Failure(hang.rank, self.launch["node"], "hang", hang.message, text)
         self._end("failed")
 
-    def _tell_stacks(self, told: dict[int, str]) -> None:
+    def _tell_stacks(self, stacks_by_rank: dict[int, str]) -> None:
         self.told = True
-        said = "[polyfleet: no progress; where rank {} stands]"
-        self.ranks.tell({n: [said.format(n), *stacks.rstrip().splitlines()] for n, stacks in told.items()})
+        heading = "[polyfleet: no progress; stacks of rank {}]"
+        self.ranks.tell({n: [heading.format(n), *stacks.rstrip().splitlines()] for n, stacks in stacks_by_rank.items()})
 
     def _kill(self) -> None:
         self.beside.end()
         supervisor_handle.kill_all(self.folder, [os.getpid()])
 
     def _end(self, why: str) -> None:
-        """Begin to stop the ranks for this reason, unless they are being stopped for a stronger one."""
+        """Start to stop the ranks for this reason, unless they are being stopped for a stronger one."""
         if STRENGTH[why] <= STRENGTH[self.why]:
             return
         self.why = why
@@ -214,40 +217,43 @@ class Supervisor:
         self.looked_s = 0.0
         self.asked_at = min(self.asked_at, time.time())
         for pid, number in self.ranks.running.items() if grace_s else ():
-            if process_tree.stat(pid) is not None:  # it has not ended by itself by now
+            if process_tree.stat(pid) is not None:  # it still runs
                 self.asked.add(number)
             process_tree.send(pid, signal.SIGTERM, group=self.by_group)
 
     def _lingers(self) -> bool:
-        """A preempted command whose shell is gone, while what it started still saves."""
-        waits = self.why == "preempt" and self.by_group and lease.now_s() < self.kill_at_s
-        return waits and bool(process_tree.tree([os.getpid()], self.folder.shared))
+        """Return whether a preempted command whose shell has ended may still save in its child processes."""
+        may_save = self.why == "preempt" and self.by_group and lease.now_s() < self.kill_at_s
+        return may_save and bool(process_tree.tree([os.getpid()], self.folder.shared))
 
     def _finish(self) -> None:
         self._reap()
         result, unreadable = self.left.result()
-        ended_as = outcome.state(self.why, self.ranks.codes, len(self.launch["ranks"]), self._preemption())
-        failure = self._failure(ended_as)
-        if ended_as == "succeeded" and unreadable:
-            ended_as, failure = "failed", self._of_all("unreadable", unreadable)
-        elif ended_as == "succeeded" and (over := self.outputs.last_look()):
-            ended_as, failure = "failed", self._of_all("storage", over)
+        state = outcome.state(self.why, self.ranks.codes, len(self.launch["ranks"]), self._preemption())
+        failure = self._failure(state)
+        if state == "succeeded" and unreadable:
+            state, failure = "failed", self._of_all("unreadable", unreadable)
+        elif state == "succeeded" and (refusal := self.outputs.last_look()):
+            state, failure = "failed", self._of_all("storage", refusal)
         peak_bytes = (self.group.peak_bytes() if self.group else 0) or sum(self.ranks.peaks.values())
         self.left.remove(self.ranks.codes)
         if self.launch["checkpoint_root"]:
             self._remove_empty()
-        self.left.tell(Outcome(*self.attempt, ended_as, self.ranks.codes, failure, result, time.time(), peak_bytes))
+        self.left.tell(Outcome(*self.attempt, state, self.ranks.codes, failure, result, time.time(), peak_bytes))
         if self.group is not None and not self.group.remove(supervisor_handle.REMOVE_S):
-            print(f"the control group {self.group.path} cannot be removed", file=sys.stderr)  # noqa: T201 - to complaints
+            print(f"the control group {self.group.path} cannot be removed", file=sys.stderr)  # noqa: T201 - into supervisor.log
 
     def _remove_empty(self) -> None:
-        """The job's folders, unless they hold something; before anybody can know that we ended, and start the next."""
+        """Remove the job's folders if they are empty.
+
+        Before the outcome is written: then the next attempt may start.
+        """
         self.outputs.remove_empty()
         with suppress(OSError):
             Path(self.launch["checkpoint_root"]).rmdir()
 
     def _preemption(self) -> outcome.Preemption:
-        """The result that a command leaves says that the work of all ranks here is done."""
+        """Reaction of the ranks to a preemption. A result of a command means that all its ranks here are done."""
         if self.why != "preempt":
             return outcome.Preemption()
         early, done = outcome.noted(self.folder.events, self.asked_at)
@@ -255,30 +261,35 @@ class Supervisor:
             done = frozenset(self.ranks.codes)
         return outcome.Preemption(frozenset(self.asked), early, done, self.by_group)
 
-    def _failure(self, ended_as: str) -> Failure | None:
-        if ended_as == "lost":
+    def _failure(self, state: str) -> Failure | None:
+        if state == "lost":
             return self._of_all("lost", "its lease passed: neither the server nor a fence could be reached")
-        if ended_as == "preempted" and self.by_group and set(self.ranks.codes.values()) - outcome.TERMINATED - {0}:
-            return self._first_failure()  # it is told, and does not count
-        return (self.failure or self._first_failure()) if ended_as == "failed" else None
+        if state == "preempted" and self.by_group and set(self.ranks.codes.values()) - outcome.TERMINATED - {0}:
+            return self._first_failure()  # reported, but the attempt does not count as failed
+        return (self.failure or self._first_failure()) if state == "failed" else None
 
     def _of_all(self, kind: str, message: str) -> Failure:
-        """Of this node's whole part, told by its first rank."""
+        """A failure of all ranks on this node, under the number of the first one."""
         return Failure(self.launch["ranks"][0]["rank"], self.launch["node"], kind, message)
 
     def _first_failure(self) -> Failure:
-        """Of the rank that failed first."""
+        """The failure of the rank that failed first."""
         number, pid, disk = self.culprit or FirstFailure(outcome.first_bad(self.ranks.codes), 0, "")
-        said = self.left.failure(number)
+        record = self.left.failure(number)
         log, code, peak_bytes = self.ranks.logs[number], self.ranks.codes[number], self.ranks.peaks.get(number, 0)
         node = self.launch["node"]
         errors = log.errors
-        seen = outcome.FailedRank(number, node, pid, code, said, errors.reason, errors.says_full, disk, peak_bytes)
-        return outcome.cause(seen, self.memory)
+        failed_rank = outcome.FailedRank(
+            number, node, pid, code, record, errors.reason, errors.says_full, disk, peak_bytes
+        )
+        return outcome.cause(failed_rank, self.memory)
 
 
 def _usual_priority() -> None:
-    """Ray runs its workers at niceness 15, and so would the user's training. Without the right to go back, it stays."""
+    """Reset the niceness: Ray runs its workers at 15, which the user's training would inherit.
+
+    Needs permission.
+    """
     try:
         os.setpriority(os.PRIO_PROCESS, 0, 0)
     except PermissionError:
@@ -286,11 +297,11 @@ def _usual_priority() -> None:
 
 
 def _put_on_record(folder: AttemptFolder) -> None:
-    """From now on the agent knows us; what we say goes into the attempt's folder."""
-    us, keeper = process_tree.identify(os.getpid()), process_tree.identify(os.getppid())
-    if us is None or keeper is None:
-        raise RuntimeError("the keeper is gone")
-    supervisor_handle.write_pids(folder, us, keeper)
+    """Write supervisor.json, by which the agent finds this process, and send our stderr to supervisor.log."""
+    own_process, reaper_process = process_tree.identify(os.getpid()), process_tree.identify(os.getppid())
+    if own_process is None or reaper_process is None:
+        raise RuntimeError("the reaper has exited")
+    supervisor_handle.write_pids(folder, own_process, reaper_process)
     null = os.open(os.devnull, os.O_RDWR)
     errors = os.open(folder.complaints, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for source, target in ((null, 0), (null, 1), (errors, 2)):
@@ -302,14 +313,17 @@ def main() -> int:
 
 
 def supervise(path: Path, lock: int, launcher: int) -> int:
-    """In a process of its own, which becomes the keeper; `launcher` is told by one byte once the agent may know us."""
+    """Supervise the attempt in a child; this process becomes the reaper.
+
+    Returns the exit code, in the child. One byte is written to `launcher` once the supervisor is on record.
+    """
     folder = AttemptFolder(path)
     attempt = parse(path.name)
     if attempt is None:
         return 2
     reaper.fork_supervisor(folder, lock, launcher)
     secrets = sys.stdin.read()
-    if not secrets:  # the agent could not prepare the folder
+    if not secrets:  # the agent failed to prepare the folder and closed the pipe
         return 0
     supervisor = Supervisor(folder, attempt, json.loads(secrets))
     supervisor.ranks.listen(supervisor.signalled)

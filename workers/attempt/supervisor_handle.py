@@ -1,7 +1,7 @@
-"""Whether an attempt's supervisor lives and obeys, and the end of one that does not.
+"""Check that an attempt's supervisor runs and follows requests, and kill one that does not.
 
-A supervisor is the process that it recorded, by number and start; whoever else holds its lock proves nothing. Its
-parent is its keeper, which only waits for it, adopts what it leaves behind when somebody kills it, and kills that.
+A supervisor is the process in its record, by pid and start time; its lock proves nothing, as another process may hold
+it. Its parent is its reaper, which waits for it and, if it was killed, kills its orphans.
 """
 
 import signal
@@ -16,15 +16,16 @@ from workers.attempt.process_tree import Process
 from workers.messages import STOPS
 
 LEASE_MARGIN_S = 1.0
-"""Past the lease, until we kill the supervisor: it looks four times a second, and kills its ranks at once. A second
-later the controller may place the job anew.
+"""Time from the end of the lease until we kill the supervisor, which checks its lease four times a second and then
+kills its ranks at once. A second later the controller may place the job again.
 """
 STOP_MARGIN_S = 15.0
-"""Past a stop's grace: a supervisor waits up to 10 s for ranks that the kernel cannot kill, 1 s for their output."""
+"""Time that a supervisor gets after the grace of a stop: it waits up to 10 s for the kernel to kill ranks, and 1 s for
+their output."""
 CANCEL_GRACE_S = 2.0
 REMOVE_S = 2.0
 STOP_BYTES = 8
-"""Of the stop file, whatever it says: on a full disk its text is written over in place."""
+"""Size of the stop file, whatever its text: on a full disk it is overwritten in place."""
 
 
 class SupervisorPids(NamedTuple):
@@ -32,38 +33,39 @@ class SupervisorPids(NamedTuple):
     keeper: Process
 
 
-def write_pids(folder: AttemptFolder, supervisor: Process, keeper: Process) -> None:
-    write_json(folder.supervisor, {"pid": supervisor.pid, "supervisor": supervisor, "keeper": keeper})
+def write_pids(folder: AttemptFolder, supervisor: Process, reaper: Process) -> None:
+    write_json(folder.supervisor, {"pid": supervisor.pid, "supervisor": supervisor, "keeper": reaper})
 
 
 def read_pids(path: Path) -> SupervisorPids | None:
-    """None when there is no record, or none of ours."""
-    found: Any = read_json(path)
+    """Read the record of the supervisor; None if there is none or it is invalid."""
+    data: Any = read_json(path)
     try:
-        supervisor, keeper = (Process(int(pid), int(ticks), str(boot)) for pid, ticks, boot in _two(found))
+        supervisor, reaper = (Process(int(pid), int(ticks), str(boot)) for pid, ticks, boot in _two(data))
     except (TypeError, ValueError, KeyError):
         return None
-    return SupervisorPids(supervisor, keeper)
+    return SupervisorPids(supervisor, reaper)
 
 
-def _two(found: Any) -> tuple[Any, Any]:
-    return found["supervisor"], found["keeper"]
+def _two(data: Any) -> tuple[Any, Any]:
+    return data["supervisor"], data["keeper"]
 
 
 def cgroup_of(folder: AttemptFolder) -> ControlGroup | None:
-    """The control group that the launch record names; None: the attempt has none."""
+    """The control group of the attempt, by its launch record; None if it has none."""
     return cgroup_of_record(read_json(folder.launch))
 
 
-def cgroup_of_record(found: Any) -> ControlGroup | None:
-    """That of a launch record."""
-    path = found.get("cgroup") if isinstance(found, dict) else None
+def cgroup_of_record(record: Any) -> ControlGroup | None:
+    """The control group that a launch record names; None if it names none."""
+    path = record.get("cgroup") if isinstance(record, dict) else None
     return ControlGroup(Path(path)) if isinstance(path, str) and path else None
 
 
 class SupervisorHandle:
-    """What an agent knows of one attempt's supervisor. Found anew by a restarted agent, and remembered: who removes or
-    damages the record later gains nothing.
+    """The supervisor of one attempt, for the agent.
+
+    The record is read once and kept: later damage has no effect.
     """
 
     def __init__(self, folder: AttemptFolder, lease_s: float):
@@ -80,8 +82,9 @@ class SupervisorHandle:
         return self._recorded
 
     def goes_on(self) -> bool:
-        """False once the supervisor is gone, or has not ended the attempt when it had to. Without a supervisor's record
-        an attempt may still be starting: then its lease is all there is.
+        """Return False if the supervisor has ended, or did not end the attempt in time.
+
+        Without a record the attempt may still be starting: then only its lease counts.
         """
         past_s = lease.now_s() - self._lease.deadline_s
         if self.recorded is None:
@@ -89,61 +92,62 @@ class SupervisorHandle:
         return process_tree.stat_of(self.recorded.supervisor) is not None and past_s < LEASE_MARGIN_S and self._obeys()
 
     def _obeys(self) -> bool:
-        """Counted from when this agent first saw what was asked for."""
-        asked = requested_stop(self._folder.stop)
-        if asked:
-            grace_s = self._grace_s() if asked == "preempt" else CANCEL_GRACE_S
-            self._end_by_s.setdefault(asked, lease.now_s() + grace_s + STOP_MARGIN_S)
+        """Return False if a stop request is overdue, counted from when this agent first saw it."""
+        requested = requested_stop(self._folder.stop)
+        if requested:
+            grace_s = self._grace_s() if requested == "preempt" else CANCEL_GRACE_S
+            self._end_by_s.setdefault(requested, lease.now_s() + grace_s + STOP_MARGIN_S)
         return lease.now_s() < min(self._end_by_s.values(), default=float("inf"))
 
     def _grace_s(self) -> float:
-        found: Any = read_json(self._folder.launch)
-        return float(found["grace_s"]) if isinstance(found, dict) else 0.0
+        launch: Any = read_json(self._folder.launch)
+        return float(launch["grace_s"]) if isinstance(launch, dict) else 0.0
 
-    def renew(self, asked_s: float | None = None) -> bool:
-        """See Lease.renew. A supervisor that is stopped or gone gets nothing: it could not end the attempt in time."""
+    def renew(self, requested_s: float | None = None) -> bool:
+        """Renew the lease, see Lease.renew, unless its supervisor is stopped or gone: it could not enforce it."""
         if self.recorded is not None:
-            found = process_tree.stat_of(self.recorded.supervisor)
-            if found is None or found.stopped:
+            status = process_tree.stat_of(self.recorded.supervisor)
+            if status is None or status.stopped:
                 return False
-        return self._lease.renew(self._lease_s, asked_s)
+        return self._lease.renew(self._lease_s, requested_s)
 
     def wake(self) -> None:
-        """Let the supervisor look at once, also one that somebody has stopped."""
+        """Let the supervisor check for requests at once, even if it was stopped by a signal."""
         if self.recorded is not None and process_tree.stat_of(self.recorded.supervisor):
             process_tree.send(self.recorded.supervisor.pid, signal.SIGCONT)
             process_tree.send(self.recorded.supervisor.pid, signal.SIGUSR1)
 
     def end(self) -> None:
-        """Kill the supervisor, then all that is left of the attempt, and last the keeper, which they descend from."""
-        known = self.recorded
-        living = [p.pid for p in known or () if process_tree.stat_of(p)]
-        if known and known.supervisor.pid in living:
-            process_tree.send(known.supervisor.pid, signal.SIGKILL)
-        kill_all(self._folder, living, known.keeper if known else None)
+        """Kill the supervisor, then all other processes of the attempt, and last the reaper, their ancestor."""
+        pids = self.recorded
+        running_pids = [p.pid for p in pids or () if process_tree.stat_of(p)]
+        if pids and pids.supervisor.pid in running_pids:
+            process_tree.send(pids.supervisor.pid, signal.SIGKILL)
+        kill_all(self._folder, running_pids, pids.keeper if pids else None)
         if group := cgroup_of(self._folder):
             group.remove(REMOVE_S)
-        if known and process_tree.stat_of(known.keeper):
-            process_tree.send(known.keeper.pid, signal.SIGKILL)
+        if pids and process_tree.stat_of(pids.keeper):
+            process_tree.send(pids.keeper.pid, signal.SIGKILL)
 
 
 def kill_all(folder: AttemptFolder, roots: list[int], session: Process | None = None) -> set[int]:
-    """Every process of the attempt but `roots`: by control group, and by what else shows that it belongs. Returns who
-    still lives.
+    """Kill every process of the attempt but `roots`, by control group and process tree.
+
+    Returns the survivors.
     """
     group = cgroup_of(folder)
     if group is not None:
         group.kill()
-    found = group.members if group is not None else set[int]
-    return process_tree.kill_tree(lambda: process_tree.tree(roots, folder.shared, session) | found())
+    members = group.members if group is not None else set[int]
+    return process_tree.kill_tree(lambda: process_tree.tree(roots, folder.shared, session) | members())
 
 
 def requested_stop(stop: Path) -> str:
-    """What the stop file asks for; "" without one. Anything we do not know is `cancel`."""
+    """Read the stop file; "" if there is none. Any unknown text counts as `cancel`."""
     try:
-        said = read_bytes(stop, 16).strip().decode(errors="replace")
+        text = read_bytes(stop, 16).strip().decode(errors="replace")
     except FileNotFoundError:
         return ""
     except UnreadableFile:
         return "cancel"
-    return said if said in STOPS else "cancel"
+    return text if text in STOPS else "cancel"

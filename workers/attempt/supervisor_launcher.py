@@ -1,4 +1,4 @@
-"""Starts supervisors that live on without us: forked by a zygote if there is one, else each in a new interpreter."""
+"""Start supervisors that outlive the agent: by a fork server, or each in a new interpreter."""
 
 import json
 import logging
@@ -26,8 +26,10 @@ Begin = Callable[[Mapping[str, str]], None]
 
 
 class SupervisorLauncher:
-    """Of one agent. `begin()` starts the zygote; without, and whenever it is gone, supervisors are started one by one,
-    and the zygote anew for those after. Safe to use from several threads.
+    """Starts the supervisors of one agent. Thread-safe.
+
+    `begin()` starts the fork server. Without it, and while it is not available, each supervisor is started in a new
+    interpreter, and a lost fork server is started again for later ones.
     """
 
     def __init__(self) -> None:
@@ -36,9 +38,9 @@ class SupervisorLauncher:
 
     @classmethod
     def begun(cls) -> "SupervisorLauncher":
-        it = cls()
-        it.begin()
-        return it
+        launcher = cls()
+        launcher.begin()
+        return launcher
 
     def begin(self) -> None:
         if process_tree.LINUX:
@@ -53,69 +55,71 @@ class SupervisorLauncher:
 
     @contextmanager
     def supervisor(self, folder: AttemptFolder, lock: int) -> Iterator[Begin]:
-        """Start the supervisor, which inherits `lock`, while `folder` is being prepared.
+        """Start the supervisor, which inherits `lock`, while the caller prepares `folder` in the `with` block.
 
-        What is yielded lets it begin, with the secrets, and returns once it is on record; it raises FleetError
-        otherwise. A supervisor that was never let begin ends.
+        Yields a function that passes the secrets, and so lets the supervisor begin. It returns once the supervisor is
+        on record, else raises FleetError. A supervisor that gets no secrets exits.
         """
         with self._lock:
-            zygote = self._zygote
-        pipes = zygote.ask(folder, lock) if zygote is not None else None
-        if zygote is None or pipes is None:
-            if zygote is not None:
-                self._replace(zygote)
+            fork_server = self._zygote
+        pipes = fork_server.ask(folder, lock) if fork_server is not None else None
+        if fork_server is None or pipes is None:
+            if fork_server is not None:
+                self._replace(fork_server)
             with _interpreter(folder, lock) as begin:
                 yield begin
             return
         try:
-            yield partial(self._begun, zygote, pipes, folder.path.name)
+            yield partial(self._begun, fork_server, pipes, folder.path.name)
         finally:
             pipes.close()
 
-    def _begun(self, zygote: "_ForkServer", pipes: "_Pipes", name: str, secrets: Mapping[str, str]) -> None:
+    def _begun(self, fork_server: "_ForkServer", pipes: "_Pipes", name: str, secrets: Mapping[str, str]) -> None:
         try:
-            said = pipes.exchange(json.dumps(dict(secrets)).encode())
+            reply = pipes.exchange(json.dumps(dict(secrets)).encode())
         except TimeoutError:
-            pipes.close()  # a supervisor that comes later ends, since nobody listens
-            self._replace(zygote, hangs=True)
+            pipes.close()  # a supervisor that starts later exits, as its pipes are closed
+            self._replace(fork_server, hangs=True)
             raise _overloaded() from None
-        if not said.endswith(READY):
-            self._replace(zygote)  # what ended this supervisor may be wrong with it
-            raise _not_started(name, said)
+        if not reply.endswith(READY):
+            self._replace(fork_server)  # the fork server may be the reason why this supervisor failed
+            raise _not_started(name, reply)
 
-    def _replace(self, zygote: "_ForkServer", *, hangs: bool = False) -> None:
-        """What it was asked for beside, it still starts, unless it `hangs`."""
-        LOG.warning("the zygote %d of supervisors is gone or does not answer: it is started again", zygote.pid)
+    def _replace(self, fork_server: "_ForkServer", *, hangs: bool = False) -> None:
+        """Start another fork server. Unless the old one `hangs`, it still handles the requests that it has."""
+        LOG.warning(
+            "the fork server %d of supervisors has exited or does not respond: another one is started", fork_server.pid
+        )
         if hangs:
-            zygote.end()
+            fork_server.end()
         else:
-            zygote.retire()
+            fork_server.retire()
         with self._lock:
-            if self._zygote is zygote:
+            if self._zygote is fork_server:
                 self._zygote = None
                 with suppress(OSError):
                     self._zygote = _ForkServer()
 
 
 class _Pipes(NamedTuple):
-    """Our ends: secrets go into one, and the supervisor's answer comes out of the other."""
+    """Our ends of a supervisor's pipes: to write its secrets, and to read its reply."""
 
     secrets: int
     said: int
     closed: list[int]
 
     def exchange(self, secrets: bytes) -> bytes:
-        """All that it says. Raises TimeoutError."""
-        with suppress(BrokenPipeError):  # it has ended: its last words tell why
+        """Send the secrets and return the complete reply. Raises TimeoutError."""
+        with suppress(BrokenPipeError):  # it has exited: its reply has the reason
             self._write(secrets)
         self._close(self.secrets)
-        said = b""
+        reply = b""
         while True:
             _wait(self.said, select.POLLIN)
             piece = os.read(self.said, 1 << 16)
-            said += piece
+            reply += piece
             if not piece:
-                return said
+                return reply
 
     def _write(self, data: bytes) -> None:
         while data:
@@ -132,77 +136,89 @@ class _Pipes(NamedTuple):
         self._close(self.said)
 
 
-def _wait(descriptor: int, what: int) -> None:
-    """Until it can be read or written. Raises TimeoutError. (`select.select` refuses descriptors from 1,024 on.)"""
+def _wait(descriptor: int, event: int) -> None:
+    """Wait until a descriptor is ready.
+
+    Raises TimeoutError. (`select.select` refuses descriptors from 1,024 on.)
+    """
     poll = select.poll()
-    poll.register(descriptor, what)
+    poll.register(descriptor, event)
     if not poll.poll(START_TIMEOUT_S * 1000):
         raise TimeoutError
 
 
 class _ForkServer:
     def __init__(self) -> None:
-        self._door, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._door, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._door.settimeout(START_TIMEOUT_S)
-        with inside:
+        with server_end:
             command = [
                 sys.executable,
                 *LEAN,
                 "-m",
                 "workers.attempt.fork_server",
-                str(inside.fileno()),
+                str(server_end.fileno()),
                 "x" * LONGEST_REQUEST,
             ]
             self._child = subprocess.Popen(
-                command, env=supervisor_environment(os.environ), cwd="/", pass_fds=(inside.fileno(),),
+                command, env=supervisor_environment(os.environ), cwd="/", pass_fds=(server_end.fileno(),),
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
         self.pid = self._child.pid
         self.end = weakref.finalize(self, _end, self._child, self._door)
 
     def retire(self) -> None:
-        """Ask it no more: it ends with the last request. It is waited for in the background."""
-        with suppress(OSError):  # it is gone
+        """Send no more requests: it exits after the last one. A thread waits for its exit."""
+        with suppress(OSError):  # it has exited
             self._door.shutdown(socket.SHUT_WR)
         threading.Thread(target=self._wait, name="zygote", daemon=True).start()
 
     def _wait(self) -> None:
-        """Our being alive keeps it from being ended as one that nobody needs."""
+        """Wait for its exit.
+
+        The running thread keeps this object alive, whose finalizer would kill the process.
+        """
         self._child.wait()
 
     def ask(self, folder: AttemptFolder, lock: int) -> _Pipes | None:
-        """None when it is gone."""
+        """Request a supervisor; None if the fork server has exited."""
         secrets_out, secrets = os.pipe()
-        said, said_in = os.pipe()
+        reply, reply_in = os.pipe()
         request = os.fsencode(folder.path)
         try:
             if len(request) > LONGEST_REQUEST:
                 raise OSError("the path is too long for a request")
-            socket.send_fds(self._door, [request], [lock, secrets_out, said_in])
+            socket.send_fds(self._door, [request], [lock, secrets_out, reply_in])
         except OSError:
             os.close(secrets)
-            os.close(said)
+            os.close(reply)
             return None
         finally:
             os.close(secrets_out)
-            os.close(said_in)
-        return _Pipes(secrets, said, [])
+            os.close(reply_in)
+        return _Pipes(secrets, reply, [])
 
 
 # Without site-packages Python starts in half the time; elsewhere than on Linux a supervisor needs psutil.
 LEAN = ["-S", "-s", "-P"] if process_tree.LINUX else ["-s", "-P"]
 
 
-def _end(child: "subprocess.Popen[bytes]", door: socket.socket) -> None:
-    """By signal 9: it may be stopped. What it has forked has left it."""
-    door.close()
+def _end(child: "subprocess.Popen[bytes]", connection: socket.socket) -> None:
+    """Kill a fork server, with SIGKILL as it may be stopped.
+
+    Supervisors that it forked are not its children.
+    """
+    connection.close()
     child.kill()
     child.wait()
 
 
 @contextmanager
 def _interpreter(folder: AttemptFolder, lock: int) -> Iterator[Begin]:
-    """An interpreter takes longer than the folder, which is made meanwhile."""
+    """Start a supervisor in a new interpreter.
+
+    That takes longer than the caller needs to prepare the folder.
+    """
     with subprocess.Popen(
         [sys.executable, *LEAN, "-m", "workers.attempt", str(folder.path), str(lock)],
         env=supervisor_environment(os.environ), cwd=folder.path, pass_fds=(lock,), start_new_session=True,
@@ -217,17 +233,22 @@ def _interpreter(folder: AttemptFolder, lock: int) -> Iterator[Begin]:
 
 def _begun(child: "subprocess.Popen[bytes]", name: str, secrets: Mapping[str, str]) -> None:
     try:
-        _, said = child.communicate(json.dumps(dict(secrets)).encode(), timeout=START_TIMEOUT_S)
+        _, stderr = child.communicate(json.dumps(dict(secrets)).encode(), timeout=START_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         raise _overloaded() from None
     if child.returncode:
-        raise _not_started(name, said)
+        raise _not_started(name, stderr)
 
 
 def _overloaded() -> FleetError:
-    return FleetError(f"the supervisor did not start within {START_TIMEOUT_S:.0f} s", "the node is overloaded")
+    return FleetError(
+        f"the supervisor did not start within {START_TIMEOUT_S:.0f} s: the node is overloaded",
+        "nothing to do: the server retries the start",
+    )
 
 
-def _not_started(name: str, said: bytes) -> FleetError:
-    last = (said.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
-    return FleetError(f"the supervisor of {name} did not start: {last}", "see the agent's node")
+def _not_started(name: str, output: bytes) -> FleetError:
+    last_line = (output.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
+    return FleetError(
+        f"the supervisor of {name} did not start: {last_line}", "check that node's disk, memory and Python environment"
+    )

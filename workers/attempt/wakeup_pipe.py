@@ -1,7 +1,7 @@
-"""A supervisor rings when its attempt has started or ended: the agent looks at once, and not only at its next look.
+"""Named pipe by which a supervisor wakes the agent when its attempt has started or ended.
 
-The bell is a named pipe beside the records. Nothing depends on it: whoever steals a ring costs the agent some
-milliseconds, and whoever rings without need makes it look, at most every RING_AT_MOST_EVERY_S.
+The agent then need not wait for its next poll. The pipe is beside the records, and nothing depends on it: a wake-up
+that is lost costs the agent some milliseconds, and one without need makes it poll, at most every RING_AT_MOST_EVERY_S.
 """
 
 import os
@@ -19,7 +19,7 @@ RING_AT_MOST_EVERY_S = 0.002
 
 
 def notify(records: Path) -> None:
-    """Tell the agent of that folder of records, if it is there."""
+    """Wake the agent of this folder of records, if it runs."""
     with suppress(OSError):
         descriptor = os.open(records / NAME, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -28,8 +28,8 @@ def notify(records: Path) -> None:
             os.close(descriptor)
 
 
-def watch(records: Path, owner: Any, heard: Callable[[Any], object]) -> None:
-    """Call `heard(owner)` in a thread at every ring, for as long as there is an owner. Without named pipes: never."""
+def watch(records: Path, owner: Any, on_wakeup: Callable[[Any], object]) -> None:
+    """Call `on_wakeup(owner)` in a thread at each wake-up while `owner` exists; never without named pipes."""
     path = records / NAME
     try:
         with suppress(FileNotFoundError):
@@ -39,31 +39,36 @@ def watch(records: Path, owner: Any, heard: Callable[[Any], object]) -> None:
     except OSError:
         return
     woken = threading.Event()
-    gone = weakref.finalize(owner, _wake, descriptor, woken)
-    gone.atexit = False
-    arguments = (descriptor, weakref.ref(owner), heard, woken)
+    finalizer = weakref.finalize(owner, _wake, descriptor, woken)
+    finalizer.atexit = False
+    arguments = (descriptor, weakref.ref(owner), on_wakeup, woken)
     threading.Thread(target=_listen, args=arguments, name="bell", daemon=True).start()
 
 
 def _wake(descriptor: int, woken: threading.Event) -> None:
-    """The owner is gone: end the thread, which closes the descriptor once nothing writes to it any more."""
-    with suppress(BlockingIOError):  # full of rings: the thread is awake
+    """End the thread of an owner that was deleted.
+
+    The thread closes the descriptor once nothing writes to it any more.
+    """
+    with suppress(BlockingIOError):  # the pipe is full, so the thread is awake
         os.write(descriptor, b"0")
     woken.set()
 
 
-def _listen(descriptor: int, owner: Callable[[], Any], heard: Callable[[Any], object], woken: threading.Event) -> None:
+def _listen(
+    descriptor: int, owner_ref: Callable[[], Any], on_wakeup: Callable[[Any], object], woken: threading.Event
+) -> None:
     poll = select.poll()  # `select.select` refuses descriptors from 1,024 on
     poll.register(descriptor, select.POLLIN)
     while True:
         poll.poll()
         with suppress(BlockingIOError):
             os.read(descriptor, 1 << 16)
-        it = owner()
-        if it is None:
-            woken.wait()  # closed before, its number could be another file when `_wake` writes to it
+        owner = owner_ref()
+        if owner is None:
+            woken.wait()  # if it were closed before, `_wake` could write to another file with its number
             os.close(descriptor)
             return
-        heard(it)
-        del it
+        on_wakeup(owner)
+        del owner
         time.sleep(RING_AT_MOST_EVERY_S)

@@ -1,7 +1,7 @@
-"""One file per vendor, found by its name, its libraries imported on first use: importing this package imports no torch.
+"""Backends: one file per vendor, loaded by name. Importing this package imports no torch and no vendor library.
 
-`parts/` holds what several vendors share. A new vendor is one new file here with a class `Backend`, or one outside this
-package that an installed distribution names in the entry point group `polyfleet.backends`.
+`parts/` contains code that several vendors share. To add a vendor, add a file with a class `Backend` here, or declare
+one in the entry point group `polyfleet.backends` of another installed distribution.
 """
 
 from functools import cache
@@ -24,52 +24,54 @@ OWN = tuple(sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem 
 
 @cache
 def _outside() -> dict[str, EntryPoint]:
-    """Back ends of other distributions. A name of ours stays ours."""
+    """Entry points of backends in other distributions. They cannot replace a backend of this package."""
     return {e.name: e for e in entry_points(group=ENTRY_POINTS) if e.name not in OWN}
 
 
 def names() -> tuple[str, ...]:
-    """Every back end that has a file, here or in another distribution."""
+    """Names of all backends, in this package and in other distributions."""
     return (*OWN, *sorted(_outside()))
 
 
-def canonical(word: str) -> str:
-    """The back end for a name or an alias, in any case. Raises UserError naming the nearest."""
-    name = str(word).lower()
+def canonical(requested: str) -> str:
+    """Resolve a backend's name or alias, in any case. Raises UserError naming the nearest valid name."""
+    name = str(requested).lower()
     if catalogue.is_backend(name):
         return catalogue.backend_name(name)
     if name not in names():
-        raise UserError(f"unknown backend {word!r}", nearest(name, [*names(), *catalogue.aliases()]))
+        raise UserError(f"unknown backend {requested!r}", nearest(name, [*names(), *catalogue.aliases()]))
     return name
 
 
 def load(name: str) -> "type[BaseBackend]":
-    """The class of a back end, by name or alias. Being importable does not mean that a device is there.
+    """Import a backend's class, by name or alias. Does not check that a device is present.
 
-    Raises UserError for an unknown word, BackendUnavailable for a known one whose file or libraries do not load.
+    Raises UserError for an unknown name, BackendUnavailable for a backend whose file or libraries do not load.
     """
-    found = canonical(name)
+    resolved = canonical(name)
     try:
         cls: type[BaseBackend] = (
-            _outside()[found].load() if found in _outside() else import_module(f"workers.backends.{found}").Backend
+            _outside()[resolved].load()
+            if resolved in _outside()
+            else import_module(f"workers.backends.{resolved}").Backend
         )
     except (ImportError, OSError, RuntimeError, AttributeError) as e:
-        raise BackendUnavailable(found, f"its file does not load: {type(e).__name__}: {e}") from e
+        raise BackendUnavailable(resolved, f"its file does not load: {type(e).__name__}: {e}") from e
     return cls
 
 
 def create(name: str, device_id: int = 0, config: "Given" = None) -> "BaseBackend":
-    """The back end on one of this process's devices. Raises as `load`, and BackendUnavailable with the reason."""
+    """Create the backend on one device of this process. Raises as `load`, or BackendUnavailable if it is unusable."""
     return load(name)(config, device_id=device_id)
 
 
 def available() -> tuple[str, ...]:
-    """Backends that can compute in this process. Imports torch and every vendor's library: not for who only looks."""
+    """Names of backends that can compute in this process. Slow: imports torch and every vendor's library."""
     return tuple(name for name in names() if not unavailable_reason(name))
 
 
 def unavailable_reason(name: str) -> str:
-    """Why a back end cannot be used in this process, "" when it can."""
+    """Return the reason why a backend cannot be used in this process, "" if it can."""
     try:
         return load(name).unavailable_reason()
     except BackendUnavailable as e:

@@ -1,4 +1,4 @@
-"""AMD GPUs: a ROCm build of torch, which answers under the name torch.cuda. Not yet run on a device by us."""
+"""AMD GPUs, through a ROCm build of torch, whose API is torch.cuda. Not yet run on an AMD device by us."""
 
 import re
 from typing import Any
@@ -39,11 +39,11 @@ class AMDBackend(CudaModuleBackend):
         }
 
     def _model(self) -> str:
-        """`AMD Instinct MI300X OAM` -> `MI300X`; the architecture where the name has no such word."""
+        """Model from the device name: `AMD Instinct MI300X OAM` -> `MI300X`; else the architecture."""
         name = str(self._properties().name)
-        word = re.search(r"\bMI\d+[A-Z]*\b", name)
-        known = catalogue.match_device("amd", name=name) or (word and catalogue.match_device("amd", name=word[0]))
-        return known.kind.partition(":")[2] if known else self._architecture()
+        match = re.search(r"\bMI\d+[A-Z]*\b", name)
+        row = catalogue.match_device("amd", name=name) or (match and catalogue.match_device("amd", name=match[0]))
+        return row.kind.partition(":")[2] if row else self._architecture()
 
     def _has_units(self, dtype: torch.dtype) -> bool | None:
         return catalogue.has_native_dtype("amd", self._architecture(), str(dtype))

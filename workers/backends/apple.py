@@ -1,4 +1,4 @@
-"""The GPU of an Apple-silicon Mac through torch.mps. Not yet run on a device by us."""
+"""The GPU of an Apple-silicon Mac, through torch.mps. Not yet run on a device by us."""
 
 import platform
 from typing import Any
@@ -31,7 +31,7 @@ class AppleBackend(BaseBackend):
         torch.mps.empty_cache()
 
     def get_memory_stats(self) -> Memory:
-        """Total is what Metal recommends as the most to use; the memory is the machine's. No peak is told."""
+        """Memory shared with the host; the total is the maximum that Metal recommends. Metal reports no peak."""
         total, reserved = torch.mps.recommended_max_memory(), torch.mps.driver_allocated_memory()
         return {
             "allocated_bytes": torch.mps.current_allocated_memory(),

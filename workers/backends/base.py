@@ -1,6 +1,6 @@
-"""The contract of a back end: what one device is and does. What is done to models lives above, in workers/optimizers.
+"""Base class of backends: one device of one vendor. Models are prepared elsewhere, in workers/optimizers.
 
-A public method does the common work; a vendor fills short hooks where it differs.
+Public methods do the common work; a vendor overrides short hooks where it differs.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ Later = Callable[..., Any]
 class BaseBackend(CompatMethods, ABC):
     """One device of one vendor in this process.
 
-    `config` is a PolyfleetConfig, or a dict of its options, of which the vendor's section and the libraries are used.
-    Their options, and the choice of the device, take effect while the back end is entered as a context manager; leaving
-    gives back what entering changed and frees caches. Raises BackendUnavailable with the reason where no such device
+    `config` is a PolyfleetConfig or a dict of its options; only the vendor's section and the libraries are used.
+    Their options, and the choice of the device, take effect while the backend is entered as a context manager; leaving
+    it restores what entering changed and frees caches. Raises BackendUnavailable with the reason if no such device
     can be used.
     """
 
     BACKEND_NAME: ClassVar[str] = ""
     traits: Traits = Traits()
-    """What preparing a model has to know of the device."""
+    """Facts about the device that the preparation of a model depends on."""
     emulated: bool = False
-    """The device computes on the CPU; its numbers say nothing of the real one."""
+    """True if the CPU emulates the device; its timings then do not predict those of a real one."""
 
     def __init__(
         self,
@@ -63,28 +63,29 @@ class BaseBackend(CompatMethods, ABC):
         self._stacks: list[ExitStack] = []
         self._answers: dict[torch.dtype, str] = {}
 
-    # Is it here?
+    # Availability
 
     @classmethod
     @abstractmethod
     def unavailable_reason(cls) -> str:
-        """Why no device of this backend can be used in this process, "" when one can."""
+        """Return the reason why no device of this backend can be used in this process, "" if one can."""
 
     @classmethod
     @abstractmethod
     def count_devices(cls) -> int:
-        """Devices this process sees."""
+        """Number of devices visible to this process."""
 
     def get_device_info(self, device_id: int | None = None) -> DeviceInfo:
-        """What this environment knows of a device (None: this one); its dtypes are those tried out on it. Raises
-        UserError for a number out of range.
+        """Describe a device (None: this one); its dtypes come from probes on the device.
+
+        Raises UserError for a number out of range.
         """
         if device_id is None or self._checked(device_id) == self.device_id:
             return device_description.device_info(self)
         return device_description.device_info(type(self)(self.config, device_id=device_id))
 
     def set_device(self, device_id: int) -> None:
-        """Go on with another device of this process. Raises UserError for a number out of range."""
+        """Switch to another device of this process. Raises UserError for a number out of range."""
         self.device = self._device(self._checked(device_id))
         self.device_id = device_id
         self._answers = {}
@@ -94,42 +95,45 @@ class BaseBackend(CompatMethods, ABC):
     # Data and time
 
     def to_device(self, value: Any, non_blocking: bool = False) -> Any:
-        """Nested data with its tensors here. A module moves in place with its ties; an object with a `to` uses that."""
+        """Move nested data to the device. A module moves in place and keeps tied parameters tied.
+
+        An object that has a method `to` moves by that.
+        """
         return device_transfer.move_to_device(value, self.device, non_blocking)
 
     def synchronize(self) -> None:
-        """Return when everything asked of the device so far has been computed."""
+        """Wait until the device has finished all work submitted so far."""
 
     def step_boundary(self) -> None:
-        """End of one step. Where tensors are lazy the step's graph is cut and sent off here; nothing waits."""
+        """Mark the end of a step. A backend with lazy tensors submits the step's graph here, without waiting for it."""
 
     # Memory
 
     def empty_cache(self) -> None:
-        """Give memory that is cached but unused back to the device."""
+        """Return cached, unused memory to the device."""
 
     @abstractmethod
     def get_memory_stats(self) -> Memory:
-        """allocated_, reserved_, peak_, free_ and total_bytes; None for what this device does not tell."""
+        """Return allocated_, reserved_, peak_, free_ and total_bytes; None for values the device does not report."""
 
     def peak_of(self, call: Callable[[], object]) -> int | None:
-        """Bytes held on the device at the highest while `call` runs; None where the device counts no peak anew."""
+        """Peak bytes allocated on the device while `call` runs; None if the device cannot reset its peak."""
         return None
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """Device memory as a uint8 tensor [nbytes], its content undefined; for `free`.
+        """Allocate device memory as a uint8 tensor [nbytes] with undefined content. Release it with `free`.
 
-        Raises UserError for a size that is none, OutOfDeviceMemory where more is asked for than is free.
+        Raises UserError for an invalid size, OutOfDeviceMemory if `nbytes` exceeds the free memory.
         """
         if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 0:
-            raise UserError(f"{nbytes!r} is no size in bytes", "give a whole number of at least 0")
+            raise UserError(f"{nbytes!r} is not a size in bytes", "give an integer of at least 0")
         free = self.get_memory_stats()["free_bytes"]
         if free is not None and nbytes > free:
             raise OutOfDeviceMemory(str(self.device), nbytes, free)
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
     def free(self, buffer: torch.Tensor) -> None:
-        """Give back what `allocate` returned, though references to it remain: they then see no bytes."""
+        """Release a tensor from `allocate`. Remaining references to it then have 0 bytes."""
         buffer.data = torch.empty(0, dtype=buffer.dtype, device=buffer.device)
 
     # Random numbers
@@ -140,15 +144,15 @@ class BaseBackend(CompatMethods, ABC):
         self._seed_device(number)
 
     def rng_state(self) -> dict[str, Any]:
-        """State of every generator, as tensors and numbers. It can be set again on the same type of device only."""
+        """State of every generator, as tensors and numbers. Only the same type of device can restore it."""
         return {"device_type": self._rng_type(), "device": self._device_rng(), "host": random_state.capture_host()}
 
     def set_rng_state(self, state: dict[str, Any]) -> None:
-        """Raises UserError for a state of another type of device: those bits mean nothing here."""
+        """Restore a state from `rng_state`. Raises UserError for the state of another type of device."""
         if not self.accepts_rng_state(state):
             raise UserError(
                 f"random state of {state['device_type']} cannot be set on {self._rng_type()}",
-                "seed instead; workers.backends.parts.random_state.derived_seed gives a number to seed with",
+                "call seed() instead; workers.backends.parts.random_state.derived_seed computes a seed",
             )
         random_state.restore_host(state["host"])
         self._set_device_rng(state["device"])
@@ -158,20 +162,20 @@ class BaseBackend(CompatMethods, ABC):
     def dtype_support(self, dtype: str | torch.dtype) -> str:
         """`native`, `emulated` (computed by conversion, or at a small fraction of float32's speed) or `absent`.
 
-        Tried out on the device, once per kind of device and set of libraries: the answers are kept in POLYFLEET_HOME.
+        Probed on the device, once per kind of device and set of libraries; results are cached in POLYFLEET_HOME.
         """
-        wanted = dtype_of(dtype)
-        if wanted not in self._answers:
-            self._answers[wanted] = dtype_probe.dtype_support_probe(self, wanted)
-        return self._answers[wanted]
+        requested = dtype_of(dtype)
+        if requested not in self._answers:
+            self._answers[requested] = dtype_probe.dtype_support_probe(self, requested)
+        return self._answers[requested]
 
     def autocast(self, dtype: str | torch.dtype | None) -> AbstractContextManager[Any]:
-        """Lower precision where torch deems it safe; nothing for float32, None and "". Raises UserError if absent."""
-        wanted = precision_of(dtype)
-        self.require_dtype(wanted)
-        return nullcontext() if wanted == torch.float32 else torch.autocast(self.device.type, dtype=wanted)
+        """Autocast context for a dtype; no effect for float32, None and "". Raises UserError if the dtype is absent."""
+        requested = precision_of(dtype)
+        self.require_dtype(requested)
+        return nullcontext() if requested == torch.float32 else torch.autocast(self.device.type, dtype=requested)
 
-    # Several ranks
+    # Multiple ranks
 
     @property
     @abstractmethod
@@ -179,14 +183,14 @@ class BaseBackend(CompatMethods, ABC):
         """The torch.distributed backend for tensors on this device."""
 
     def init_group(self, store: Any, rank: int, world_size: int, timeout: timedelta) -> None:
-        """Make the default group of torch.distributed."""
+        """Initialize the default process group of torch.distributed."""
         dist.init_process_group(self.collective_backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
 
     def data_parallel(self, model: nn.Module) -> nn.Module:
-        """`model`, already here, with gradients averaged over the ranks during backward."""
+        """Wrap `model`, already on the device, so that backward averages gradients over the ranks."""
         return nn.parallel.DistributedDataParallel(model)
 
-    # Giving back
+    # Context manager and copies
 
     def __enter__(self) -> BaseBackend:
         self._stacks.append(ExitStack())
@@ -207,7 +211,7 @@ class BaseBackend(CompatMethods, ABC):
         self._stacks.pop().close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BaseBackend:
-        """A device is not copied with a model that knows it."""
+        """Return self: copying a model that refers to a backend must not copy the device."""
         return self
 
     def __repr__(self) -> str:
@@ -227,31 +231,31 @@ class BaseBackend(CompatMethods, ABC):
         return torch.device(catalogue.vendor(self.BACKEND_NAME).torch_device, device_id)
 
     def _info(self) -> dict[str, Any]:
-        """Fields of DeviceInfo that this vendor knows; those without a field of their own belong in `properties`."""
+        """Values for DeviceInfo that this vendor provides; a key that is not a field goes into `properties`."""
         return {}
 
     def _enter(self, later: Later) -> None:
-        """Change what this backend needs changed in the process; give `later` a function that changes it back."""
+        """Change process-wide state that this backend needs; pass `later` a function that restores it."""
 
     def _configure(self, later: Later) -> None:
-        """Apply the options of `self.config`; give `later` a function that changes each back."""
+        """Apply the options of `self.config`; pass `later` a function that restores each."""
 
     def _select(self) -> None:
-        """Make `self.device` the one torch takes for this device type without a number."""
+        """Make `self.device` torch's current device of its type."""
 
     def _seed_device(self, number: int) -> None:
-        """torch.manual_seed has seeded what torch knows; here is for what it does not."""
+        """Seed generators that torch.manual_seed does not seed."""
 
     def _rng_type(self) -> str:
-        """Random states move freely between devices that answer the same."""
+        """Type of random state. Devices with equal types can exchange random states."""
         return self.device.type
 
     def _device_rng(self) -> Any:
         return None
 
     def _set_device_rng(self, state: Any) -> None:
-        """Set what `_device_rng` returned."""
+        """Restore a state from `_device_rng`."""
 
     def _has_units(self, dtype: torch.dtype) -> bool | None:
-        """Whether the device computes with a dtype that it holds, by its documents; None: a probe measures it."""
+        """Return whether the device computes natively with a dtype, as documented; None if only a probe can tell."""
         return True

@@ -1,5 +1,7 @@
-"""The CPU of a node, taken as one device. The engine `ipex` puts Intel's extension in torch's place; it runs on Intel's
-and AMD's CPUs. POLYFLEET_CPU_ENGINE, which a pool of kind cpu:ipex sets, or the option cpu.engine chooses it.
+"""CPU backend: all CPUs of a node as one device.
+
+The engine `ipex` uses Intel's extension instead of plain torch; it runs on Intel and AMD CPUs. The option cpu.engine or
+POLYFLEET_CPU_ENGINE, which a pool of kind cpu:ipex sets, selects it.
 """
 
 import os
@@ -28,10 +30,10 @@ IPEX = "intel_extension_for_pytorch"
 class CPUBackend(BaseBackend):
     BACKEND_NAME = "cpu"
 
-    def __init__(self, *given: Any, **named: Any):
-        super().__init__(*given, **named)
-        chosen = self.config.engine if isinstance(self.config, CPUConfig) else None
-        self.engine = chosen or _engine() or "torch"
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        configured = self.config.engine if isinstance(self.config, CPUConfig) else None
+        self.engine = configured or _engine() or "torch"
         if reason := _engine_reason(self.engine):
             raise BackendUnavailable("cpu", reason)
         if self.engine == "ipex" and getattr(self.config, "compile_mode", "default") != "default":
@@ -86,8 +88,8 @@ class CPUBackend(BaseBackend):
         torch_settings.attention(config.attention, later, self.device)
 
     def _has_units(self, dtype: torch.dtype) -> bool | None:
-        """Without an instruction set for it a dtype is emulated; with one, the environment may still keep torch or
-        oneDNN from using it (ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA): that shows in the time alone.
+        """Return False if the CPU has no instruction set for the dtype, else None: only its speed shows whether it is
+        used, because ATEN_CPU_CAPABILITY or ONEDNN_MAX_CPU_ISA may keep torch or oneDNN from it.
         """
         sets = catalogue.instruction_sets(str(dtype))
         flags = instruction_sets(Machine())
@@ -103,9 +105,9 @@ def _engine() -> str:
 
 def _engine_reason(engine: str) -> str:
     if engine not in ENGINES:
-        return f"POLYFLEET_CPU_ENGINE is {engine!r}, known are torch and ipex"
+        return f"POLYFLEET_CPU_ENGINE is {engine!r}; choose torch or ipex"
     reason = import_error(IPEX) if engine == "ipex" else ""
-    return f"the engine ipex was asked for, and {reason}" if reason else ""
+    return f"the engine ipex was requested, but {reason}" if reason else ""
 
 
 def _model_name() -> str:

@@ -1,4 +1,4 @@
-"""Intel GPUs through torch.xpu, which older builds of torch get from Intel's extension.
+"""Intel GPUs, through torch.xpu. Older builds of torch get it from Intel's extension.
 
 Not yet run on a device by us.
 """
@@ -31,16 +31,16 @@ class IntelBackend(TorchModuleBackend):
 
     @property
     def collective_backend(self) -> str:
-        """xccl is torch's own; ccl comes from oneCCL's bindings for builds before it."""
+        """`xccl` is built into newer torch; for older builds oneCCL's bindings provide `ccl`."""
         return "xccl" if getattr(dist, "is_xccl_available", lambda: False)() else "ccl"
 
     def _info(self) -> dict[str, Any]:
-        found = self._properties()
+        properties = self._properties()
         return super()._info() | {
-            "driver_version": str(found.driver_version),
-            "architecture": str(getattr(found, "architecture", "")),
-            "fp64": bool(found.has_fp64),
-            "shared_memory_per_block_bytes": getattr(found, "local_mem_size", None),
+            "driver_version": str(properties.driver_version),
+            "architecture": str(getattr(properties, "architecture", "")),
+            "fp64": bool(properties.has_fp64),
+            "shared_memory_per_block_bytes": getattr(properties, "local_mem_size", None),
         }
 
     def _has_units(self, dtype: torch.dtype) -> bool:

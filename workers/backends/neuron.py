@@ -1,5 +1,6 @@
-"""AWS Trainium and Inferentia2 through torch-neuronx, which drives them as a device of torch-xla. Not yet run on a
-device by us.
+"""AWS Trainium and Inferentia2, through torch-neuronx, which provides them as torch-xla devices.
+
+Not yet run on a device by us.
 """
 
 import importlib
@@ -23,7 +24,7 @@ class NeuronBackend(XLABackend):
 
     @classmethod
     def unavailable_reason(cls) -> str:
-        """The package of that name on public indexes is an empty placeholder: libneuronxla is what computes."""
+        """Also require libneuronxla: the torch_neuronx on public package indexes is an empty placeholder."""
         if not any(True for _ in Path("/dev").glob("neuron[0-9]*")):
             return "this node has no /dev/neuron*"
         if os.environ.setdefault("PJRT_DEVICE", "NEURON").upper() != "NEURON":

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through torch.cuda."""
+"""NVIDIA GPUs, through torch.cuda."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from workers.backends.parts.traits import Traits
 
 class NVIDIABackend(CudaModuleBackend):
     BACKEND_NAME = "nvidia"
-    traits = Traits(channels_last=("bfloat16", "float16"))  # it pays on tensor cores
+    traits = Traits(channels_last=("bfloat16", "float16"))  # channels_last is faster on tensor cores
 
     @classmethod
     def unavailable_reason(cls) -> str:

@@ -1,5 +1,6 @@
-"""Google TPUs through torch-xla, or its successor torch_tpu where the environment has that instead; and XLA on the CPU
-(PJRT_DEVICE=CPU): the same compiler and lazy tensors, emulated. On a real TPU this file has not been run by us.
+"""Google TPUs, through torch-xla or, if only that is installed, its successor torch_tpu.
+
+With PJRT_DEVICE=CPU, XLA's compiler and lazy tensors run on the CPU (emulated). Not yet run on a real TPU by us.
 """
 
 import importlib
@@ -26,18 +27,18 @@ DEVICE_FILES = ("accel*", "vfio/[0-9]*")
 
 
 class TorchTPU(TorchXLA):
-    """torch_tpu, a device of torch's own kind (`tpu`): torch.accelerator drives it, and nothing is cut by hand."""
+    """Adapter to torch_tpu, whose device type `tpu` works with torch.accelerator; there is no graph to cut."""
 
     DEVICE_TYPE = "tpu"
 
     @staticmethod
     def load() -> str:
-        """What torch does itself at import unless TORCH_DEVICE_BACKEND_AUTOLOAD=0; the reason where it fails."""
+        """Load torch_tpu, which torch may not have done (TORCH_DEVICE_BACKEND_AUTOLOAD=0). Returns "" or the reason."""
         try:
             for entry in entry_points(group="torch.backends", name="torch_tpu"):
                 entry.load()()
         except Failure as e:
-            return f"torch_tpu does not load beside torch {torch.__version__}: {e}"
+            return f"torch_tpu does not load with torch {torch.__version__}: {e}"
         return "" if torch.accelerator.is_available() else f"torch_tpu {version('torch_tpu')} sees no TPU"
 
     def count(self) -> int:
@@ -47,24 +48,24 @@ class TorchTPU(TorchXLA):
         return torch.device(self.DEVICE_TYPE, number)
 
     def cut(self) -> None:
-        """Its tensors are not lazy."""
+        """Do nothing: tensors of torch_tpu are not lazy."""
 
     def wait(self) -> None:
         torch.accelerator.synchronize()
 
     def memory(self, device: torch.device) -> Memory:
-        told: Any = torch.accelerator
-        free, total = told.get_memory_info(device)
+        accelerator: Any = torch.accelerator
+        free, total = accelerator.get_memory_info(device)
         return {
-            "allocated_bytes": told.memory_allocated(device),
-            "reserved_bytes": told.memory_reserved(device),
-            "peak_bytes": told.max_memory_allocated(device),
+            "allocated_bytes": accelerator.memory_allocated(device),
+            "reserved_bytes": accelerator.memory_reserved(device),
+            "peak_bytes": accelerator.max_memory_allocated(device),
             "free_bytes": free,
             "total_bytes": total,
         }
 
     def seed(self, number: int) -> None:
-        """torch.manual_seed has done it."""
+        """Do nothing: torch.manual_seed seeds torch_tpu's generator."""
 
     def rng(self, device: torch.device) -> Any:
         return torch.get_device_module(device).get_rng_state(device)
@@ -79,11 +80,13 @@ class TorchTPU(TorchXLA):
 class TPUBackend(XLABackend):
     BACKEND_NAME = "tpu"
 
-    def __init__(self, *given: Any, **named: Any):
+    def __init__(self, *arguments: Any, **options: Any):
         self.emulated = _emulated()
-        super().__init__(*given, **named)
+        super().__init__(*arguments, **options)
         if self.emulated and getattr(self.config, "topology", None):
-            raise UserError("tpu.topology is set, and XLA on the CPU has no topology", "unset it for PJRT_DEVICE=CPU")
+            raise UserError(
+                "tpu.topology is set, but XLA on the CPU has no topology", "unset tpu.topology, or PJRT_DEVICE=CPU"
+            )
 
     @classmethod
     def unavailable_reason(cls) -> str:
@@ -95,7 +98,7 @@ class TPUBackend(XLABackend):
         return import_error("torch_xla")
 
     def get_memory_stats(self) -> Memory:
-        """Of the process where the CPU emulates: its runtime counts nothing."""
+        """Memory of this process if the CPU emulates: XLA's CPU runtime does not count memory."""
         return process_memory() if self.emulated else super().get_memory_stats()
 
     @property
@@ -112,7 +115,7 @@ class TPUBackend(XLABackend):
         dist.init_process_group("xla", init_method="xla://", timeout=timeout)
 
     def data_parallel(self, model: nn.Module) -> nn.Module:
-        """Emulated: torch's own wrapper, gradients averaged through the host; buffers are sent round once, at first."""
+        """Wrap `model`. Emulated: average gradients on the host, and broadcast buffers once, at the start."""
         if self.collective_backend == "tpu_dist":
             return super().data_parallel(model)
         if not self.emulated:
@@ -157,26 +160,26 @@ def _emulated() -> bool:
 
 
 def _generation(accelerator_type: str) -> str:
-    """`v5litepod-8` -> `v5e`, `v6e-4` -> `v6e`."""
+    """Generation of an accelerator type: `v5litepod-8` -> `v5e`, `v6e-4` -> `v6e`."""
     first = accelerator_type.split("-")[0].lower()
-    known = catalogue.match_device("tpu", name=first)
-    return known.model if known else first
+    row = catalogue.match_device("tpu", name=first)
+    return row.model if row else first
 
 
 def _use_cache(folder: Path) -> None:
-    """XLA takes the folder once per process, before its first program."""
+    """Set XLA's cache folder. XLA accepts it once per process, before its first program."""
     folder.mkdir(parents=True, exist_ok=True)
     runtime = importlib.import_module("torch_xla.runtime")
     try:
         runtime.initialize_cache(str(folder), readonly=False)
     except AssertionError as e:
         raise UserError(
-            f"tpu.persistent_cache cannot be set: {e}", "enter the back end before anything is computed on it"
+            f"tpu.persistent_cache cannot be set: {e}", "enter the backend before anything is computed on it"
         ) from None
 
 
 def _broadcast_from_host(model: nn.Module, runtime: TorchXLA) -> None:
-    """Every rank starts from rank 0's parameters and buffers."""
+    """Copy rank 0's parameters and buffers to every rank."""
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             host = tensor.detach().cpu()
@@ -189,7 +192,7 @@ def _average_on_host(
     _: object,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
-    """A hook of DistributedDataParallel, which insists on these very annotations."""
+    """Average a bucket's gradients on the host: a hook of DistributedDataParallel, which requires these annotations."""
     flat = bucket.buffer()
     host = flat.cpu()
     dist.all_reduce(host)

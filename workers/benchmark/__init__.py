@@ -1,1 +1,1 @@
-"""Measuring one device: what is measured (catalogue), how it is built, timed and checked, the session that does it."""
+"""Measure one device: the catalogue of cases, how they are built, timed and checked, and the session that does it."""

@@ -1,6 +1,6 @@
-"""A session of this machine, without a fleet: `python -m workers.benchmark FOLDER BACKEND DEVICE SEED`.
+"""Benchmark session on this machine, without a fleet: `python -m workers.benchmark FOLDER BACKEND DEVICE SEED`.
 
-It writes its socket's place into FOLDER and serves until told to end, or until whoever started it is gone.
+It writes the path of its socket into FOLDER and serves until a request ends it or its parent process is gone.
 """
 
 import os

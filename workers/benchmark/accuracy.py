@@ -1,7 +1,7 @@
-"""How far a result is from the reference, and whether that is what its dtype allows.
+"""Measure the error of a result against the reference, and check it against the tolerance of its dtype.
 
-The reference is computed on the CPU in float64 from the same weights and inputs, rounded to the precision first: what
-is measured is the error of the computation. Both sides count alike: exchanging them changes no verdict.
+The reference is computed on the CPU in float64 from the same weights and inputs, rounded to the precision first, so
+only the error of the computation is measured. The check is symmetric: exchanging both sides does not change its result.
 """
 
 import math
@@ -14,24 +14,24 @@ from torch import Tensor
 from workers.backends.parts.precision import name_of
 
 RTOL = {"float64": 1e-7, "float32": 1.3e-6, "bfloat16": 1.6e-2, "float16": 1e-3}
-"""torch.testing.assert_close's own. Source: pytorch.org/docs/stable/testing.html."""
+"""Relative tolerances of torch.testing.assert_close. Source: pytorch.org/docs/stable/testing.html."""
 SAFETY = 8.0
 """Rounding errors of a sum of K terms grow as √K · eps · (size of the terms) if they are random (Higham, "Accuracy and
-Stability of Numerical Algorithms", 2.6); eight times that holds for the worst of millions of values, and for two
-errors that meet. Sums are kept in float32 at least, by matrix units as by CPUs; what lies between layers is rounded."""
+Stability of Numerical Algorithms", 2.6); eight times that covers the worst of millions of values, and two errors that
+add up. Matrix units and CPUs accumulate sums in at least float32; values between layers are rounded to the dtype."""
 GRADIENTS = 0.01
-"""Gradients as a vector may be off by 1 %, where rounding does not explain more: where a ReLU's input is near zero a
-rounding flips its gradient, and deep networks amplify that (ResNet-50 here: 0.02 % on the CPU, 0.4 % under XLA). The
-noise of a batch is far larger, an error in a backward as well."""
+"""Minimum tolerance for gradients as a vector: 1 %. Where a ReLU's input is near zero, rounding flips its gradient, and
+deep networks amplify that (ResNet-50 here: 0.02 % on the CPU, 0.4 % under XLA). The noise of a batch is far larger, and
+so is the effect of a wrong backward."""
 PROVENANCE = "rtol: torch.testing.assert_close; atol: 8 · (eps(float32) · √depth + eps · √roundings) · RMS"
 SAMPLE = 1 << 22
-"""Elements looked at in all; of larger results every n-th."""
+"""Maximum number of elements compared. Of larger results every n-th is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """What a computation in `dtype` may lose: `depth` is the longest chain of additions, `roundings` how many results
-    follow upon each other."""
+    """Expected rounding of a computation in `dtype`: `depth` is the longest chain of additions, `roundings` the number
+    of successive results."""
 
     dtype: torch.dtype
     depth: float = 1.0
@@ -39,30 +39,33 @@ class Rounding:
 
     @property
     def relative(self) -> float:
-        """The error to be expected, relative to the size of the values."""
+        """Expected error, relative to the size of the values."""
         single = torch.finfo(torch.float32).eps
         own = torch.finfo(self.dtype).eps
         return min(single, own) * math.sqrt(max(self.depth, 1.0)) + own * math.sqrt(max(self.roundings, 1.0))
 
 
-def measure(have: Tensor, want: Tensor, rounding: Rounding, normwise: bool = False) -> dict[str, Any]:
-    """Errors of `have` against `want`. `ok` says whether every element is within atol + rtol · max(|have|, |want|);
-    with `normwise` whether the error as a vector is, as gradients are judged: single ones may be as small as noise.
+def measure(actual: Tensor, expected: Tensor, rounding: Rounding, normwise: bool = False) -> dict[str, Any]:
+    """Measure the errors of `actual` against `expected`.
 
-    `scaled` is the largest error in units of what rounding explains.
+    `ok`: every element is within atol + rtol · max(|actual|, |expected|). With `normwise`, the RMS error of the entire
+    vector is within atol: used for gradients, some of which may be as small as noise. `scaled` is the largest error in
+    units of the expected rounding error.
     """
     dtype = rounding.dtype
-    if have.shape != want.shape:
-        reason = f"shapes differ: {tuple(have.shape)} and {tuple(want.shape)}"
+    if actual.shape != expected.shape:
+        reason = f"shapes differ: {tuple(actual.shape)} and {tuple(expected.shape)}"
         return {"ok": False, "reason": reason, "dtype": name_of(dtype)}
-    a, b = _thinned(have), _thinned(want)
+    a, b = _thinned(actual), _thinned(expected)
     odd = int((_kind(a) != _kind(b)).sum())
     finite = torch.isfinite(a) & torch.isfinite(b)
     a, b = a[finite], b[finite]
     if not a.numel():
-        told = _result(dtype, odd, {}, 0.0, 0.0, within=True)
+        result = _result(dtype, odd, {}, 0.0, 0.0, within=True)
         return (
-            told if not have.numel() else told | {"ok": False, "reason": "no value is finite, here as in the reference"}
+            result
+            if not actual.numel()
+            else result | {"ok": False, "reason": "no value is finite, neither here nor in the reference"}
         )
     rms = max(float(side.square().mean().sqrt()) for side in (a, b))
     unit = rounding.relative * rms
@@ -98,14 +101,14 @@ def _thinned(value: Tensor) -> Tensor:
 
 
 def _kind(values: Tensor) -> Tensor:
-    """0 finite, 1 NaN, 2 +infinity, 3 -infinity."""
+    """Classify values: 0 finite, 1 NaN, 2 +infinity, 3 -infinity."""
     return values.isnan().int() + 2 * values.isposinf().int() + 3 * values.isneginf().int()
 
 
-def _ulp(error: Tensor, want: Tensor, dtype: torch.dtype) -> Tensor:
-    """Errors in units of the last place that `want` has in `dtype`."""
+def _ulp(error: Tensor, expected: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert errors to units in the last place (ULP) of `expected` in `dtype`."""
     tiny = torch.finfo(dtype).tiny
-    exponent = torch.floor(torch.log2(want.abs().clamp(min=tiny)))
+    exponent = torch.floor(torch.log2(expected.abs().clamp(min=tiny)))
     return error / (torch.finfo(dtype).eps * torch.exp2(exponent))
 
 

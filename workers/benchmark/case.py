@@ -1,4 +1,4 @@
-"""A case: one workload of stated shape, with its operations and bytes as formulas. Plain data, without torch."""
+"""A case: one workload with a given shape, and formulas for its operations and bytes. Plain data, without torch."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ Formula = Callable[[Sizes], float]
 
 
 def zero(sizes: Sizes) -> float:
-    """A formula for what a workload does not have, such as operations of a copy."""
+    """Formula for a quantity that a workload lacks, such as the operations of a copy."""
     return 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """What a workload computes, for any sizes.
+    """A workload for any sizes.
 
-    `flops` counts the floating-point operations of one call, `elements` the values that must cross the device's memory
-    at least once, in the precision measured, `index_bytes` what crosses it in a dtype of its own, such as token ids.
-    `depth` is the length of the longest chain of additions and `roundings` how many results follow upon each other:
-    errors grow with their roots. `item` names what one call processes `items` of. `cold` says that the regime of cold
-    caches is measured, too.
+    `flops` counts the floating-point operations of one call; `elements` the values, in the measured precision, that
+    must be read from or written to the device's memory at least once; `index_bytes` those of a fixed dtype, such as
+    token ids. `depth` is the length of the longest chain of additions and `roundings` the number of successive results:
+    errors grow with their square roots. One call processes `items` of the unit `item`. `cold`: cold caches are
+    measured too.
     """
 
     name: str
@@ -51,18 +51,18 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Of an operation its name and shape; of a model its name, what it does, and its shape."""
+        """Name of the case: workload and shape; for a model also the mode between them."""
         variant = self.definition.variant(self.sizes)
         middle = f"/{self.mode}" if self.definition.family == "model" else ""
         return f"{self.definition.name}{middle}/{variant}"
 
     @property
     def flops(self) -> float:
-        """A training step counts three forwards: the backward computes two products for each one of the forward."""
+        """Operations of one call. A training step counts as three forwards: backward has two products for each one."""
         return self.definition.flops(self.sizes) * (3 if self.mode == "train" else 1)
 
     def bytes(self, itemsize: int) -> float:
-        """At least crossing memory in one call. Training reads weights and activations again and writes gradients."""
+        """Minimum memory traffic of one call. Training reads weights and activations again and writes gradients."""
         moved = self.definition.elements(self.sizes) * itemsize + self.definition.index_bytes(self.sizes)
         return moved * (3 if self.mode == "train" else 1)
 

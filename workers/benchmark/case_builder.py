@@ -1,6 +1,6 @@
-"""From a case to what can be run: a module and the inputs of one call, on the CPU, the same in every environment.
+"""Build a case: a module and the inputs of one call, on the CPU, the same in every environment.
 
-Every value comes from torch's generator on the CPU with the case's seed: its stream is the same in all versions.
+Every value comes from torch's CPU generator with the run's seed: its sequence is the same in all versions.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ Loss = Callable[[Any], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """`sample` is in float32 and int64. `loss` makes a scalar of the module's output, for training."""
+    """A case that can be run. `sample` is in float32 and int64. `loss` reduces the output to a scalar, for training."""
 
     module: nn.Module
     sample: Sample
@@ -39,7 +39,7 @@ def build(case: Case, seed: int) -> Built:
 
 
 class Operation(nn.Module):
-    """A function of tensors, as a module, so that levels of optimisation apply to it as to any model."""
+    """Wrap a function of tensors as a module, so that optimisation levels apply to it as to any model."""
 
     def __init__(self, function: Callable[..., Tensor]):
         super().__init__()
@@ -56,7 +56,7 @@ def mean_square(output: Any) -> Tensor:
 
 
 def next_token_loss(logits_BTV: Tensor) -> Tensor:
-    """Cross-entropy against token 0, everywhere: what it learns does not matter."""
+    """Cross-entropy against token 0 everywhere: the target does not matter for measuring."""
     flat = logits_BTV.reshape(-1, logits_BTV.shape[-1]).float()
     return F.cross_entropy(flat, torch.zeros(len(flat), dtype=torch.long, device=flat.device))
 
@@ -76,8 +76,8 @@ def _convolution(s: Sizes) -> tuple[Any, tuple[Tensor, ...]]:
 
 def _attention(s: Sizes) -> tuple[Any, tuple[Tensor, ...]]:
     causal = s["t"] == s["s"]
-    asked, kept = (s["b"], s["h"], s["t"], s["d"]), (s["b"], s["h"], s["s"], s["d"])
-    inputs = (torch.randn(asked), torch.randn(kept), torch.randn(kept))
+    query_shape, key_shape = (s["b"], s["h"], s["t"], s["d"]), (s["b"], s["h"], s["s"], s["d"])
+    inputs = (torch.randn(query_shape), torch.randn(key_shape), torch.randn(key_shape))
     return (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal)), inputs
 
 
@@ -101,13 +101,13 @@ def _cross_entropy(s: Sizes) -> tuple[Any, tuple[Tensor, ...]]:
 
 
 def _on_rows(function: Callable[..., Tensor], matrices: int = 1, vectors: int = 0) -> Callable[[Sizes], Any]:
-    """A function of matrices [r, c] and vectors [c]."""
+    """Build an operation on matrices [r, c] and vectors [c]."""
 
-    def made(s: Sizes) -> tuple[Any, tuple[Tensor, ...]]:
+    def make_inputs(s: Sizes) -> tuple[Any, tuple[Tensor, ...]]:
         shapes = [(s["r"], s["c"])] * matrices + [(s["c"],)] * vectors
         return function, tuple(torch.randn(shape) for shape in shapes)
 
-    return made
+    return make_inputs
 
 
 _OPERATIONS: dict[str, Callable[[Sizes], Any]] = {
@@ -147,8 +147,8 @@ def _gpt2(s: Sizes) -> tuple[nn.Module, tuple[Tensor, ...], Loss]:
     sizes = TransformerSizes(s["v"], s["positions"], s["d"], s["l"], s["h"])
     if "cached" not in s:
         return networks.GPT2(sizes), (torch.randint(s["v"], (s["b"], s["t"])),), next_token_loss
-    kept = torch.randn(s["l"], 2, s["b"], s["h"], s["cached"], s["d"] // s["h"])
-    return networks.GPT2Decode(sizes), (torch.randint(s["v"], (s["b"], 1)), kept), next_token_loss
+    cache = torch.randn(s["l"], 2, s["b"], s["h"], s["cached"], s["d"] // s["h"])
+    return networks.GPT2Decode(sizes), (torch.randint(s["v"], (s["b"], 1)), cache), next_token_loss
 
 
 def _bert(s: Sizes) -> tuple[nn.Module, tuple[Tensor, ...], Loss]:

@@ -1,4 +1,4 @@
-"""Every case there is, by name. Shapes of models are those of the models people run; `quick` ones suit a CPU."""
+"""All cases, by name. Models have the shapes of models in common use; `quick` ones suit a CPU."""
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -16,7 +16,7 @@ _FAMILIES = {"operations": "operation", "models": "model", "transfers": "transfe
 
 
 def cases(scale: str = QUICK) -> tuple[Case, ...]:
-    """All of one scale, in the order of the catalogue."""
+    """Return all cases of one scale, in the order of the catalogue."""
     if scale not in SCALES:
         raise NotFound(f"no scale {scale!r}", nearest(scale, SCALES))
     return tuple(
@@ -28,28 +28,28 @@ def cases(scale: str = QUICK) -> tuple[Case, ...]:
 
 
 def modes(definition: Definition, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """A decoder that makes one token after another is not trained that way."""
+    """Return the modes of a workload: models are also trained, except a decoder that generates token by token."""
     return ("forward", "train") if definition.family == "model" and "cached" not in sizes else ("forward",)
 
 
 def choose(patterns: Iterable[str], scale: str = QUICK) -> tuple[Case, ...]:
-    """Cases by suite (`operations`), workload (`gpt2`), name (`gpt2/train/b1-t128`) or pattern (`*/train/*`).
+    """Select cases by suite (`operations`), workload (`gpt2`), name (`gpt2/train/b1-t128`) or pattern (`*/train/*`).
 
-    Raises NotFound with the nearest names for one that means nothing.
+    Raises NotFound, with the nearest names, for a pattern that matches nothing.
     """
-    known = cases(scale)
+    available = cases(scale)
     chosen: dict[str, Case] = {}
     for pattern in patterns:
-        found = [case for case in known if _means(pattern, case)]
-        if not found:
-            names = (*SUITES, *DEFINITIONS, *(case.name for case in known))
+        matches = [case for case in available if _means(pattern, case)]
+        if not matches:
+            names = (*SUITES, *DEFINITIONS, *(case.name for case in available))
             raise NotFound(f"no case or suite {pattern!r}", nearest(pattern, names))
-        chosen.update((case.name, case) for case in found)
+        chosen.update((case.name, case) for case in matches)
     return tuple(chosen.values())
 
 
 def find(name: str) -> Case:
-    """The case of that very name, in either scale. Raises NotFound."""
+    """Return the case with exactly this name, in either scale. Raises NotFound."""
     for scale in SCALES:
         for case in cases(scale):
             if case.name == name:

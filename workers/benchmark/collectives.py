@@ -1,7 +1,7 @@
-"""All-reduce and all-gather inside one island: ranks of their own processes, each with one of this node's devices.
+"""Measure all-reduce and all-gather in one island: one process per rank, each with one of this node's devices.
 
-The rank of this process is 0 and keeps the clock; the others are children that follow it call by call, so that nobody
-can be a round ahead.
+This process is rank 0 and measures the time. The other ranks are child processes that follow it call by call, so that
+no rank can run ahead.
 """
 
 import os
@@ -32,22 +32,22 @@ def open_collective(case: Case, backend: BaseBackend, timer: Timer) -> PreparedC
     if backend.device.type == "xla":
         raise Unsupported("XLA's collectives need one process per device from the start")
     if dist.is_initialized():
-        raise Unsupported("this process belongs to a group of ranks already")
+        raise Unsupported("this process already belongs to a process group")
     group = _Group(case, backend)
     try:
-        first_call_s, arrived = timer.alone(group.call), group.check()
-        accuracy = {"ok": arrived, "reason": "" if arrived else "the ranks' sum or parts are wrong"}
+        first_call_s, is_correct = timer.alone(group.call), group.check()
+        accuracy = {"ok": is_correct, "reason": "" if is_correct else "the ranks' sum or parts are wrong"}
         facts = {"accuracy": accuracy, "first_call_s": first_call_s, "collective": backend.collective_backend}
-        arm = warmed_up(group.call, timer, facts)
+        prepared = warmed_up(group.call, timer, facts)
     except BaseException:
         group.end()
         raise
-    arm.end = group.end
-    return arm
+    prepared.end = group.end
+    return prepared
 
 
 class _Group:
-    """Rank 0's side. A word is sent round before each call: 1 go on, 0 end."""
+    """Rank 0's side of the group. It broadcasts a signal before each call: 1 continue, 0 end."""
 
     def __init__(self, case: Case, backend: BaseBackend):
         self._folder = tempfile.TemporaryDirectory(prefix="pf-ranks-")
@@ -69,9 +69,9 @@ class _Group:
         return self._rank.communicate()
 
     def check(self) -> bool:
-        got = self.call()
-        want = self._rank.expected()
-        return torch.equal(got.cpu(), want)
+        actual = self.call()
+        expected = self._rank.expected()
+        return torch.equal(actual.cpu(), expected)
 
     def end(self) -> None:
         if self._ended:
@@ -103,8 +103,8 @@ class _Rank:
         self._all = torch.empty(part * ranks, device=backend.device)
         self._word = torch.zeros(1, dtype=torch.int32, device=backend.device)
 
-    def say(self, word: int) -> None:
-        self._word.fill_(word)
+    def say(self, signal: int) -> None:
+        self._word.fill_(signal)
         dist.broadcast(self._word, 0)
 
     def hear(self) -> int:
@@ -129,10 +129,10 @@ class _Rank:
 def main(store: str, rank: str, name: str, count: str, ranks: str, backend: str) -> None:
     from workers import backends
 
-    made = backends.create(backend, 0 if backend == "cpu" else int(rank))
-    mine = _Rank(store, int(rank), name, int(count), int(ranks), made)
-    while mine.hear():
-        mine.communicate()
+    device_backend = backends.create(backend, 0 if backend == "cpu" else int(rank))
+    member = _Rank(store, int(rank), name, int(count), int(ranks), device_backend)
+    while member.hear():
+        member.communicate()
     dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""Joules from counters that count them: NVML's, AMD SMI's and RAPL's. Where there is none, there is no number."""
+"""Measure energy with hardware counters: NVML, AMD SMI and RAPL. Without a counter, no value is reported."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,18 +10,18 @@ from workers.backends.base import BaseBackend
 
 POWERCAP = Path("/sys/class/powercap")
 Counter = Callable[[], float]
-"""Joules since some moment; only differences mean anything."""
+"""Joules since an arbitrary moment; only differences are meaningful."""
 
 
 def counter(backend: BaseBackend, powercap: Path = POWERCAP) -> tuple[str, Counter | None]:
-    """(where joules are read, the reader), or ("why not", None)."""
+    """Return (source of the energy value, reader), or (reason, None) if there is no counter."""
     if backend.BACKEND_NAME == "nvidia":
         return _nvml(backend)
     if backend.BACKEND_NAME == "amd":
         return _amd_smi(backend)
     if backend.BACKEND_NAME == "cpu":
         return _rapl(powercap)
-    return f"no energy counter of {backend.BACKEND_NAME} is read", None
+    return f"reading energy counters of {backend.BACKEND_NAME} is not supported", None
 
 
 def _nvml(backend: BaseBackend) -> tuple[str, Counter | None]:
@@ -39,7 +39,7 @@ def _amd_smi(backend: BaseBackend) -> tuple[str, Counter | None]:
 
 
 def _rapl(powercap: Path) -> tuple[str, Counter | None]:
-    """Packages only: their sub-domains are part of them. Root may read them (CVE-2020-8694)."""
+    """Read CPU packages only: they include their sub-domains. Only root may read them (CVE-2020-8694)."""
     files = sorted(powercap.glob("intel-rapl:[0-9]*/energy_uj"))
     files = [f for f in files if f.parent.name.count(":") == 1]
     if not files:
@@ -53,7 +53,7 @@ def _rapl(powercap: Path) -> tuple[str, Counter | None]:
 
 
 class _Rapl:
-    """Microjoule counters that wrap round at `max_energy_range_uj`."""
+    """Sum of microjoule counters, each of which wraps around at `max_energy_range_uj`."""
 
     def __init__(self, files: list[Path]):
         self._files = files

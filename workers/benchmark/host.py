@@ -1,6 +1,6 @@
-"""The state of the machine round a measurement: who else wants its CPUs, how hot and how fast it is.
+"""The machine's state around a measurement: other users of its CPUs, temperature and clock frequency.
 
-Linux tells most of it in files; what a system does not tell is left out, never guessed.
+Linux provides most of it in files. A value that the system does not provide is omitted, never guessed.
 """
 
 import os
@@ -15,14 +15,14 @@ QUIET_PRESSURE, UNUSABLE_PRESSURE = 10.0, 90.0
 """Percent of the last ten seconds in which some task waited for a CPU (PSI, Documentation/accounting/psi.rst). Above 90
 on our own machine every comparison was inconclusive."""
 QUIET_STEAL, UNUSABLE_STEAL = 1.0, 25.0
-"""Percent of CPU time the hypervisor kept for others (proc(5), steal)."""
+"""Percent of CPU time that the hypervisor gave to other guests (proc(5), steal)."""
 DEFAULT_LLC_BYTES = 64 << 20
 BUSY_CPUS, NAMED = 0.05, 3
-"""Other processes are named from a twentieth of a CPU on, the busiest three."""
+"""Other processes are listed if they use at least 0.05 CPUs, at most the busiest three."""
 
 
 def state() -> dict[str, Any]:
-    """Now: load, pressure, CPU times since boot, frequency and temperature."""
+    """Return the current load, pressure, CPU times since boot, frequency and temperature."""
     return {
         "load_1min": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count(),
@@ -36,10 +36,10 @@ def state() -> dict[str, Any]:
 
 
 def classify(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """{"class": quiet | shared | unusable, "reasons", "steal_percent", …} of the time between two states.
+    """Classify the time between two states: {"class": quiet | shared | unusable, "reasons", "steal_percent", …}.
 
-    Pressure has no name on it: what our own processes do to each other counts as well. A device's own state, where it
-    is known, tells of heat and power that slowed it, and of others that use it.
+    Pressure does not identify processes, so it includes contention between our own. A device's state, if available,
+    shows whether heat or power limits slowed it, and whether other processes used it.
     """
     steal, busy = _share(before, after, "steal"), _share(before, after, "busy")
     pressure = max((s["pressure_cpu"] for s in (before, after) if s["pressure_cpu"] is not None), default=None)
@@ -52,9 +52,9 @@ def classify(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
         worst = "unusable" if pressure > UNUSABLE_PRESSURE or worst == "unusable" else "shared"
     load, cpus = before.get("load_1min"), before.get("cpus") or 1
     if pressure is None and load is not None and load > 0.5 * cpus:
-        reasons.append(f"load average {load:.1f} on {cpus} CPUs before it began")
+        reasons.append(f"load average {load:.1f} on {cpus} CPUs at the start")
         worst = "shared" if worst == "quiet" else worst
-    slowed = sorted({word for s in (before, after) for word in s.get("device", {}).get("slowed_by", [])})
+    slowed = sorted({cause for s in (before, after) for cause in s.get("device", {}).get("slowed_by", [])})
     others = {pid for s in (before, after) for pid in s.get("device", {}).get("others", [])}
     if slowed or others:
         reasons += [f"the device's clock was slowed by {', '.join(slowed)}"] if slowed else []
@@ -65,12 +65,12 @@ def classify(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
 
 def _busy_others(after: dict[str, Any]) -> list[str]:
-    told = [f"{p['name']} {p['cpus']:.1f}" for p in after.get("busiest", [])]
-    return [f"other processes used CPUs: {', '.join(told)}"] if told else []
+    entries = [f"{p['name']} {p['cpus']:.1f}" for p in after.get("busiest", [])]
+    return [f"other processes used CPUs: {', '.join(entries)}"] if entries else []
 
 
 class Others:
-    """Which other processes were busy since the last look, in CPUs of each: {"name", "pid", "cpus"}, busiest first."""
+    """Track other processes that used CPUs since the last call: {"name", "pid", "cpus"}, busiest first."""
 
     def __init__(self) -> None:
         self._known = _process_times(())
@@ -89,30 +89,30 @@ class Others:
 
 
 def _process_times(ours: Collection[int]) -> dict[int, tuple[str, float]]:
-    """{pid: (name, CPU seconds)} of all but `ours` and this one."""
-    found = {}
+    """Return {pid: (name, CPU seconds)} of all processes except `ours` and this one."""
+    usage = {}
     for process in psutil.process_iter(["name", "cpu_times"]):
         used = process.info["cpu_times"]
         if used is not None and process.pid != os.getpid() and process.pid not in ours:
-            found[process.pid] = (str(process.info["name"]), used.user + used.system)
-    return found
+            usage[process.pid] = (str(process.info["name"]), used.user + used.system)
+    return usage
 
 
 def identity() -> str:
-    """The same for all processes of one running machine, whatever container or environment they are in."""
+    """Identify the machine since its boot: equal for all processes, in any container or environment."""
     return _text("/proc/sys/kernel/random/boot_id") or f"{os.uname().nodename}-{int(psutil.boot_time())}"
 
 
 def last_level_cache_bytes() -> int:
-    """Of CPU 0, the largest of its caches."""
+    """Size of the largest cache of CPU 0 (default: 64 MiB)."""
     sizes = [_text(str(path)) for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    found = [int(size[:-1]) * units[size[-1]] for size in sizes if size and size[-1] in units]
-    return max(found, default=DEFAULT_LLC_BYTES)
+    sizes_bytes = [int(size[:-1]) * units[size[-1]] for size in sizes if size and size[-1] in units]
+    return max(sizes_bytes, default=DEFAULT_LLC_BYTES)
 
 
 def _pressure(what: str) -> float | None:
-    """PSI's "some avg10"."""
+    """Return PSI's "some avg10" in percent, or None."""
     line = next((text for text in _text(f"/proc/pressure/{what}").splitlines() if text.startswith("some")), "")
     values = dict(part.split("=") for part in line.split()[1:])
     return float(values["avg10"]) if "avg10" in values else None
@@ -132,10 +132,10 @@ def _share(before: dict[str, Any], after: dict[str, Any], what: str) -> float | 
 
 def _frequency() -> float | None:
     try:
-        told = psutil.cpu_freq()
+        frequency = psutil.cpu_freq()
     except (OSError, NotImplementedError, AttributeError):
         return None
-    return round(told.current, 0) if told else None
+    return round(frequency.current, 0) if frequency else None
 
 
 def _temperature() -> float | None:

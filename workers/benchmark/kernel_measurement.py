@@ -1,4 +1,4 @@
-"""An operation by an implementation of kernels, in the place of torch's own: the same inputs, the same reference."""
+"""Measure an operation with a kernel back end instead of torch's own: same inputs, same reference."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,38 +26,39 @@ METHODS: dict[str, Method] = {
     "rope": lambda k: k.apply_rope,
     "attention": lambda k: lambda q, key, v: k.attention(q, key, v, causal=q.shape[-2] == key.shape[-2]),
 }
-"""By the case's workload; arguments are the inputs of its module (case_builder.py)."""
+"""Workload to kernel. Its arguments are the inputs of the case's module (case_builder.py)."""
 
 
-def opened(cell: CaseSettings, backend: BaseBackend, dtype: torch.dtype) -> KernelBackend:
-    """Raises Unsupported with the reason where these kernels cannot compute the cell here, or have no speed."""
-    workload = cell.case.partition("/")[0]
-    if workload not in METHODS or cell.is_model:
-        raise Unsupported(f"{workload} is no operation of kernels: they have {', '.join(METHODS)}")
-    if OptimizationLevel.from_string(cell.level) not in EAGER:
-        raise Unsupported(f"kernels are measured as they are called, at O0 and O1, and {cell.level} compiles")
+def opened(settings: CaseSettings, backend: BaseBackend, dtype: torch.dtype) -> KernelBackend:
+    """Create the kernel back end. Raises Unsupported if it cannot compute the case here, or is only interpreted."""
+    workload = settings.case.partition("/")[0]
+    if workload not in METHODS or settings.is_model:
+        raise Unsupported(f"kernels do not implement {workload}: choose from {', '.join(METHODS)}")
+    if OptimizationLevel.from_string(settings.level) not in EAGER:
+        raise Unsupported(f"kernels are measured at O0 and O1 only: {settings.level} compiles the model")
     try:
-        made = registry.create(cell.kernels, backend.device if cell.kernels == "torch" else None)
+        kernels = registry.create(settings.kernels, backend.device if settings.kernels == "torch" else None)
     except PolyfleetError as e:
         raise Unsupported(e.message) from e
-    if made.interpreted:
-        raise Unsupported(f"kernels {cell.kernels!r} are interpreted here: that has no speed")
-    if not made.takes(backend.device):
-        raise Unsupported(f"kernels {cell.kernels!r} compute on {made.device}, this column is {backend.device}")
-    if not made.supports(dtype):
-        raise Unsupported(f"kernels {cell.kernels!r} do not compute in {name_of(dtype)}")
-    return made
+    if kernels.interpreted:
+        raise Unsupported(f"kernels {settings.kernels!r} are interpreted here, so their speed is not meaningful")
+    if not kernels.takes(backend.device):
+        raise Unsupported(f"kernels {settings.kernels!r} compute on {kernels.device}, this target is {backend.device}")
+    if not kernels.supports(dtype):
+        raise Unsupported(f"kernels {settings.kernels!r} do not compute in {name_of(dtype)}")
+    return kernels
 
 
-def forward(cell: CaseSettings, sample: Sample, kernels: KernelBackend) -> tuple[Callable[[Sample], Any], Sample]:
-    """(the call with given inputs, its inputs where the kernels compute). Inputs are moved once, before anything is
-    timed: what is measured is the kernel, and not the way to a driver's memory.
+def forward(settings: CaseSettings, sample: Sample, kernels: KernelBackend) -> tuple[Callable[[Sample], Any], Sample]:
+    """Return (function that calls the kernel, its inputs in the kernels' memory).
+
+    Inputs are moved once, before timing, so that the kernel is measured and not the transfer to a driver's memory.
     """
-    method = METHODS[cell.case.partition("/")[0]](kernels)
+    method = METHODS[settings.case.partition("/")[0]](kernels)
     inputs = Sample(tuple(kernels.to_device(one) for one in sample.args), {})
 
-    def call(given: Sample) -> Any:
+    def call(call_inputs: Sample) -> Any:
         with torch.no_grad():
-            return method(*given.args)
+            return method(*call_inputs.args)
 
     return call, inputs

@@ -1,4 +1,4 @@
-"""An arm: one cell made ready on one device. Everything that must not be in a timed block happens here, once."""
+"""Prepare one case on one device: build, check and warm it up, so that timed blocks contain nothing else."""
 
 import itertools
 from collections.abc import Callable
@@ -33,13 +33,13 @@ O2 = OptimizationLevel.O2
 
 
 class Unsupported(Exception):
-    """This device cannot do this cell; the text is the reason."""
+    """This device cannot run the case with these settings; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaseSettings:
-    """What an arm measures: `precision` fp32, bf16 or fp16, `regime` hot or cold, `kernels` an implementation of the
-    operation."""
+    """Settings of one measurement: `precision` is fp32, bf16 or fp16, `regime` hot or cold, `kernels` the name of a
+    kernel back end, or ""."""
 
     case: str
     precision: str = "fp32"
@@ -55,9 +55,10 @@ class CaseSettings:
 
 @dataclass(slots=True)
 class PreparedCase:
-    """`call` is what is timed; `parts` times `calls` of it make a block. `facts` are what opening found out; `end` lets
-    go of what it holds beside memory. `timer` is None where the session's is right. `refill` makes ready what the calls
-    of a part use up, and is not timed."""
+    """A case ready to be timed. A block is `parts` parts of `calls` calls of `call`.
+
+    `facts` are the results of preparing it; `end` releases resources other than memory. `timer` None means the
+    session's timer. `refill` prepares the inputs that the calls of a part consume, and is not timed."""
 
     call: Callable[[], Any]
     calls: int = 1
@@ -69,28 +70,28 @@ class PreparedCase:
 
 
 def prepare_case(
-    cell: CaseSettings, built: Built, backend: BaseBackend, timer: Timer, cache_bytes: int
+    settings: CaseSettings, built: Built, backend: BaseBackend, timer: Timer, cache_bytes: int
 ) -> PreparedCase:
-    """Raises Unsupported with the reason, and whatever the workload raises."""
-    dtype = precision_of(cell.precision)
+    """Prepare one case. Raises Unsupported with the reason, and any exception of the workload."""
+    dtype = precision_of(settings.precision)
     if dtype != torch.float32 and not backend.supports_dtype(dtype):
         raise Unsupported(f"{backend.device} has no native {name_of(dtype)}")
-    if cell.train and not any(p.requires_grad for p in built.module.parameters()):
+    if settings.train and not any(p.requires_grad for p in built.module.parameters()):
         raise Unsupported("the model has no parameter to train")
-    sample = (built.sample if cell.is_model else reference.rounded(built.sample, dtype)).copy()
-    want = reference.compute(built, sample, cell.train, cell.flops)
+    sample = (built.sample if settings.is_model else reference.rounded(built.sample, dtype)).copy()
+    expected = reference.compute(built, sample, settings.train, settings.flops)
     facts: dict[str, Any] = {"inputs_sha256": inputs_sha256(sample), "weights_sha256": weights_sha256(built.module)}
     started = perf_counter()
-    ready = _prepared(cell, built, sample, backend, dtype)
+    ready = _prepared(settings, built, sample, backend, dtype)
     facts |= {"prepare_s": perf_counter() - started, "applied": ready.applied, "skipped": ready.skipped}
     synchronize = ready.synchronize or backend.synchronize
-    repetition = Repetition(ready.run, ready.inputs, ready.forward, ready.to_host if cell.kernels else None)
+    repetition = Repetition(ready.run, ready.inputs, ready.forward, ready.to_host if settings.kernels else None)
     synchronize()
-    begun = perf_counter()
+    first_started = perf_counter()
     first = repetition.first()
     synchronize()
-    facts["first_call_s"] = perf_counter() - begun
-    facts["accuracy"] = _checked(cell, ready, first, want, dtype)
+    facts["first_call_s"] = perf_counter() - first_started
+    facts["accuracy"] = _checked(settings, ready, first, expected, dtype)
     del first
 
     def second(call: Callable[[], Any]) -> None:
@@ -99,24 +100,24 @@ def prepare_case(
             synchronize()
 
         facts["peak_memory_bytes"] = backend.peak_of(once)
-        if facts["peak_memory_bytes"] is None:  # then it was not called
+        if facts["peak_memory_bytes"] is None:  # peak_of did not call it
             once()
 
     facts |= repetition.settle(second)
     call = repetition.call
-    if cell.regime == "cold":
-        call = _cold(cell, ready, repetition, cache_bytes)
-    own = None if ready.synchronize is None else timer.by_host(ready.synchronize)
-    facts |= {"timer": own.name} if own else {}
-    opened = warmed_up(call, own or timer, facts, repetition.refill, repetition.max_calls or MOST_CALLS)
-    opened.timer = own
-    return opened
+    if settings.regime == "cold":
+        call = _cold(settings, ready, repetition, cache_bytes)
+    own_timer = None if ready.synchronize is None else timer.by_host(ready.synchronize)
+    facts |= {"timer": own_timer.name} if own_timer else {}
+    prepared = warmed_up(call, own_timer or timer, facts, repetition.refill, repetition.max_calls or MOST_CALLS)
+    prepared.timer = own_timer
+    return prepared
 
 
 def warmed_up(
     call: Callable[[], Any], timer: Timer, facts: dict[str, Any], refill: Refill = None, max_calls: int = MOST_CALLS
 ) -> PreparedCase:
-    """`call` warmed up, as an arm of blocks of the right size, with at most `max_calls` in a part."""
+    """Warm up `call` and choose the size of its blocks, with at most `max_calls` calls per part."""
     warmup_calls, call_s = warm_up(call, timer, refill)
     calls, parts = block_shape(call_s, timer.overhead_s)
     calls = min(calls, max_calls)
@@ -125,35 +126,39 @@ def warmed_up(
 
 
 def warm_up(call: Callable[[], Any], timer: Timer, refill: Refill = None) -> tuple[int, float]:
-    """(calls, seconds per call): until the median of five blocks moves less than 2 %, for at most two seconds, or what
-    the user gives the case.
+    """Call until the median of five blocks changes by at most 2 %. Return (calls, seconds per call).
+
+    Takes at most 2 s, or the user's time limit for a case if that is shorter.
     """
-    taken: list[float] = []
+    times_s: list[float] = []
     most_s = min(WARMUP_MOST_S, timer.case_s)
-    begun, before = perf_counter(), float("inf")
-    while len(taken) < 1_000_000:
-        taken.append(timer.block(call, 1, refill=refill).call_s)
-        now = median(taken[-5:])
-        steady = len(taken) >= WARMUP_LEAST and abs(now - before) <= WARMUP_STEADY * now
-        if steady or (len(taken) >= 3 and perf_counter() - begun > most_s):
+    started, before = perf_counter(), float("inf")
+    while len(times_s) < 1_000_000:
+        times_s.append(timer.block(call, 1, refill=refill).call_s)
+        now = median(times_s[-5:])
+        steady = len(times_s) >= WARMUP_LEAST and abs(now - before) <= WARMUP_STEADY * now
+        if steady or (len(times_s) >= 3 and perf_counter() - started > most_s):
             break
         before = now
-    return len(taken), median(taken[-5:])
+    return len(times_s), median(times_s[-5:])
 
 
 def block_shape(call_s: float, overhead_s: float) -> tuple[int, int]:
-    """(calls of a part, parts of a block). A part takes 5 ms, and so long that the clock's own cost is below a
-    thousandth of it; slow calls make a part each, and the slowest a block.
+    """Return (calls per part, parts per block).
+
+    A part takes at least 5 ms and 1000 times the clock's own cost. A slow call is a part by itself, and a call of 0.1 s
+    or more is a block.
     """
-    wanted_s = max(PART_S, overhead_s / OVERHEAD_SHARE)
-    calls = max(1, min(round(wanted_s / max(call_s, 1e-9)), MOST_CALLS))
+    part_s = max(PART_S, overhead_s / OVERHEAD_SHARE)
+    calls = max(1, min(round(part_s / max(call_s, 1e-9)), MOST_CALLS))
     return calls, PARTS if calls * call_s < 2 * PART_S else 3 if call_s < SLOW_S else 1
 
 
 @dataclass(slots=True)
 class _Ready:
-    """`run` is one call with given inputs. `forward` is the model of a forward. `synchronize` and `to_host` are those
-    of kernels whose results torch does not know of.
+    """A case on its device. `run` is one call with given inputs; `forward` is the model, None for training.
+
+    `synchronize` and `to_host` belong to kernels whose results are outside torch.
     """
 
     run: Callable[[Sample], Any]
@@ -166,103 +171,105 @@ class _Ready:
     to_host: Callable[[Any], Tensor] = first_tensor
 
 
-def _prepared(cell: CaseSettings, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype) -> _Ready:
-    if not cell.kernels:
-        return (_training if cell.train else _forward)(cell, built, sample, backend, dtype)
+def _prepared(settings: CaseSettings, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype) -> _Ready:
+    if not settings.kernels:
+        return (_training if settings.train else _forward)(settings, built, sample, backend, dtype)
     from workers.benchmark import kernel_measurement
 
-    kernels = kernel_measurement.opened(cell, backend, dtype)
-    call, inputs = kernel_measurement.forward(cell, sample, kernels)
-    synchronize = None if cell.kernels == "torch" else kernels.synchronize
-    return _Ready(call, inputs, [f"kernels: {cell.kernels}"], {}, None, (), synchronize, kernels.to_host)
+    kernels = kernel_measurement.opened(settings, backend, dtype)
+    call, inputs = kernel_measurement.forward(settings, sample, kernels)
+    synchronize = None if settings.kernels == "torch" else kernels.synchronize
+    return _Ready(call, inputs, [f"kernels: {settings.kernels}"], {}, None, (), synchronize, kernels.to_host)
 
 
-def _forward(cell: CaseSettings, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype) -> _Ready:
-    asked = dtype if cell.is_model else torch.float32  # an operation's inputs have the precision already
-    prepared = _supported(lambda: backend.prepare(built.module.eval(), cell.level, sample.copy(), asked))
-    _require_compiled(cell, prepared.skipped)
+def _forward(settings: CaseSettings, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype) -> _Ready:
+    model_dtype = dtype if settings.is_model else torch.float32  # an operation's inputs already have the precision
+    prepared = _supported(lambda: backend.prepare(built.module.eval(), settings.level, sample.copy(), model_dtype))
+    _require_compiled(settings, prepared.skipped)
     inputs = backend.to_device(sample)
 
-    def with_inputs(given: Sample) -> Any:
+    def with_inputs(call_inputs: Sample) -> Any:
         with torch.no_grad():
-            return prepared.model(*given.args, **given.kwargs)
+            return prepared.model(*call_inputs.args, **call_inputs.kwargs)
 
     return _Ready(with_inputs, inputs, prepared.applied, prepared.skipped, prepared.model)
 
 
-def _training(cell: CaseSettings, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype) -> _Ready:
-    """Forward, loss, backward and a step of plain SGD."""
+def _training(settings: CaseSettings, built: Built, sample: Sample, backend: BaseBackend, dtype: torch.dtype) -> _Ready:
+    """Prepare a training step: forward, loss, backward and a step of plain SGD."""
     model = built.module.train()
     sgd = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    done = _supported(lambda: backend.prepare_training(model, sgd, dtype, cell.level, sample.copy()))
-    _require_compiled(cell, done.skipped)
-    inputs, optimizer = backend.to_device(sample), done.optimizer
+    prepared = _supported(lambda: backend.prepare_training(model, sgd, dtype, settings.level, sample.copy()))
+    _require_compiled(settings, prepared.skipped)
+    inputs, optimizer = backend.to_device(sample), prepared.optimizer
     assert optimizer is not None
 
-    def step(given: Sample) -> Tensor:
+    def step(call_inputs: Sample) -> Tensor:
         optimizer.zero_grad()
-        loss = built.loss(done.model(*given.args, **given.kwargs))
+        loss = built.loss(prepared.model(*call_inputs.args, **call_inputs.kwargs))
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return loss
 
     trained = tuple(p for group in optimizer.param_groups for p in group["params"])
-    return _Ready(step, inputs, done.applied, done.skipped, parameters=trained)
+    return _Ready(step, inputs, prepared.applied, prepared.skipped, parameters=trained)
 
 
 def _supported(prepare: Callable[[], Any]) -> Any:
-    """What a back end refuses on purpose is not supported; anything else is a failure of the cell."""
+    """Convert a back end's UserError to Unsupported. Any other exception is a failure of the measurement."""
     try:
         return prepare()
     except UserError as e:
         raise Unsupported(e.message) from e
 
 
-def _require_compiled(cell: CaseSettings, skipped: dict[str, str]) -> None:
-    """A level that did not take effect is not measured under its name."""
-    if OptimizationLevel.from_string(cell.level) >= O2 and "compile" in skipped:
-        raise Unsupported(f"{cell.level} took no effect here: {skipped['compile']}")
+def _require_compiled(settings: CaseSettings, skipped: dict[str, str]) -> None:
+    """Raise Unsupported if the level had no effect, so that it is not measured under its name."""
+    if OptimizationLevel.from_string(settings.level) >= O2 and "compile" in skipped:
+        raise Unsupported(f"{settings.level} had no effect here: {skipped['compile']}")
 
 
 def _checked(
-    cell: CaseSettings, ready: _Ready, first: Any, want: reference.ReferenceResult, dtype: torch.dtype
+    settings: CaseSettings, ready: _Ready, first: Any, expected: reference.ReferenceResult, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """Errors of the first call's output, or of its loss and gradients."""
-    if want.output is None:
-        return {"ok": None, "reason": f"not checked: {want.why_not}"}
-    times = 3 if cell.train else 1  # the backward and the step come after the forward
-    rounding = accuracy.Rounding(dtype, times * cell.depth, times * cell.roundings)
-    if not cell.train:
-        told = accuracy.measure(ready.to_host(first), want.output, rounding)
+    """Measure the errors of the first call's output, or of its gradients."""
+    if expected.output is None:
+        return {"ok": None, "reason": f"not checked: {expected.why_not}"}
+    times = 3 if settings.train else 1  # backward and the step follow the forward
+    rounding = accuracy.Rounding(dtype, times * settings.depth, times * settings.roundings)
+    if not settings.train:
+        result = accuracy.measure(ready.to_host(first), expected.output, rounding)
     else:
-        told = _checked_gradients(ready.parameters, want, rounding)
-        told["loss"], told["loss_reference"] = float(first.detach().cpu()), float(want.output)
-    return told | {"reference": f"cpu {want.dtype}"}
+        result = _checked_gradients(ready.parameters, expected, rounding)
+        result["loss"], result["loss_reference"] = float(first.detach().cpu()), float(expected.output)
+    return result | {"reference": f"cpu {expected.dtype}"}
 
 
 def _checked_gradients(
-    parameters: tuple[Tensor, ...], want: reference.ReferenceResult, rounding: accuracy.Rounding
+    parameters: tuple[Tensor, ...], expected: reference.ReferenceResult, rounding: accuracy.Rounding
 ) -> dict[str, Any]:
-    """All gradients, each in units of its own size, as one vector. One below a thousandth of the largest counts as if
-    it had that size: the gradient of a bias that changes nothing is noise."""
-    have = [(torch.zeros_like(p) if p.grad is None else p.grad).detach().cpu().double() for p in parameters]
-    sizes = [float(w.double().square().mean().sqrt()) for w in want.gradients]
+    """Compare all gradients as one vector, each scaled by its own size, or by a thousandth of the largest if that is
+    more: the gradient of a bias without effect is only noise."""
+    actual = [(torch.zeros_like(p) if p.grad is None else p.grad).detach().cpu().double() for p in parameters]
+    sizes = [float(w.double().square().mean().sqrt()) for w in expected.gradients]
     sizes = [max(size, max(sizes) / 1e3) or 1.0 for size in sizes]
     flat = [torch.cat([(t.double() / size).reshape(-1) for t, size in zip(side, sizes, strict=True)])
-            for side in (have, want.gradients)]  # fmt: skip
+            for side in (actual, expected.gradients)]  # fmt: skip
     return accuracy.measure(flat[0], flat[1], rounding, normwise=True) | {"of": "gradients"}
 
 
-def _cold(cell: CaseSettings, ready: _Ready, repetition: Repetition, cache_bytes: int) -> Callable[[], Any]:
-    """The call over copies of its inputs in turns, so many that a cache forgot each before it comes again."""
-    if cell.train:
-        raise Unsupported("a training step reads its weights anyway: only hot is measured")
+def _cold(settings: CaseSettings, ready: _Ready, repetition: Repetition, cache_bytes: int) -> Callable[[], Any]:
+    """Return a call that cycles through enough copies of its inputs that none is still in the cache."""
+    if settings.train:
+        raise Unsupported("a training step reads its weights anyway: only hot caches are measured")
     if repetition.refill is not None:
-        raise Unsupported("it changes its inputs in place, and restoring them warms the cache: only hot is measured")
+        raise Unsupported(
+            "it changes its inputs in place, and restoring them warms the cache: only hot caches are measured"
+        )
     run, inputs = ready.run, ready.inputs
     size_bytes = sum(t.nbytes for t in tensors_of(inputs))
     if not size_bytes:
-        raise Unsupported("its inputs lie in a driver's own memory: only hot is measured")
+        raise Unsupported("its inputs are in a driver's own memory: only hot caches are measured")
     copies = max(2, -(-COLD_TIMES_CACHE * cache_bytes // max(size_bytes, 1)) + 1)
     if copies * size_bytes > COLD_MOST_BYTES:
         copies = max(2, COLD_MOST_BYTES // max(size_bytes, 1))

@@ -1,4 +1,4 @@
-"""The models: sizes, and operations and bytes as formulas. networks.py builds them, in plain torch, from one seed.
+"""Models of the catalogue: sizes, and formulas for operations and bytes. networks.py builds them in plain torch.
 
 Letters of sizes: b batch, t tokens, d width, l layers, h heads, v vocabulary, x image side, p patch side, k classes.
 Formulas count products of matrices, two operations per multiply-add, and leave norms and activations out, as torch's
@@ -26,7 +26,7 @@ def mlp_widths(s: Sizes) -> tuple[int, ...]:
 
 
 def dlrm_widths(s: Sizes) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of the lower and the upper perceptron; between them every pair of vectors is multiplied."""
+    """Widths of the lower and the upper perceptron; between them every pair of vectors is multiplied."""
     vectors = s["tables"] + 1
     return (s["dense"], 512, 256, s["d"]), (s["d"] + vectors * (vectors - 1) // 2, 512, 256, 1)
 
@@ -43,24 +43,28 @@ def _dlrm_flops(s: Sizes) -> float:
     return 2 * s["b"] * (_dlrm_weights(s) + (s["tables"] + 1) ** 2 * s["d"])
 
 
-def _block_flops(s: Sizes, asked: float, kept: float) -> float:
-    """Of all layers, for `asked` tokens that look at `kept`: 12 d² weights per layer, and two products of attention.
+def _block_flops(s: Sizes, queries: float, keys: float) -> float:
+    """Operations of all layers for `queries` tokens that attend to `keys`: 12 d² weights per layer, two products.
 
-    The whole square of attention counts, masked or not, as the kernels' own counters do.
+    The full square of attention counts, masked or not, as in the kernels' own counters.
     """
-    return s["l"] * (2 * asked * 12 * s["d"] ** 2 + 4 * asked * kept * s["d"])
+    return s["l"] * (2 * queries * 12 * s["d"] ** 2 + 4 * queries * keys * s["d"])
 
 
 def _gpt2_flops(s: Sizes) -> float:
-    asked = 1 if "cached" in s else s["t"]
-    kept = s["cached"] + 1 if "cached" in s else s["t"]
-    return s["b"] * (_block_flops(s, asked, kept) + 2 * asked * s["d"] * s["v"])
+    queries = 1 if "cached" in s else s["t"]
+    keys = s["cached"] + 1 if "cached" in s else s["t"]
+    return s["b"] * (_block_flops(s, queries, keys) + 2 * queries * s["d"] * s["v"])
 
 
 def _gpt2_elements(s: Sizes) -> float:
-    asked = 1 if "cached" in s else s["t"]
-    kept = 2 * s["l"] * s.get("cached", 0) * s["d"]
-    return s["l"] * 12 * s["d"] ** 2 + s["v"] * s["d"] + s["b"] * (2 * s["l"] * asked * s["d"] + kept + asked * s["v"])
+    queries = 1 if "cached" in s else s["t"]
+    cached = 2 * s["l"] * s.get("cached", 0) * s["d"]
+    return (
+        s["l"] * 12 * s["d"] ** 2
+        + s["v"] * s["d"]
+        + s["b"] * (2 * s["l"] * queries * s["d"] + cached + queries * s["v"])
+    )
 
 
 def _bert_flops(s: Sizes) -> float:
@@ -83,7 +87,7 @@ def _transformer_elements(s: Sizes) -> float:
 
 
 def _roundings(s: Sizes) -> float:
-    """Of a transformer: six results per layer follow upon each other."""
+    """Roundings of a transformer: six successive results per layer."""
     return 6 * s["l"]
 
 
@@ -142,7 +146,7 @@ MODELS = (
         variant=_batch, item="sample", items=lambda s: s["b"],
     ),
     Definition(
-        "gpt2", "model", "a decoder; full is of GPT-2 small's size. `decode` makes one token with s cached",
+        "gpt2", "model", "a decoder; full has the size of GPT-2 small. `decode` generates one token with s cached",
         flops=_gpt2_flops, elements=_gpt2_elements, depth=lambda s: 4 * s["d"], roundings=_roundings,
         shapes={
             QUICK: (_GPT2_QUICK | {"b": 1, "t": 128}, _GPT2_QUICK | {"b": 4, "cached": 256}),
@@ -151,7 +155,7 @@ MODELS = (
         variant=_tokens, item="token", items=lambda s: s["b"] * (1 if "cached" in s else s["t"]),
     ),
     Definition(
-        "bert", "model", "an encoder with a classifier; full is of BERT base's size",
+        "bert", "model", "an encoder with a classifier; full has the size of BERT base",
         flops=_bert_flops, elements=_transformer_elements, depth=lambda s: 4 * s["d"], roundings=_roundings,
         shapes={QUICK: (_BERT_QUICK | {"b": 4, "t": 64},), FULL: (_BERT | {"b": 32, "t": 128},)},
         variant=_tokens, item="sample", items=lambda s: s["b"],

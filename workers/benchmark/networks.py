@@ -66,7 +66,7 @@ class ResNet(nn.Sequential):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a transformer. No dropout: it would only add noise to figures."""
+    """Sizes of a transformer. There is no dropout, which would only add noise to measurements."""
 
     vocab: int
     positions: int
@@ -95,14 +95,14 @@ class TransformerBlock(nn.Module):
         output: Tensor = self.norm_2(x_BTD + self.feed(x_BTD))
         return output
 
-    def attend(self, x_BTD: Tensor, kept: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """`kept` are keys and values [B, H, S, D / H] of tokens before these, which then see all of them."""
+    def attend(self, x_BTD: Tensor, cached: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Self-attention. `cached`: keys and values [B, H, S, D / H] of earlier tokens, all visible to these."""
         batch, tokens, hidden = x_BTD.shape
         split = (batch, tokens, 3, self.heads, hidden // self.heads)
         q, k, v = self.qkv(x_BTD).view(split).permute(2, 0, 3, 1, 4)
-        if kept is not None:
-            k, v = torch.cat((kept[0].to(k.dtype), k), 2), torch.cat((kept[1].to(v.dtype), v), 2)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal and kept is None)
+        if cached is not None:
+            k, v = torch.cat((cached[0].to(k.dtype), k), 2), torch.cat((cached[1].to(v.dtype), v), 2)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal and cached is None)
         output: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, tokens, hidden))
         return output
 
@@ -124,22 +124,22 @@ class GPT2(nn.Module):
         self.head.weight = self.tokens.weight
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        places = torch.arange(ids_BT.shape[1], device=ids_BT.device)
-        output: Tensor = self.head(self.norm(self.blocks(self.tokens(ids_BT) + self.positions(places))))
+        positions = torch.arange(ids_BT.shape[1], device=ids_BT.device)
+        output: Tensor = self.head(self.norm(self.blocks(self.tokens(ids_BT) + self.positions(positions))))
         return output
 
 
 class GPT2Decode(nn.Module):
-    """One more token per sequence [B, 1], with the keys and values of S tokens kept: [L, 2, B, H, S, D / H]."""
+    """Generate one token per sequence [B, 1] with cached keys and values of S tokens: [L, 2, B, H, S, D / H]."""
 
     def __init__(self, sizes: Sizes):
         super().__init__()
         self.model = GPT2(sizes)
 
-    def forward(self, ids_B1: Tensor, kept: Tensor) -> Tensor:
+    def forward(self, ids_B1: Tensor, cache: Tensor) -> Tensor:
         gpt = self.model
-        x_B1D = gpt.tokens(ids_B1) + gpt.positions.weight[kept.shape[4]]
-        for block, (keys, values) in zip(gpt.blocks, kept, strict=True):
+        x_B1D = gpt.tokens(ids_B1) + gpt.positions.weight[cache.shape[4]]
+        for block, (keys, values) in zip(gpt.blocks, cache, strict=True):
             assert isinstance(block, TransformerBlock)
             x_B1D = x_B1D + block.attend(block.norm_1(x_B1D), (keys, values))
             x_B1D = x_B1D + block.feed(block.norm_2(x_B1D))
@@ -196,15 +196,15 @@ class BERT(nn.Module):
         self.pooler, self.head = nn.Linear(sizes.hidden, sizes.hidden), nn.Linear(sizes.hidden, classes)
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        places = torch.arange(ids_BT.shape[1], device=ids_BT.device)
+        positions = torch.arange(ids_BT.shape[1], device=ids_BT.device)
         segments = torch.zeros_like(ids_BT)
-        x_BTD = self.norm(self.tokens(ids_BT) + self.positions(places) + self.segments(segments))
+        x_BTD = self.norm(self.tokens(ids_BT) + self.positions(positions) + self.segments(segments))
         output: Tensor = self.head(torch.tanh(self.pooler(self.blocks(x_BTD)[:, 0])))
         return output
 
 
 def _embedding(rows: int, hidden: int) -> nn.Embedding:
-    """With the deviation both papers start from: torch's own 1.0 gives a tied head logits in the hundreds."""
+    """Embedding with std 0.02, as in both papers: torch's 1.0 would give a tied head logits in the hundreds."""
     embedding = nn.Embedding(rows, hidden)
     nn.init.normal_(embedding.weight, std=0.02)
     return embedding

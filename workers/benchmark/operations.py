@@ -1,6 +1,6 @@
-"""The operations: sizes, and operations and bytes as formulas of them.
+"""Operations of the catalogue: sizes, and formulas for floating-point operations and bytes.
 
-Letters of sizes: m, k, n of a product; b batch, h heads, t tokens asked, s tokens kept, d width of a head; r rows, c
+Letters of sizes: m, k, n of a product; b batch, h heads, t query tokens, s key tokens, d width of a head; r rows, c
 columns; v rows of a table; i, o channels in and out, x image side, f filter side.
 """
 
@@ -12,9 +12,9 @@ def _rows(sizes: Sizes) -> str:
 
 
 def _attention_flops(s: Sizes) -> float:
-    """Two products; of a causal square only the half that is not masked counts."""
-    asked = s["t"] * s["s"] if s["t"] != s["s"] else s["t"] * (s["t"] + 1) / 2
-    return 4 * s["b"] * s["h"] * asked * s["d"]
+    """Operations of the two products. Of a causal square only the unmasked half counts."""
+    pairs = s["t"] * s["s"] if s["t"] != s["s"] else s["t"] * (s["t"] + 1) / 2
+    return 4 * s["b"] * s["h"] * pairs * s["d"]
 
 
 def _attention(s: Sizes) -> str:
@@ -23,7 +23,7 @@ def _attention(s: Sizes) -> str:
 
 
 def _by_rows(name: str, about: str, flops_per_value: float, reads: float, *, depth_of_rows: bool = True) -> Definition:
-    """Operations on a matrix [r, c] that cross memory `reads` times per value, writes included."""
+    """Define an operation on a matrix [r, c] with `reads` memory accesses per value, writes included."""
     return Definition(
         name, "operation", about,
         flops=lambda s: flops_per_value * s["r"] * s["c"],
@@ -71,7 +71,7 @@ OPERATIONS = (
         variant=lambda s: f"b{s['b']}-{s['i']}to{s['o']}-{s['x']}px-{s['f']}x{s['f']}",
     ),
     Definition(
-        "attention", "operation", "scaled dot products: prefill is causal with t = s, decode asks for one token",
+        "attention", "operation", "scaled dot products: prefill is causal with t = s, decode has one query token",
         flops=_attention_flops,
         elements=lambda s: s["b"] * s["h"] * s["d"] * (2 * s["t"] + 2 * s["s"]),
         depth=lambda s: s["s"],

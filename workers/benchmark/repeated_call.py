@@ -1,6 +1,6 @@
-"""The same call again and again: on the same inputs and, for a forward, from the same state of the model.
+"""Repeat a call with the same inputs and, for a forward, the same state of the model.
 
-A call that changes its inputs in place would else be timed on something else than the first, soon on infinities.
+Otherwise a call that changes its inputs in place would be timed on other values than the first, soon on infinities.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,11 +19,11 @@ MAX_NAMED = 3
 
 
 class Repetition:
-    """`call` is what is timed, `refill` what has to happen before each `max_calls` of it, outside the timed part.
+    """Repeat `call`, which is timed. `refill` must run before each `max_calls` calls, outside the timed part.
 
-    `forward` is the model where calls must leave its state as it is, None for training. `to_host`
-    is that of kernels, whose inputs may lie in a driver's memory: they are compared, and not copied. Use: `first`,
-    then `settle`, then the others.
+    `forward` is the model if calls must not change its state, None for training. `to_host` belongs to kernels, whose
+    inputs may be in a driver's memory: such inputs are compared but not copied. Call `first`, then `settle`, before any
+    other method.
     """
 
     def __init__(
@@ -43,18 +43,16 @@ class Repetition:
         return self._run(self._given)
 
     def settle(self, second: Callable[[Callable[[], Any]], None]) -> dict[str, Any]:
-        """Compares inputs before and after the first call, and the model's state after it and after one more, which
-        `second` makes: what only the first call fills in, such as a table of angles, needs no restoring.
+        """Detect what calls change: inputs by the first call, and the model's state by one more, which `second` makes.
 
-        Returns {"changed_in_place", "note"}, or {} where nothing changes. Raises UserError for a forward that changes
-        what cannot be restored, and for kernels that change an input.
+        State that only the first call fills in, such as a table of angles, need not be restored. Returns
+        {"changed_in_place", "note"}, or {} if nothing changes. Raises UserError for a forward with changes that cannot
+        be restored, and for kernels that change an input.
         """
         if self._to_host is None:
             self._inputs.compare()
         elif changed := changed_names(self._on_host, self._inputs_on_host()):
-            raise UserError(
-                f"the kernels change {', '.join(changed)} in place", "give their result a tensor of its own"
-            )
+            raise UserError(f"the kernels change {', '.join(changed)} in place", "write their result to a new tensor")
         del self._given
         before = self._state.digests() if self._state else {}
         self._inputs.refill(1)
@@ -79,7 +77,7 @@ class Repetition:
 
     @property
     def max_calls(self) -> int | None:
-        """Of one part; None: any number."""
+        """Maximum calls per part (None: any number)."""
         if self._changed_state:
             return 1
         return self._inputs.max_calls if self._inputs.changed else None
@@ -98,13 +96,15 @@ class Repetition:
         more = f" and {len(changed) - MAX_NAMED} more" if len(changed) > MAX_NAMED else ""
         return (
             f"the model changes {', '.join(changed[:MAX_NAMED])}{more} in place: "
-            "each call got it as the first call had it, restored outside the timed part"
+            "it was restored before each call, outside the timed part"
         )
 
 
 class ModelState:
-    """Parameters, buffers and plain attributes of a model before its first call. Buffers and attributes are restored:
-    tensors, which are kept on the host, and numbers and flags, such as the place in a cache.
+    """Snapshot of a model's parameters, buffers and plain attributes before its first call.
+
+    Buffers and attributes can be restored: tensors, which are copied to the host, and numbers and flags, such as the
+    position in a cache.
     """
 
     def __init__(self, model: nn.Module):
@@ -126,13 +126,13 @@ class ModelState:
         return {name: tensor_digest(tensor) for name, tensor in tensors.items()} | attributes
 
     def check(self, changed: tuple[str, ...]) -> tuple[str, ...]:
-        """`changed` itself. Raises UserError where something is in it that cannot be restored: a parameter, or what an
-        attribute that was a list or an object already before the first call has in it.
+        """Return `changed`. Raises UserError if it contains something that cannot be restored: a parameter, or the
+        contents of an attribute that was already a list or an object before the first call.
         """
         fixed = [name for name in changed if name.startswith("parameter ") or name in self._containers]
         if fixed:
             raise UserError(
-                f"each forward changes {', '.join(fixed[:MAX_NAMED])}: two calls do not compute the same",
+                f"each forward changes {', '.join(fixed[:MAX_NAMED])}, so two calls compute different results",
                 "change parameters in training only, or register what changes as a buffer",
             )
         return changed
@@ -142,7 +142,7 @@ class ModelState:
             table.restore()
 
     def _attributes(self) -> Iterator[tuple[str, Any]]:
-        """(name, value) of all that is neither a parameter nor a buffer nor a module."""
+        """Iterate over (name, value) of all attributes that are not parameters, buffers or modules."""
         for path, module in self._model.named_modules():
             for name, value in vars(module).items():
                 if name not in OWN:
@@ -150,5 +150,5 @@ class ModelState:
 
 
 def _plain(name: str) -> str:
-    """Without the wrapper of torch.compile."""
+    """Remove the wrapper of torch.compile from a name."""
     return name.replace("_orig_mod.", "")

@@ -1,7 +1,7 @@
-"""One device being measured: it opens arms, times a block of one when told to, and says what the machine is like.
+"""Session that measures one device: on request it prepares cases, times blocks, and reports the machine's state.
 
-Who decides what is measured when, and when it is enough, sits elsewhere (orchestrator/benchmark/round_runner.py):
-rounds go over all devices of a machine in turns, so no device may keep its own time.
+orchestrator/benchmark/round_runner.py decides what is measured when, and when to stop: rounds alternate between all
+devices of a machine, so a session never decides by itself when to measure.
 """
 
 import gc
@@ -18,7 +18,7 @@ from cluster.errors import PolyfleetError, UserError, nearest
 from workers.backends.base import BaseBackend
 from workers.backends.parts.device_transfer import map_tensors
 from workers.benchmark import catalogue, energy, host
-from workers.benchmark import measurement as arms
+from workers.benchmark import measurement as preparation
 from workers.benchmark.case import Case
 from workers.benchmark.case_builder import Built, build, mean_square
 from workers.benchmark.collectives import open_collective
@@ -34,14 +34,14 @@ from workers.tasks.json_values import plain
 
 ENERGY_S = 5.0
 TIMED_OUT = 124
-"""Exit code of a session that was stuck: a call into a library cannot be ended, only its process."""
+"""Exit code of a session that hung: a call into a library can only be ended by ending its process."""
 Message = dict[str, Any]
 UserBuild = Callable[[], tuple[Any, Any]]
-"""Makes (module, sample) of the user's own model."""
+"""Function that builds (module, sample) of the user's own model."""
 
 
 class Session:
-    """`handle` takes {"do": verb, …} and answers with plain data. Raises UserError for what it does not understand."""
+    """`handle` takes {"do": verb, …} and returns plain data. Raises UserError for an unknown verb."""
 
     def __init__(self, backend: BaseBackend, seed: int = 0, user_build: UserBuild | None = None):
         self._backend, self._seed, self._user_build = backend, seed, user_build
@@ -60,12 +60,12 @@ class Session:
         }
 
     def handle(self, message: Message) -> Any:
-        given = dict(message)
-        verb, limit_s = str(given.pop("do", "")), float(given.pop("limit_s", 0) or 0)
+        arguments = dict(message)
+        verb, limit_s = str(arguments.pop("do", "")), float(arguments.pop("limit_s", 0) or 0)
         if verb not in self._verbs:
-            raise UserError(f"a session does not understand {verb!r}", nearest(verb, tuple(self._verbs)))
+            raise UserError(f"unknown request {verb!r} to a session", nearest(verb, tuple(self._verbs)))
         with _Watchdog(limit_s):
-            return plain(self._verbs[verb](**given))
+            return plain(self._verbs[verb](**arguments))
 
     def describe(self) -> Message:
         info = self._backend.get_device_info(self._backend.device_id)
@@ -85,16 +85,17 @@ class Session:
         }
 
     def state(self, ours: Sequence[int] = ()) -> Message:
-        """Of the machine and this device; `ours` are the processes of the run."""
-        told = host.state() | {"busiest": self._others.busiest(ours)}
+        """Return the state of the machine and this device. `ours` are the process ids of the run."""
+        machine = host.state() | {"busiest": self._others.busiest(ours)}
         device = _device_state(self._backend)
         if "pids" in device:
             device["others"] = [pid for pid in device.pop("pids") if pid not in (*ours, os.getpid())]
-        return told | ({"device": device} if device else {})
+        return machine | ({"device": device} if device else {})
 
     def open(self, arm: str, cell: Message) -> Message:
-        """Facts of the arm. Raises Unsupported with the reason where this device cannot, and whatever the workload
-        raises."""
+        """Prepare a case with the settings `cell` under the id `arm`, and return facts about it.
+
+        Raises Unsupported with the reason if this device cannot run it, and any exception of the workload."""
         try:
             self._arms[arm] = self._open(cell)
         finally:
@@ -102,29 +103,30 @@ class Session:
         return self._arms[arm].facts
 
     def block(self, arm: str) -> Message:
-        """One block of an open arm, and the wait for one call alone. Raises whatever the workload raises."""
-        opened = self._opened(arm)
-        timer = opened.timer or self._timer
-        taken = timer.block(opened.call, opened.calls, opened.parts, opened.refill)
+        """Time one block of a prepared case, and the latency of a single call. Raises what the workload raises."""
+        prepared = self._opened(arm)
+        timer = prepared.timer or self._timer
+        timed = timer.block(prepared.call, prepared.calls, prepared.parts, prepared.refill)
         return {
-            "calls": taken.calls,
-            "parts_s": list(taken.parts_s),
-            "cpu_s": taken.cpu_s,
-            "preempted": taken.preempted,
-            "alone_s": timer.alone(opened.call, opened.refill),
+            "calls": timed.calls,
+            "parts_s": list(timed.parts_s),
+            "cpu_s": timed.cpu_s,
+            "preempted": timed.preempted,
+            "alone_s": timer.alone(prepared.call, prepared.refill),
             "at": time.time(),
         }
 
     def energy(self, arm: str) -> Message:
-        """{"joules_per_call"} over at least five seconds, all that the package or card drew; {} without a counter, and
-        where inputs are restored between calls.
+        """Measure the energy that the CPU packages or the card use: {"joules_per_call", "watts"} over at least 5 s.
+
+        Returns {} without a counter, or if inputs are restored between calls.
         """
-        opened, calls = self._opened(arm), 0
-        if self._joules is None or opened.refill is not None:  # the counter does not tell calls from what lies between
+        prepared, calls = self._opened(arm), 0
+        if self._joules is None or prepared.refill is not None:  # the counter would include the restoring
             return {}
-        joules, begun = self._joules(), time.monotonic()
-        while (elapsed_s := time.monotonic() - begun) < ENERGY_S:
-            calls += (opened.timer or self._timer).block(opened.call, opened.calls).calls
+        joules, started = self._joules(), time.monotonic()
+        while (elapsed_s := time.monotonic() - started) < ENERGY_S:
+            calls += (prepared.timer or self._timer).block(prepared.call, prepared.calls).calls
         return {"joules_per_call": (self._joules() - joules) / calls, "watts": (self._joules() - joules) / elapsed_s}
 
     def close(self) -> Message:
@@ -136,8 +138,8 @@ class Session:
         return {}
 
     def _answer_open(self, arm: str, cell: Message) -> Message:
-        """What a workload raises, the user's own model above all, is told in its cell: {"unsupported": reason} where
-        this device cannot, {"failed": message} where it did not."""
+        """Call `open` and report exceptions of the workload, such as the user's own model, as its result:
+        {"unsupported": reason} if this device cannot run it, {"failed": message} for any other."""
         try:
             return self.open(arm, cell)
         except Unsupported as e:
@@ -154,65 +156,67 @@ class Session:
 
     def _opened(self, arm: str) -> PreparedCase:
         if arm not in self._arms:
-            raise UserError(f"no arm {arm!r} is open", "open it first")
+            raise UserError(f"no measurement {arm!r} is open", 'send "open" first')
         return self._arms[arm]
 
-    def _open(self, given: Message) -> PreparedCase:
-        self._timer.case_s = given.get("case_s", inf)
-        if given["case"].startswith("user/"):
-            return self._open_user(given)
-        case = catalogue.find(given["case"])
-        opened = self._open_case(case, given)
-        opened.facts["min_bytes"] = case.bytes({"fp32": 4}.get(given["precision"], 2))
-        return opened
+    def _open(self, request: Message) -> PreparedCase:
+        self._timer.case_s = request.get("case_s", inf)
+        if request["case"].startswith("user/"):
+            return self._open_user(request)
+        case = catalogue.find(request["case"])
+        prepared = self._open_case(case, request)
+        prepared.facts["min_bytes"] = case.bytes({"fp32": 4}.get(request["precision"], 2))
+        return prepared
 
-    def _open_case(self, case: Case, given: Message) -> PreparedCase:
+    def _open_case(self, case: Case, request: Message) -> PreparedCase:
         if case.definition.name in COLLECTIVES:
             return open_collective(case, self._backend, self._timer)
         if case.definition.family == "transfer":
             return prepare_transfer(case, self._backend, self._timer)
         is_model = case.definition.family == "model"
-        cell = CaseSettings(
-            case.name, given["precision"], given["level"], given.get("regime", "hot"), case.mode == "train",
+        settings = CaseSettings(
+            case.name, request["precision"], request["level"], request.get("regime", "hot"), case.mode == "train",
             case.definition.depth(case.sizes), case.definition.roundings(case.sizes), case.flops, is_model,
-            given.get("kernels", ""),
+            request.get("kernels", ""),
         )  # fmt: skip
-        return arms.prepare_case(cell, build(case, self._seed), self._backend, self._timer, self._cache_bytes)
+        return preparation.prepare_case(
+            settings, build(case, self._seed), self._backend, self._timer, self._cache_bytes
+        )
 
-    def _open_user(self, given: Message) -> PreparedCase:
-        """The user's own model: its operations are counted by torch, not by a formula."""
+    def _open_user(self, request: Message) -> PreparedCase:
+        """Prepare the user's own model. torch counts its operations, since there is no formula."""
         if self._user_build is None:
-            raise UserError("this session was given no model of a user", "name one with --entry")
+            raise UserError("this session has no user's model", "name one with --entry")
         module, sample = self._user_build()
         if sample is None:
             raise UserError("a benchmark needs inputs", "add sample_input(batch_size) beside the model's factory")
-        train = given["case"].endswith("/train")
+        train = request["case"].endswith("/train")
         flops = _counted_flops(module, sample)
         depth, roundings = _depth(module)
-        cell = CaseSettings(
-            given["case"], given["precision"], given["level"], "hot", train, depth, roundings, flops, True,
-            given.get("kernels", ""),
+        settings = CaseSettings(
+            request["case"], request["precision"], request["level"], "hot", train, depth, roundings, flops, True,
+            request.get("kernels", ""),
         )  # fmt: skip
-        opened = arms.prepare_case(
-            cell, Built(module, sample, mean_square), self._backend, self._timer, self._cache_bytes
+        prepared = preparation.prepare_case(
+            settings, Built(module, sample, mean_square), self._backend, self._timer, self._cache_bytes
         )
-        opened.facts |= {
+        prepared.facts |= {
             "flops": flops * (3 if train else 1),
             "flops_source": "torch.utils.flop_counter",
             "items": int(first_dimension(sample)),
         }
-        return opened
+        return prepared
 
 
 def first_dimension(sample: Sample) -> int:
-    """What a batch is counted by."""
-    found: list[int] = []
-    map_tensors((sample.args, sample.kwargs), lambda t: found.append(t.shape[0]) if t.dim() else None)
-    return found[0] if found else 1
+    """Return the first dimension of the first tensor: the number of items in a batch."""
+    sizes: list[int] = []
+    map_tensors((sample.args, sample.kwargs), lambda t: sizes.append(t.shape[0]) if t.dim() else None)
+    return sizes[0] if sizes else 1
 
 
 def _device_state(backend: BaseBackend) -> Message:
-    """Clocks, heat, power and users of a card; {} of devices that nobody asks."""
+    """Return clocks, temperature, power and processes of an NVIDIA card; {} for other devices."""
     if backend.BACKEND_NAME != "nvidia":
         return {}
     return card_state(str(backend.get_device_info(backend.device_id).uuid))
@@ -221,21 +225,21 @@ def _device_state(backend: BaseBackend) -> Message:
 def _counted_flops(module: Any, sample: Sample) -> float:
     from torch.utils.flop_counter import FlopCounterMode
 
-    given, state = sample.copy(), ModelState(module)
+    inputs, state = sample.copy(), ModelState(module)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        first_tensor(module.eval()(*given.args, **given.kwargs))
+        first_tensor(module.eval()(*inputs.args, **inputs.kwargs))
     state.restore()
     return float(counter.get_total_flops())
 
 
 def _depth(module: Any) -> tuple[float, float]:
-    """(the longest sum of any layer, the number of layers): how far errors may add up."""
+    """Return (longest sum in any layer, number of layers): they limit how far errors add up."""
     rows = [p.numel() // p.shape[0] for p in module.parameters() if p.dim() > 1]
     return float(max(rows, default=1)), float(max(len(rows), 1))
 
 
 def _cache_bytes(backend: BaseBackend) -> int:
-    """Of the cache nearest to memory that a cold call must not find its inputs in."""
+    """Size of the last-level cache, which must not contain the inputs of a cold call."""
     if backend.device.type == "cuda":
         properties: Any = torch.cuda.get_device_properties(backend.device)
         return int(getattr(properties, "L2_cache_size", 0)) or 256 << 20
@@ -249,7 +253,7 @@ def _told(error: BaseException) -> str:
 
 
 class _Watchdog:
-    """Ends this process when its block lasts longer than it may; 0: no limit."""
+    """End this process if its block takes longer than `limit_s` seconds (0: no limit)."""
 
     def __init__(self, limit_s: float):
         self._timer = threading.Timer(limit_s, os._exit, (TIMED_OUT,)) if limit_s > 0 else None

@@ -1,7 +1,7 @@
-"""A session that is asked from outside its process: one JSON object in, one out, over a socket of this user alone.
+"""Serve a session to other processes: one JSON object in, one out, over a Unix socket that only this user can open.
 
-The agent of the node asks on behalf of the server. Where the socket is stands in the attempt's folder; the socket
-itself lies in a folder of its own, since its path may have 100 bytes and no more.
+The node's agent sends requests on behalf of the server. A file in the attempt's folder contains the socket's path; the
+socket itself is in a temporary folder, because its path may have at most about 100 bytes.
 """
 
 import json
@@ -21,14 +21,14 @@ from workers.attempt.redaction import Redactor
 ADDRESS = "session.json"
 LOOK_S = 0.5
 IDLE_TIMEOUT_S = 900.0
-"""A session nobody has asked anything for so long belongs to a run that will not come back."""
+"""Seconds without a request after which a session ends: its run is gone."""
 MOST_ADDRESS_BYTES = 4096
 MOST_ANSWER_BYTES = 32 << 20
 Message = dict[str, Any]
 
 
 def serve(folder: Path, handle: Callable[[Message], Any], stopped: Callable[[], bool]) -> str:
-    """Answer until told {"do": "end"}, until `stopped`, or until nobody asks; returns which of them it was."""
+    """Serve until {"do": "end"}, until `stopped()`, or until no request comes. Return ended, stopped or forgotten."""
     with tempfile.TemporaryDirectory(prefix="pf-session-") as private, socket.socket(socket.AF_UNIX) as listening:
         path = str(Path(private) / "socket")
         listening.bind(path)
@@ -38,42 +38,42 @@ def serve(folder: Path, handle: Callable[[Message], Any], stopped: Callable[[], 
         part = address.with_suffix(f".{os.getpid()}")
         part.write_text(json.dumps({"socket": path, "pid": os.getpid()}))
         part.replace(address)
-        silent_s, redact = 0.0, Redactor.of_rank(os.environ)
-        while silent_s < IDLE_TIMEOUT_S:
+        idle_s, redact = 0.0, Redactor.of_rank(os.environ)
+        while idle_s < IDLE_TIMEOUT_S:
             if stopped():
                 return "stopped"
             try:
-                asking, _ = listening.accept()
+                connection, _ = listening.accept()
             except TimeoutError:
-                silent_s += LOOK_S
+                idle_s += LOOK_S
                 continue
-            silent_s = 0.0
-            with asking:
-                if not _answer(asking, handle, redact):
+            idle_s = 0.0
+            with connection:
+                if not _answer(connection, handle, redact):
                     return "ended"
         return "forgotten"
 
 
-def _answer(asking: socket.socket, handle: Callable[[Message], Any], redact: Redactor) -> bool:
-    """False once told to end. Whoever hangs up amid a call, or asks nothing that can be read, ends no session."""
+def _answer(connection: socket.socket, handle: Callable[[Message], Any], redact: Redactor) -> bool:
+    """Handle one request; return False if it ends the session. A lost connection or invalid request does not."""
     try:
-        with asking.makefile("rb") as stream:
+        with connection.makefile("rb") as stream:
             message = _message(stream.readline())
     except (OSError, UnreadableFile):
         return True
     ends = message.get("do") == "end"
-    told = json.dumps(redact.plain({"result": {}} if ends else _told(message, handle), keys=False))
+    response = json.dumps(redact.plain({"result": {}} if ends else _told(message, handle), keys=False))
     with suppress(OSError):
-        asking.sendall(told.encode() + b"\n")
+        connection.sendall(response.encode() + b"\n")
     return not ends
 
 
 def _message(line: bytes) -> Message:
-    """Raises UnreadableFile."""
-    found = parse_json(line, "a message") if line.endswith(b"\n") else None
-    if not isinstance(found, dict):
-        raise UnreadableFile("a message", "is not a whole JSON object")
-    return found
+    """Parse a request. Raises UnreadableFile if it is not a complete JSON object."""
+    message = parse_json(line, "a message") if line.endswith(b"\n") else None
+    if not isinstance(message, dict):
+        raise UnreadableFile("a message", "is not a complete JSON object")
+    return message
 
 
 def _told(message: Message, handle: Callable[[Message], Any]) -> Message:
@@ -84,47 +84,48 @@ def _told(message: Message, handle: Callable[[Message], Any]) -> Message:
 
 
 def request(folder: Path, message: Message, timeout_s: float) -> Any:
-    """Ask the session whose attempt writes `folder`: user code runs there, so its answer is bounded in time and size.
+    """Send a request to the session of the attempt that writes `folder`.
 
-    Raises FleetError where none answers, UserError with what the session refuses.
+    User code runs there, so the reply is limited in time and size. Raises FleetError if the session does not reply, and
+    UserError if it refuses the request.
     """
     try:
         line = _asked(_address(folder), message, time.monotonic() + timeout_s)
-        told = parse_json(line, "its answer") if line else None
+        reply = parse_json(line, "its reply") if line else None
     except (OSError, ValueError, UnreadableFile) as e:
-        raise FleetError(f"the session does not answer: {type(e).__name__}: {e}", "see the log of its job") from None
-    if told is None:
-        raise FleetError("the session ended amid a call", "see the log of its job")
-    if isinstance(told, dict) and "result" in told:
-        return told["result"]
-    if isinstance(told, dict) and "error" in told:
-        raise UserError(str(told["error"]), str(told.get("remedy", "")))
-    raise FleetError("the session answered with neither a result nor an error", "see the log of its job")
+        raise FleetError(f"the session does not reply: {type(e).__name__}: {e}", "see the log of its job") from None
+    if reply is None:
+        raise FleetError("the session ended during a request", "see the log of its job")
+    if isinstance(reply, dict) and "result" in reply:
+        return reply["result"]
+    if isinstance(reply, dict) and "error" in reply:
+        raise UserError(str(reply["error"]), str(reply.get("remedy", "")))
+    raise FleetError("the session replied with neither a result nor an error", "see the log of its job")
 
 
 def _address(folder: Path) -> str:
-    found = read_json(folder / ADDRESS, MOST_ADDRESS_BYTES)
-    if not isinstance(found, dict) or not isinstance(found.get("socket"), str):
-        raise UnreadableFile(ADDRESS, "names no socket")
-    return str(found["socket"])
+    address = read_json(folder / ADDRESS, MOST_ADDRESS_BYTES)
+    if not isinstance(address, dict) or not isinstance(address.get("socket"), str):
+        raise UnreadableFile(ADDRESS, "does not contain the path of a socket")
+    return str(address["socket"])
 
 
 def _asked(address: str, message: Message, deadline_s: float) -> bytes:
-    """The line that comes back, b"" when the other side hangs up. A byte now and then does not put off the deadline."""
-    got = bytearray()
-    with socket.socket(socket.AF_UNIX) as asking:
-        asking.settimeout(_left(deadline_s))
-        asking.connect(address)
-        asking.sendall(json.dumps(message).encode() + b"\n")
-        while not got.endswith(b"\n"):
-            asking.settimeout(_left(deadline_s))
-            piece = asking.recv(1 << 20)
+    """Send a request and return the reply, or b"" if the peer closes. Partial data does not extend the deadline."""
+    received = bytearray()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_left(deadline_s))
+        connection.connect(address)
+        connection.sendall(json.dumps(message).encode() + b"\n")
+        while not received.endswith(b"\n"):
+            connection.settimeout(_left(deadline_s))
+            piece = connection.recv(1 << 20)
             if not piece:
                 return b""
-            got += piece
-            if len(got) > MOST_ANSWER_BYTES:
-                raise UnreadableFile("its answer", f"is longer than {MOST_ANSWER_BYTES} bytes")
-    return bytes(got)
+            received += piece
+            if len(received) > MOST_ANSWER_BYTES:
+                raise UnreadableFile("its reply", f"is longer than {MOST_ANSWER_BYTES} bytes")
+    return bytes(received)
 
 
 def _left(deadline_s: float) -> float:

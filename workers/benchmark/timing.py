@@ -1,7 +1,7 @@
-"""Blocks of calls timed by the clock that is right for the device, and what that clock itself costs.
+"""Time blocks of calls with the clock that suits the device, and measure that clock's overhead.
 
-An accelerator of CUDA, ROCm or XPU is timed by its own events; everything else by the host's clock round a block that
-a forced synchronisation closes. MPS has events too, but they were unreliable before pytorch#196395.
+CUDA, ROCm and XPU devices are timed by their own events; everything else by the host's clock around a block that ends
+with a synchronisation. MPS also has events, but they were unreliable before pytorch#196395.
 """
 
 import os
@@ -25,8 +25,8 @@ Refill = Callable[[int], None] | None
 
 @dataclass(frozen=True, slots=True)
 class TimedBlock:
-    """Parts of `calls` calls each, with the seconds of each by the timer; `cpu_s` of this process in all of them, and
-    how often the system took the CPU away. A short part is more often undisturbed than a long one."""
+    """Times of parts of `calls` calls each, in seconds; `cpu_s` of this process and the number of preemptions in all of
+    them. Parts are short, because a short part is more often undisturbed than a long one."""
 
     calls: int
     parts_s: tuple[float, ...]
@@ -35,13 +35,13 @@ class TimedBlock:
 
     @property
     def call_s(self) -> float:
-        """The middle of the parts, per call."""
+        """Median seconds per call of the parts."""
         return median(self.parts_s) / self.calls
 
 
 class Timer:
-    """`name` says which clock; `overhead_s` is what one empty block takes by it, measured at the start. `case_s` is
-    what its user gives a case: no call is warmed up for longer.
+    """`name` is the clock; `overhead_s` the time of an empty block, measured at the start. `case_s` is the user's time
+    limit per case: no call is warmed up for longer.
     """
 
     def __init__(self, backend: "BaseBackend"):
@@ -52,7 +52,7 @@ class Timer:
         self.overhead_s = median(self.block(lambda: None, 1).parts_s[0] for _ in range(LOOKS))
 
     def by_host(self, synchronize: Callable[[], None]) -> "Timer":
-        """For work that torch does not see: the host's clock, closed by `synchronize`."""
+        """Return a timer for work outside torch: the host's clock, with `synchronize` at the end of a block."""
         other = object.__new__(Timer)
         other._backend, other.case_s, other._device = _Closing(self._backend, synchronize), self.case_s, None
         other.name = "host clock, synchronised"
@@ -60,20 +60,20 @@ class Timer:
         return other
 
     def block(self, call: Callable[[], Any], calls: int, parts: int = 1, refill: Refill = None) -> TimedBlock:
-        """`refill`, if given, gets ready what the next `calls` use up; that is not timed.
+        """Time `parts` parts of `calls` calls. `refill`, which is not timed, prepares the inputs of each part.
 
-        Every result is held until its step is cut off, so that a lazy device computes it, and no longer: one kept
-        beyond that costs the next call fresh memory (a softmax of 4 MB took 1.5 times as long so, on our CPU).
+        Every result is held until its step boundary, so that a lazy device computes it, and no longer: otherwise the
+        next call would need new memory (a softmax of 4 MB then took 1.5 times as long on our CPU).
         """
         self._backend.synchronize()
-        one = self._by_events if self._device else self._by_host
-        taken, cpu_s, preempted = [], 0.0, 0
+        time_part = self._by_events if self._device else self._by_host
+        times_s, cpu_s, preempted = [], 0.0, 0
         for _ in range(parts):
             self._refill(refill, calls)
             before, cpu = _switches(), process_time()
-            taken.append(one(call, calls))
+            times_s.append(time_part(call, calls))
             cpu_s, preempted = cpu_s + process_time() - cpu, preempted + _switches() - before
-        return TimedBlock(calls, tuple(taken), cpu_s, preempted)
+        return TimedBlock(calls, tuple(times_s), cpu_s, preempted)
 
     def _refill(self, refill: Refill, calls: int) -> None:
         if refill is not None:
@@ -83,13 +83,13 @@ class Timer:
 
     def _by_host(self, call: Callable[[], Any], calls: int) -> float:
         boundary = self._backend.step_boundary
-        begun = perf_counter()
+        started = perf_counter()
         for _ in range(calls):
-            kept = call()
+            result = call()
             boundary()
-            del kept
+            del result
         self._backend.synchronize()
-        return perf_counter() - begun
+        return perf_counter() - started
 
     def _by_events(self, call: Callable[[], Any], calls: int) -> float:
         begin, end = (self._device.Event(enable_timing=True) for _ in range(2))
@@ -101,24 +101,24 @@ class Timer:
         return float(begin.elapsed_time(end)) / 1e3
 
     def alone(self, call: Callable[[], Any], refill: Refill = None) -> float:
-        """Seconds from asking for one call until it is done, by the host's clock: what a single request waits."""
+        """Seconds from the start of one call until it is done, by the host's clock: the latency of one request."""
         self._backend.synchronize()
         self._refill(refill, 1)
-        begun = perf_counter()
-        kept = call()
+        started = perf_counter()
+        result = call()
         self._backend.synchronize()
-        seconds = perf_counter() - begun
-        del kept
+        seconds = perf_counter() - started
+        del result
         return seconds
 
 
 class _Closing:
-    """What a timer asks of a back end, with another end of a block."""
+    """The back end's interface that a timer uses, with another `synchronize`."""
 
     def __init__(self, backend: Any, synchronize: Callable[[], None]):
         self.device, self.step_boundary, self.synchronize = backend.device, backend.step_boundary, synchronize
 
 
 def _switches() -> int:
-    """Times that the system took a CPU away from this process. Source: getrusage(2), ru_nivcsw."""
+    """Number of times that the kernel preempted this process. Source: getrusage(2), ru_nivcsw."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if os.name == "posix" else 0

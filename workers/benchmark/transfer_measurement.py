@@ -1,4 +1,4 @@
-"""Arms that move bytes: they have no model, and are checked by comparing what arrived."""
+"""Prepare cases that move bytes. They have no model; the check compares the bytes that arrived."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def prepare_transfer(case: Case, backend: BaseBackend, timer: Timer) -> Prepared
         return target.copy_(device)
 
     def negate() -> Any:
-        """A lazy device copies nothing: it lets two tensors share. Negating reads and writes as much."""
+        """Negate: a lazy device does not copy but shares memory. Negating reads and writes the same bytes."""
         return -device
 
     def up() -> Any:
@@ -37,7 +37,7 @@ def prepare_transfer(case: Case, backend: BaseBackend, timer: Timer) -> Prepared
     call = negate if lazy else up if name == "host-to-device" else copy
     first_call_s = timer.alone(call)
     arrived = bool(torch.equal(-call().cpu() if lazy else target.cpu(), host.cpu()))
-    accuracy = {"ok": arrived, "reason": "" if arrived else "what arrived is not what was sent"}
+    accuracy = {"ok": arrived, "reason": "" if arrived else "the received bytes differ from those sent"}
     return warmed_up(
         call, timer, {"accuracy": accuracy, "first_call_s": first_call_s, "pinned": pinned, "by": call.__name__}
     )

@@ -1,4 +1,4 @@
-"""What moves bytes and computes nothing: between host and device, in the device's memory, and among its ranks."""
+"""Transfers of the catalogue: between host and device, in the device's memory, and between ranks."""
 
 from workers.benchmark.case import FULL, QUICK, Definition, Sizes, zero
 
@@ -15,7 +15,7 @@ def _size(sizes: Sizes) -> str:
 
 
 def _moves(name: str, about: str, times: float, collective: bool = False) -> Definition:
-    """`times` each byte crosses what is measured. Sizes are bytes whatever the precision: it moves float32."""
+    """Define a transfer that moves each byte `times` times. Sizes are bytes of float32, whatever the precision."""
     return Definition(
         name, "transfer", about,
         flops=zero, elements=zero, depth=lambda s: 1, roundings=lambda s: 1,

@@ -1,1 +1,1 @@
-"""What a kind of device can do: documented facts with their sources, corrected by probes on the device itself."""
+"""Capabilities of a kind of device: documented facts with sources, corrected by probes on the device itself."""

@@ -1,4 +1,4 @@
-"""What is written of a kind of device, without opening one: the catalogue's rows as capabilities need them.
+"""Documented facts about a kind of device, from the catalogue, without opening a device.
 
 Imports the standard library only.
 """
@@ -13,20 +13,20 @@ from cluster.types import Scalar
 
 
 def device_facts(kind: str) -> DeviceModel | None:
-    """The row of a kind, of the card for one of its MIG slices; None where nothing is written."""
+    """Return the catalogue's row of a kind (for a MIG slice: of its GPU), None if it has none."""
     return catalogue.model(kind)
 
 
 def cited(keys: "tuple[str, ...]") -> str:
-    """Where a row's facts stand: addresses, or titles of what has none."""
-    found = (catalogue.sources()[key.rpartition("=")[2]] for key in dict.fromkeys(keys))
-    return " ; ".join(dict.fromkeys(source.url or source.title for source in found))
+    """Return the sources of a row's facts: URLs, or titles of sources without a URL."""
+    sources = (catalogue.sources()[key.rpartition("=")[2]] for key in dict.fromkeys(keys))
+    return " ; ".join(dict.fromkeys(source.url or source.title for source in sources))
 
 
 def documented_dtypes(
     backend: str, kind: str, architecture: str = "", properties: "Mapping[str, Scalar] | None" = None
 ) -> tuple[str, ...]:
-    """Names of dtypes that a device computes with natively, by its documents; () where nothing is known of it."""
+    """Return the names of dtypes with which a device computes natively, as documented; () for an unknown device."""
     rows = rows_of(backend, architecture or catalogue.architecture_of(kind), properties)
     return tuple(sorted(frozenset().union(*(row.native for row in rows))))
 
@@ -34,11 +34,11 @@ def documented_dtypes(
 def rows_of(
     backend: str, architecture: str, properties: "Mapping[str, Scalar] | None" = None
 ) -> tuple[Architecture, ...]:
-    """The row of an architecture, and those of the instruction sets that a CPU has (`properties` that are True).
+    """Return the rows of an architecture and of the instruction sets that a CPU has (`properties` that are True).
 
-    Without units for it float16 is some 180 times slower than bfloat16 (measured on an AMD Zen 5).
+    Without hardware units float16 is about 180 times slower than bfloat16 (measured on an AMD Zen 5).
     """
-    known = catalogue.architecture(backend, architecture)
-    sets = [name for name, value in (properties or {}).items() if value is True]
-    extra = (catalogue.architectures().get((backend, name)) for name in sets)
-    return tuple(row for row in (known, *extra) if row is not None)
+    row_of_architecture = catalogue.architecture(backend, architecture)
+    instruction_sets = [name for name, value in (properties or {}).items() if value is True]
+    extra = (catalogue.architectures().get((backend, name)) for name in instruction_sets)
+    return tuple(row for row in (row_of_architecture, *extra) if row is not None)

@@ -1,4 +1,4 @@
-"""capabilities(kind): what a kind of device can do, each value with how it is known and where from."""
+"""Capabilities of a kind of device, each value with its origin (probed, documented, unknown) and source."""
 
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ PROBED, DOCUMENTED, UNKNOWN = "probed", "documented", "unknown"
 
 @dataclass(frozen=True, slots=True)
 class CapabilityValue:
-    """A value, `probed` on a device, `documented`, or `unknown` (then None), and the source."""
+    """A value, its label `probed`, `documented` or `unknown` (the value is then None), and its source."""
 
     value: Any
     label: str
@@ -26,9 +26,10 @@ class CapabilityValue:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """`dtypes` says for each floating dtype `native`, `emulated` (computed with at a fraction of the speed, or by
-    conversion) or `absent`. `fp8_flavour` is `fn` (NVIDIA's and OCP's), `fnuz` (MI300: the same bits mean half the
-    value) or `none`.
+    """Capabilities of a kind of device.
+
+    `dtypes` has for each floating dtype `native`, `emulated` (computed by conversion or at a fraction of the speed) or
+    `absent`. `fp8_flavour` is `fn` (NVIDIA and OCP), `fnuz` (MI300: the same bits mean half the value) or `none`.
     """
 
     kind: str
@@ -42,68 +43,75 @@ class Capabilities:
     compile: CapabilityValue
 
     def native(self, dtype: str) -> bool | None:
-        """None where it is unknown."""
-        found = self.dtypes.get(dtype)
-        return None if found is None or found.label == UNKNOWN else found.value == "native"
+        """Return whether the device computes natively with `dtype`, None if unknown."""
+        support = self.dtypes.get(dtype)
+        return None if support is None or support.label == UNKNOWN else support.value == "native"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def capabilities(kind: str, backend: "BaseBackend | None" = None) -> Capabilities:
-    """Of a kind as devices spell it (`nvidia:H100-80GB`, `tpu:v5e`, `cpu`) or of a back end by name or alias.
+    """Return the capabilities of a device kind (`nvidia:H100-80GB`, `tpu:v5e`, `cpu`) or of a backend's name or alias.
 
-    With a `backend`, which must be on such a device, what its probes found overrules the documents; the probes run once
-    per kind and set of library versions and are then read from POLYFLEET_HOME. Raises UserError for an unknown back
-    end, naming the nearest.
+    With a `backend`, which must be on such a device, its probes override the documented values; they run once per kind
+    and set of library versions, and are then read from POLYFLEET_HOME. Raises UserError for an unknown backend, naming
+    the nearest.
     """
     if not isinstance(kind, str):
-        raise UserError(f"{type(kind).__name__} is no kind", "give one as a string, as in 'nvidia:H100-80GB'")
+        raise UserError(f"kind is a {type(kind).__name__}", "give a string such as 'nvidia:H100-80GB'")
     if backend is not None and not hasattr(backend, "get_device_info"):
-        raise UserError(f"backend is a {type(backend).__name__}", "give what workers.get_backend returns")
+        raise UserError(f"backend is a {type(backend).__name__}", "give a backend from workers.get_backend")
     name = backend_name(kind.partition(":")[0])
-    asked = name + (f":{kind.partition(':')[2]}" if ":" in kind else "")
-    known = _documented(name, asked)
+    canonical_kind = name + (f":{kind.partition(':')[2]}" if ":" in kind else "")
+    documented = _documented(name, canonical_kind)
     if backend is None:
-        return known
+        return documented
     from workers.capability.probes import apply_probes
 
-    return apply_probes(known, backend)
+    return apply_probes(documented, backend)
 
 
 def _documented(backend: str, kind: str) -> Capabilities:
     source = cited(catalogue.vendor(backend).sources)
-    known = catalogue.architecture(backend, catalogue.architecture_of(kind))
-    told = {name: _told(value, source) for name, value in catalogue.features(kind).items()}
-    told["fp8_flavour"] = _told(told["fp8_flavour"].value, cited(known.sources) if known else "")
-    return Capabilities(kind=kind, dtypes=_dtypes(backend, kind, known), **told)
+    architecture = catalogue.architecture(backend, catalogue.architecture_of(kind))
+    values = {name: _told(value, source) for name, value in catalogue.features(kind).items()}
+    values["fp8_flavour"] = _told(values["fp8_flavour"].value, cited(architecture.sources) if architecture else "")
+    return Capabilities(kind=kind, dtypes=_dtypes(backend, kind, architecture), **values)
 
 
 def _told(value: Any, source: str) -> CapabilityValue:
     return CapabilityValue(None, UNKNOWN) if value is None else CapabilityValue(value, DOCUMENTED, source)
 
 
-def _dtypes(backend: str, kind: str, known: Architecture | None) -> dict[str, CapabilityValue]:
-    """Unknown but float32 where nobody wrote down what all devices of the kind compute with."""
-    source = cited(known.sources) if known else ""
-    found = {name: CapabilityValue(_how(name, known), DOCUMENTED, source) for name in FLOATS} if known else {}
-    unknown = _differing(backend) if known and not known.architecture else frozenset()
-    plain = CapabilityValue("native", DOCUMENTED, source or cited(catalogue.vendor(backend).sources))
-    others = {
-        name: CapabilityValue(None, UNKNOWN) if name in unknown else found.get(name, CapabilityValue(None, UNKNOWN))
+def _dtypes(backend: str, kind: str, architecture: Architecture | None) -> dict[str, CapabilityValue]:
+    """Return the support of each dtype. Only float32 is certain for a kind without documented architecture."""
+    source = cited(architecture.sources) if architecture else ""
+    documented = (
+        {name: CapabilityValue(_how(name, architecture), DOCUMENTED, source) for name in FLOATS} if architecture else {}
+    )
+    varying = _differing(backend) if architecture and not architecture.architecture else frozenset()
+    native = CapabilityValue("native", DOCUMENTED, source or cited(catalogue.vendor(backend).sources))
+    values = {
+        name: CapabilityValue(None, UNKNOWN)
+        if name in varying
+        else documented.get(name, CapabilityValue(None, UNKNOWN))
         for name in FLOATS
     }
-    return others | {"float32": plain}
+    return values | {"float32": native}
 
 
-def _how(dtype: str, known: Architecture) -> str:
-    """`native`, `emulated` (converted, or a fraction of the speed) or `absent`."""
-    return "native" if dtype in known.native else "emulated" if dtype in known.emulated else "absent"
+def _how(dtype: str, architecture: Architecture) -> str:
+    """Return `native`, `emulated` (computed by conversion or at a fraction of the speed) or `absent`."""
+    return "native" if dtype in architecture.native else "emulated" if dtype in architecture.emulated else "absent"
 
 
 def _differing(backend: str) -> frozenset[str]:
-    """What some architectures of a back end compute with and not all: of its name alone, or of `cpu`, which does not
-    tell the instruction sets, it is not known.
+    """Return the dtypes that only some architectures of a backend support natively.
+
+    They are unknown for a kind without a model, and for `cpu`, which does not name the instruction sets.
     """
-    rows = {name: row for (of, name), row in catalogue.architectures().items() if of == backend and name != EMULATED}
+    rows = {
+        name: row for (vendor, name), row in catalogue.architectures().items() if vendor == backend and name != EMULATED
+    }
     return frozenset().union(*(row.native for row in rows.values())) - rows[""].native

@@ -1,7 +1,7 @@
-"""What devices answered when they were probed, kept in POLYFLEET_HOME by kind of device and set of libraries.
+"""Cache of probe results in POLYFLEET_HOME: one file per kind of device and set of libraries.
 
-A file holds JSON: {"dtypes": {name: native, emulated or absent}, "flash_attention": …, "compile": …}, as far as it was
-asked. Imports no torch, so that whoever only looks at a machine can read what was found out on it.
+A file contains JSON: {"dtypes": {name: native, emulated or absent}, "flash_attention": …, "compile": …}; values not yet
+probed are missing. Imports no torch, so that discovery can read the cache without torch.
 """
 
 import hashlib
@@ -18,50 +18,53 @@ from workers.discovery import cpu
 from workers.discovery.machine import Machine
 from workers.discovery.versions import versions
 
-# Variables that hide units of a CPU from torch or oneDNN: the answers under them are others.
+# Variables that hide units of a CPU from torch or oneDNN, and so change the results.
 HEEDED = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "XLA_FLAGS")
 OTHERS = ("ray", "polyfleet", "safetensors")
 
 
 def key(kind: str) -> str:
-    """The file's stem: other libraries, another CPU behind the same kind, and other limits are other answers."""
+    """Return the file's stem. It depends on the kind, the CPU's model, the libraries and the variables in HEEDED."""
     limits = {name: os.environ[name] for name in HEEDED if name in os.environ}
-    told = json.dumps([kind, _cpu(), _libraries(), limits], sort_keys=True)
-    return f"{kind.replace(':', '-')}-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+    identity = json.dumps([kind, _cpu(), _libraries(), limits], sort_keys=True)
+    return f"{kind.replace(':', '-')}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
 
 def read(stem: str) -> dict[str, Any]:
-    """{} where nothing was asked yet, or the file cannot be read."""
+    """Return the cached results; {} if there are none or the file is unreadable."""
     try:
-        found = json.loads(_path(stem).read_text())
+        results = json.loads(_path(stem).read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) and isinstance(found.get("dtypes", {}), dict) else {}
+    return results if isinstance(results, dict) and isinstance(results.get("dtypes", {}), dict) else {}
 
 
 def add(stem: str, name: str, value: Any) -> None:
-    """One answer more; `dtypes` grow. Whole or not at all: a full disk costs a second probing, not the answer."""
-    found = read(stem)
-    found[name] = {**found.get(name, {}), **value} if isinstance(value, dict) else value
+    """Add one result to the file; a dict is merged into the existing one.
+
+    The file is replaced atomically. An error, such as a full disk, is ignored: the next process probes again.
+    """
+    results = read(stem)
+    results[name] = {**results.get(name, {}), **value} if isinstance(value, dict) else value
     path = _path(stem)
-    part = path.with_suffix(f".{os.getpid()}")
+    temporary = path.with_suffix(f".{os.getpid()}")
     try:
         private_dir(path.parent)
-        part.write_text(json.dumps(found))
-        part.replace(path)
+        temporary.write_text(json.dumps(results))
+        temporary.replace(path)
     except (OSError, UserError):
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def dtypes(kind: str) -> dict[str, str]:
-    """name -> native, emulated or absent, where all floating dtypes were tried out on this kind here; {} where not."""
-    found: dict[str, str] = read(key(kind)).get("dtypes", {})
-    return found if set(FLOATS) <= set(found) else {}
+    """Return dtype -> native, emulated or absent, if all floating dtypes of this kind were probed here; else {}."""
+    probed: dict[str, str] = read(key(kind)).get("dtypes", {})
+    return probed if set(FLOATS) <= set(probed) else {}
 
 
 @cache
 def _cpu() -> str:
-    """A kind `cpu` does not tell which."""
+    """Model name of the CPU, which the kind `cpu` does not contain."""
     return cpu.name(Machine())
 
 

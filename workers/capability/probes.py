@@ -1,4 +1,4 @@
-"""What a device answers when it is asked: the dtypes it computes with, attention in one kernel, a compiled function.
+"""Probe a device: the dtypes it computes with, flash attention, a compiled function.
 
 Probes open the device and take seconds: they run once per kind and set of library versions.
 """
@@ -18,36 +18,36 @@ from workers.capability.matrix import FLOATS, PROBED, Capabilities, CapabilityVa
 from workers.optimizers.compilers import compile_model
 from workers.optimizers.pass_context import PassContext, SkipPass, as_sample
 
-ASKED = "asked of the device"
+ASKED = "probed on the device"
 
 
-def apply_probes(known: Capabilities, backend: BaseBackend) -> Capabilities:
-    """`known` with what the device answers."""
-    told = probe_results(backend)
-    dtypes = {name: CapabilityValue(answer, PROBED, ASKED) for name, answer in told["dtypes"].items()}
-    native = {name for name, answer in told["dtypes"].items() if answer == "native"}
+def apply_probes(documented: Capabilities, backend: BaseBackend) -> Capabilities:
+    """Return `documented` with the values that probes of the device replace."""
+    results = probe_results(backend)
+    dtypes = {name: CapabilityValue(support, PROBED, ASKED) for name, support in results["dtypes"].items()}
+    native = {name for name, support in results["dtypes"].items() if support == "native"}
     flavour = "fnuz" if native & set(FP8_FNUZ) else "fn" if native & set(FP8_FN) else "none"
     return replace(
-        known,
-        dtypes={**known.dtypes, **dtypes},
-        flash_attention=CapabilityValue(told["flash_attention"], PROBED, ASKED),
+        documented,
+        dtypes={**documented.dtypes, **dtypes},
+        flash_attention=CapabilityValue(results["flash_attention"], PROBED, ASKED),
         fp8_flavour=CapabilityValue(flavour, PROBED, ASKED),
-        compile=CapabilityValue(told["compile"], PROBED, ASKED),
+        compile=CapabilityValue(results["compile"], PROBED, ASKED),
         collectives=CapabilityValue(backend.collective_backend, PROBED, ASKED),
     )
 
 
 def probe_results(backend: BaseBackend) -> dict[str, Any]:
-    """dtypes (name -> native, emulated, absent), flash_attention, compile. From what was kept, as far as it was."""
+    """Return dtypes (name -> native, emulated, absent), flash_attention and compile, cached or probed now."""
     dtypes = {name: backend.dtype_support(name) for name in FLOATS if hasattr(torch, name)}
     key = probe_cache.key(backend.kind)
-    kept = probe_cache.read(key)
+    results = probe_cache.read(key)
     with backend:
-        for name, ask in (("flash_attention", _flash), ("compile", _compiles)):
-            if name not in kept:
-                kept[name] = ask(backend)
-                probe_cache.add(key, name, kept[name])
-    return {"dtypes": dtypes, "flash_attention": kept["flash_attention"], "compile": kept["compile"]}
+        for name, probe in (("flash_attention", _flash), ("compile", _compiles)):
+            if name not in results:
+                results[name] = probe(backend)
+                probe_cache.add(key, name, results[name])
+    return {"dtypes": dtypes, "flash_attention": results["flash_attention"], "compile": results["compile"]}
 
 
 def _flash(backend: BaseBackend) -> bool:
@@ -58,7 +58,7 @@ def _flash(backend: BaseBackend) -> bool:
 
 def _attend(query: torch.Tensor, backend: BaseBackend) -> None:
     if backend.device.type == "xla":
-        raise RuntimeError("torch's kernels are not XLA's")
+        raise RuntimeError("torch's attention kernels do not run on XLA")
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION]), torch.no_grad():
         torch.nn.functional.scaled_dot_product_attention(query, query, query)
         backend.synchronize()
@@ -75,7 +75,7 @@ def _works(call: Callable[[], None]) -> bool:
 
 
 def _compiles(backend: BaseBackend) -> str:
-    """The compiler that compiled a layer here, or why none did."""
+    """Return the compiler that compiled a layer here, or "none: " and the reason."""
     sample = backend.to_device(as_sample(torch.ones(2, 4)))
     work = PassContext(backend, torch.float32, False, sample)
     layer = backend.to_device(torch.nn.Linear(4, 4).eval())

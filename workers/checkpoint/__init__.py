@@ -1,7 +1,7 @@
-"""Checkpoints that cross vendors: plain safetensors and a manifest, verified, never pickled. format/manifest.py has the
-format, docs/checkpoint-format.md the same in prose.
+"""Checkpoints that any vendor's devices can load: safetensors and a manifest, verified, never pickled.
 
-Importing this imports no torch; what needs it does when it is first asked for.
+format/manifest.py defines the format; docs/checkpoint-format.md describes it in prose. Importing this package does not
+import torch: names are loaded on first use.
 """
 
 from importlib import import_module

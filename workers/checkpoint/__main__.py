@@ -1,4 +1,4 @@
-"""One tool, as tools.py says: a request on stdin, JSON lines on stdout."""
+"""Run one checkpoint tool (see tools.py): a request on stdin, JSON lines on stdout."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from cluster.errors import PolyfleetError
 from workers.checkpoint.format import links
 from workers.checkpoint.tools import EVERY_S, apply_sandbox, exceeds_limits, run
 
-ONLINE = "this system lets no process cut off its network; nothing of the file is run in any case"
+ONLINE = "this system cannot cut off the network of a process; code in the file is never run in any case"
 
 
 def main() -> int:
@@ -35,7 +35,7 @@ def main() -> int:
 
 
 class _Teller:
-    """Progress, not more often than anybody can look at it."""
+    """Write progress lines, at most one every EVERY_S."""
 
     def __init__(self) -> None:
         self._last_s = 0.0
@@ -53,7 +53,7 @@ def _tell(line: dict[str, Any]) -> None:
 
 
 def _end_with_reader() -> None:
-    """Whoever asked holds our stdin open. When that ends, nobody waits for an answer any more."""
+    """Exit when stdin ends: the caller keeps it open for as long as it waits for the result."""
     sys.stdin.read()
     os._exit(1)
 

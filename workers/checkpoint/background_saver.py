@@ -1,7 +1,7 @@
-"""Saving while training goes on: a copy is taken, the caller returns, a thread writes it. One at a time.
+"""Save while training continues: copy the state, return, and write the copy in a thread. One save at a time.
 
-The copy lies in memory that is kept between saves, laid out as the files will be; the thread hashes it and hands it to
-the disk, so it costs the training next to nothing. CPU tensors are copied like all others: a step changes them.
+The copy is in memory that is kept between saves, laid out as the files will be. The thread hashes it and writes it,
+which costs the training next to nothing. CPU tensors are copied like all others, because a training step changes them.
 """
 
 import os
@@ -18,7 +18,7 @@ from workers.checkpoint.saver import PreparedSave, Saved, prepare, write
 
 
 class SaveInProgress:
-    """A save under way. `result()` waits for it; `path` is where it will be once it is done."""
+    """A save that is being written. `result()` waits for it; `path` is where the checkpoint will be."""
 
     def __init__(self, prepared: PreparedSave, blocked_s: float, work: Callable[[], Saved]):
         self.path = prepared.to.path
@@ -27,7 +27,7 @@ class SaveInProgress:
         self.answered = False
         self._saved: Saved | None = None
         self._error: BaseException | None = None
-        # Not a daemon: a process that ends now still finishes what it was told to save.
+        # Not a daemon thread: a process that exits now still finishes its save.
         self._thread = threading.Thread(target=self._run, args=(work,), name=f"save-{self.step}")
 
     def start(self) -> None:
@@ -37,11 +37,11 @@ class SaveInProgress:
         return not self._thread.is_alive()
 
     def settle(self) -> None:
-        """Until it has ended, well or not."""
+        """Wait until the save has ended, whether it succeeded or failed."""
         self._thread.join()
 
     def result(self, timeout_s: float | None = None) -> Saved:
-        """Wait until it is durable. Raises CheckpointError of the save, TimeoutError."""
+        """Wait until the checkpoint is durable. Raises the save's CheckpointError, or TimeoutError."""
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise TimeoutError(f"step {self.step} is still being saved after {timeout_s} s")
@@ -59,7 +59,7 @@ class SaveInProgress:
 
 
 class BackgroundSaver:
-    """Keeps the memory for copies, and lets one save be under way at a time."""
+    """Write one save at a time, and keep the memory for its copy."""
 
     def __init__(self) -> None:
         self._arena = Arena()
@@ -79,9 +79,10 @@ class BackgroundSaver:
         around: "Callable[[PreparedSave], AbstractContextManager[Any]]" = nullcontext,
         files: Files | None = None,
     ) -> SaveInProgress:
-        """Like workers.checkpoint.save, but return when the copy is taken. A save still under way is waited for, and
-        if it failed, its error is raised here, unless somebody had it from `result`. `on_done` runs in the thread, and
-        writing inside `around`, which may refuse the copy.
+        """Like workers.checkpoint.save, but return once the state is copied.
+        A save that is still being written is waited for first. If it failed, its error is raised here, unless the
+        caller already got it from `result`. `on_done` runs in the thread. The thread writes inside `around`, which may
+        refuse the copy.
         """
         started_s = time.perf_counter()
         self.wait()
@@ -101,16 +102,16 @@ class BackgroundSaver:
         return saving
 
     def settle(self, root: "str | os.PathLike[str]") -> None:
-        """Until nothing is being written below `root`. Errors are left for whoever saved."""
+        """Wait until nothing is being written below `root`. Does not raise the save's errors."""
         last = self._last
         if last is not None and str(last.path).startswith(str(root).rstrip("/")):
             last.settle()
 
     def wait(self) -> Saved | None:
-        """Until nothing is under way. Raises the error of the last save, once."""
+        """Wait until no save is in progress. Raises the error of the last save, once."""
         last, self._last = self._last, None
         return last.result() if last is not None and not (last.done() and last.answered) else None
 
 
 SHARED = BackgroundSaver()
-"""This process's: one save in flight, one copy's worth of memory."""
+"""The saver of this process: one save in progress, memory for one copy."""

@@ -1,4 +1,4 @@
-"""What differs between two checkpoints, tensor by tensor, in memory for a pair of buffers."""
+"""Compare two checkpoints tensor by tensor, with memory for one pair of buffers."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -17,39 +17,40 @@ from workers.checkpoint.state.tensor_fill import read_elements
 
 Progress = Callable[[int, int], None]
 AT_ONCE = 1 << 20
-"""Elements compared at once."""
+"""Number of elements that are compared at a time."""
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def diff(
     a: str | Path, b: str | Path, progress: Progress | None = None, *, follow_links: bool = True
 ) -> dict[str, Any]:
-    """{"a", "b", "same", "tensors": [row], "only_in_a", "only_in_b", "entries", "names"}; every byte read is verified.
+    """Compare two checkpoints and return their differences; every byte read is verified.
 
-    A row of a changed tensor has "name", "dtype" and "shape" (of both, where they differ), and where values can be
-    compared "changed" (how many), "max_abs", "max_rel" and "max_ulp": the greatest distance in representable values of
-    their dtype. Rows of equal tensors are only counted, in "equal". "entries" names trees that differ.
-    "names" has a sentence for each module whose tensors are compared past wrappers that one side has in their names.
-    `follow_links`: files of both may be links.
+    The result is {"a", "b", "same", "equal", "tensors": [row], "only_in_a", "only_in_b", "entries", "names"}.
+    A row describes a tensor that differs: "name", "dtype" and "shape" (of both, where they differ). Where values can be
+    compared it also has "changed" (their number), "max_abs", "max_rel" and "max_ulp": the greatest distance, counted in
+    representable values of the dtype. "equal" is the number of equal tensors. "entries" lists the entries whose trees
+    differ. "names" has a sentence for each module whose tensors were compared after removing wrapper names that only
+    one side has. `follow_links`: files of both checkpoints may be links.
     """
-    folders = (checkpoint_folder(place, follow_links) for place in (a, b))
+    folders = (checkpoint_folder(location, follow_links) for location in (a, b))
     with (
         CheckpointReader(next(folders), follow_links) as first,
         CheckpointReader(next(folders), follow_links) as second,
     ):
         names_a, names_b = first.manifest.tensors, second.manifest.tensors
         partners, sentences = _partners(first.manifest, second.manifest)
-        both = [name for name in names_a if partners.get(name, name) in names_b]
-        total, done, rows, equal = sum(_bytes(first, n) for n in both), 0, [], 0
-        for name in both:
+        common = [name for name in names_a if partners.get(name, name) in names_b]
+        total, done, rows, equal = sum(_bytes(first, n) for n in common), 0, [], 0
+        for name in common:
             row = _compared(first, second, name, partners.get(name, name))
             rows += [row] if row else []
             equal += not row
             done += _bytes(first, name)
             if progress is not None:
                 progress(done, total)
-        only_a = sorted(set(names_a) - set(both))
-        only_b = sorted(set(names_b) - {partners.get(name, name) for name in both})
+        only_a = sorted(set(names_a) - set(common))
+        only_b = sorted(set(names_b) - {partners.get(name, name) for name in common})
         entries = _entries(first, second)
     return {
         "a": str(first.folder),
@@ -65,18 +66,18 @@ def diff(
 
 
 def _partners(a: Manifest, b: Manifest) -> tuple[dict[str, str], list[str]]:
-    """Names in a -> those in b of modules that are wrapped otherwise, and what was stripped."""
+    """Map names in a to those in b for modules with different wrappers, and describe what was stripped."""
     partners: dict[str, str] = {}
     sentences: list[str] = []
     for entry in (e for e in a.entries if e in b.entries and a.entries[e].kind == b.entries[e].kind == "module"):
-        places = {name.removeprefix(f"{entry}/"): name for name in b.own(entry)}
+        tensors_b = {name.removeprefix(f"{entry}/"): name for name in b.own(entry)}
         try:
-            found = fit([name.removeprefix(f"{entry}/") for name in a.own(entry)], places, sides=("first", "second"))
+            match = fit([name.removeprefix(f"{entry}/") for name in a.own(entry)], tensors_b, sides=("first", "second"))
         except AmbiguousNamesError:
             continue
-        if found is not None and found.stripped:
-            partners |= {f"{entry}/{name}": places[other] for name, other in found.names.items()}
-            sentences.append(f"{entry}: {found.stripped}")
+        if match is not None and match.stripped:
+            partners |= {f"{entry}/{name}": tensors_b[other] for name, other in match.names.items()}
+            sentences.append(f"{entry}: {match.stripped}")
     return partners, sentences
 
 
@@ -97,10 +98,10 @@ def _compared(first: CheckpointReader, second: CheckpointReader, name: str, part
         row |= {"dtype_b": b.dtype, "shape_b": list(b.shape)}
         if a.shape != b.shape or not {a.dtype, b.dtype} <= {*FLOATS, *COMPLEX, *INTEGERS}:
             return row
-    told = _difference(first, second, name, partner)
-    if a.dtype == b.dtype and not told["changed"]:
+    difference = _difference(first, second, name, partner)
+    if a.dtype == b.dtype and not difference["changed"]:
         return None
-    return row | told
+    return row | difference
 
 
 def _difference(first: CheckpointReader, second: CheckpointReader, name: str, partner: str) -> dict[str, Any]:
@@ -133,19 +134,19 @@ def _is_number(tensor: torch.Tensor) -> bool:
 
 
 def _ulp(x: torch.Tensor, y: torch.Tensor) -> int:
-    """How many representable values lie between two numbers of one dtype, at most; 0 where that means nothing."""
+    """Greatest distance of two elements in representable values of their dtype; 0 where not defined."""
     if not x.is_floating_point():
         return 0
     kind = _BITS[x.element_size()]
-    least = torch.iinfo(kind).min
+    minimum = torch.iinfo(kind).min
     a, b = (t.view(kind).long() for t in (x, y))
-    a, b = (torch.where(t < 0, least - t, t) for t in (a, b))  # order of bits is then order of values
+    a, b = (torch.where(t < 0, minimum - t, t) for t in (a, b))  # now the bits sort as the values do
     numbers = ~(x.isnan() | y.isnan())
     return int((a - b).abs()[numbers].max()) if numbers.any() else 0
 
 
 def _parts(reader: CheckpointReader, name: str) -> Iterator[torch.Tensor]:
-    """A tensor in order, flat, as many elements at a time as the other side's."""
+    """Yield a tensor's elements in order, flat, AT_ONCE at a time, so that both sides match."""
     entry = reader.entry(name)
     reader.prove(reader.chunks_of(entry.alias_of if entry.view else name))
     count = math.prod(entry.shape)

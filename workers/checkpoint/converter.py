@@ -1,5 +1,7 @@
-"""A normalised copy: every tensor in the dtype a kind of device computes with natively, ready for tools that know no
-policy. Streamed: a shard is converted while it is written, and nothing is held but a few buffers.
+"""Copy a checkpoint with every tensor in a dtype that a kind of device computes with natively.
+
+The copy is for tools that know no dtype policy. Conversion is streamed: a shard is converted while it is written, and
+only a few buffers are in memory.
 """
 
 import hashlib
@@ -52,50 +54,50 @@ def convert(
     files: Files | None = None,
     follow_links: bool = True,
 ) -> dict[str, Any]:
-    """Write a copy of checkpoint `source` below `root` and answer with the report of what changed, and its "path".
+    """Write a converted copy of `source` below `root`; return its "path" and the report of changes.
 
-    Its name has the step, and an id that follows from the source and the dtypes: asked for again, it is the same copy,
-    which is not written twice (`already_there`), and the copy of a copy, or one in other dtypes, has another name.
-    `to_kind` ("tpu:v5e") decides with dtype="native"; a mapping or function decides by itself. Random states, numpy
-    arrays and values stay as they are. `follow_links`: files of `source` may be links. Raises CheckpointError:
-    DamagedCheckpoint, or a loss that `on_lossy` refuses; UserError for a kind that nobody lists.
+    The folder's name has the step and an id derived from the source and the dtypes. The same conversion therefore has
+    the same name and is not written twice (`already_there`); other dtypes, or a copy of a copy, get another name.
+    `to_kind` ("tpu:v5e") applies with dtype="native"; a mapping or function decides by itself. Random states, numpy
+    arrays and values stay as they are. `follow_links`: files of `source` may be links. Raises CheckpointError
+    (DamagedCheckpoint, or a loss that `on_lossy` refuses) and UserError for an unknown kind.
     """
     kind = require_known_kind(to_kind) if to_kind else ""
     policy = DtypePolicy(dtype, None, on_lossy, unsupported_dtypes(kind) if kind else None)
     files = files or Files()
     with CheckpointReader(checkpoint_folder(source, follow_links), follow_links) as reader:
         report = LoadReport(str(reader.folder), reader.manifest.step, reader.manifest.producer)
-        wanted = {name: _wanted(policy, name, entry) for name, entry in reader.manifest.stored().items()}
-        made = _Converted(reader, policy, report, wanted)
+        target_dtypes = {name: _wanted(policy, name, entry) for name, entry in reader.manifest.stored().items()}
+        converted = _Converted(reader, policy, report, target_dtypes)
         reader.prove(reader.all_chunks(), progress)
-        made.measure()
+        converted.measure()
         policy.judge(report)
-        folder = Path(root) / _name(reader, wanted)
-        there = os.path.lexists(folder / NAME)
-        described = _found(folder, wanted) if there else made.write(files, Path(root), folder, kind)
+        folder = Path(root) / _name(reader, target_dtypes)
+        exists = os.path.lexists(folder / NAME)
+        manifest = _found(folder, target_dtypes) if exists else converted.write(files, Path(root), folder, kind)
     return {
         "path": str(folder),
-        "step": described.step,
-        "bytes": described.size_bytes(),
-        "already_there": there,
+        "step": manifest.step,
+        "bytes": manifest.size_bytes(),
+        "already_there": exists,
         **_told(report),
     }
 
 
-def _name(reader: CheckpointReader, wanted: dict[str, str]) -> str:
-    asked = json.dumps([reader.manifest.digest, sorted(wanted.items())]).encode()
-    return f"step-{reader.manifest.step:08}-{hashlib.sha256(asked).hexdigest()[:8]}"
+def _name(reader: CheckpointReader, target_dtypes: dict[str, str]) -> str:
+    identity = json.dumps([reader.manifest.digest, sorted(target_dtypes.items())]).encode()
+    return f"step-{reader.manifest.step:08}-{hashlib.sha256(identity).hexdigest()[:8]}"
 
 
-def _found(folder: Path, wanted: dict[str, str]) -> Manifest:
-    """The same conversion, done before. Raises CheckpointError where something else is there."""
+def _found(folder: Path, target_dtypes: dict[str, str]) -> Manifest:
+    """Return the manifest of the same conversion, made earlier. Raises CheckpointError if `folder` is anything else."""
     fault = damage_reason(folder) or outer_fault(folder)
     if not fault:
-        there = read_manifest(folder)
-        if wanted == {name: entry.dtype for name, entry in there.stored().items()}:
-            return there
-        fault = "it is another checkpoint of that name"
-    raise CheckpointError(f"{folder} is already there: {fault}", "name another folder, or delete it first")
+        manifest = read_manifest(folder)
+        if target_dtypes == {name: entry.dtype for name, entry in manifest.stored().items()}:
+            return manifest
+        fault = "it is another checkpoint with that name"
+    raise CheckpointError(f"{folder} already exists: {fault}", "name another folder, or delete this one first")
 
 
 def _wanted(policy: DtypePolicy, name: str, entry: TensorEntry) -> str:
@@ -103,14 +105,16 @@ def _wanted(policy: DtypePolicy, name: str, entry: TensorEntry) -> str:
 
 
 class _Converted:
-    """The tensors of a checkpoint in other dtypes, a few MiB of each at a time."""
+    """Tensors of a checkpoint in other dtypes, converted a few MiB at a time."""
 
-    def __init__(self, reader: CheckpointReader, policy: DtypePolicy, report: LoadReport, wanted: dict[str, str]):
-        self._reader, self._wanted = reader, wanted
+    def __init__(
+        self, reader: CheckpointReader, policy: DtypePolicy, report: LoadReport, target_dtypes: dict[str, str]
+    ):
+        self._reader, self._wanted = reader, target_dtypes
         self._stage = LoadStage(reader, policy, report, torch.device("cpu"))
 
     def measure(self) -> None:
-        """What the conversions change, into the report; tensors that stay as they are cost nothing."""
+        """Add to the report what the conversions change. Tensors that keep their dtype are not read."""
         for name, dtype in self._wanted.items():
             self._stage.note(name, bits.torch_dtype(dtype))
         self._stage.rescale()
@@ -118,31 +122,31 @@ class _Converted:
 
     def write(self, files: Files, root: Path, folder: Path, kind: str) -> Manifest:
         layouts = lay_out([self._piece(name) for name in self._wanted], SHARD_BYTES)
-        aside = root / f"{PART}{folder.name}"
+        staging = root / f"{PART}{folder.name}"
         with writer_lock(root):
             if os.path.lexists(folder / NAME):
                 raise Conflict(f"another process has just written {folder}", "run it again: it is the same copy")
-            if folder.exists():  # of a conversion that was cut before its manifest
+            if folder.exists():  # left by a conversion that was interrupted before its manifest
                 remove_checkpoint(files, folder)
             try:
-                files.make_folder(aside)
-                shards = write_shards(files, aside, layouts)
-                described = replace(
+                files.make_folder(staging)
+                shards = write_shards(files, staging, layouts)
+                manifest = replace(
                     self._reader.manifest,
                     created=datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
                     files=shards,
                     tensors=self._described(layouts),
                 )
-                files.sync_folder(aside)
-                files.rename(aside, folder)
+                files.sync_folder(staging)
+                files.rename(staging, folder)
                 files.sync_folder(root)
-                write_manifest(files, folder, described)
+                write_manifest(files, folder, manifest)
             except BaseException:
-                for there in (aside, folder):
+                for path in (staging, folder):
                     with suppress(OSError):
-                        remove_checkpoint(files, there)
+                        remove_checkpoint(files, path)
                 raise
-        return described
+        return manifest
 
     def _piece(self, name: str) -> TensorPiece:
         entry, dtype = self._reader.entry(name), DTYPES[self._wanted[name]]
@@ -151,32 +155,32 @@ class _Converted:
         return TensorPiece(name, dtype.code, shape, count * dtype.bytes, dtype.bytes, partial(self._read, name))
 
     def _read(self, name: str, start: int, stop: int, out: memoryview) -> None:
-        """Bytes of the converted tensor: the elements they belong to are read, converted and put there."""
+        """Write bytes start to stop of the converted tensor into `out`: read their elements and convert them."""
         dtype = bits.torch_dtype(self._wanted[name])
         size = dtype.itemsize
         target = torch.from_numpy(np.frombuffer(out, np.uint8)).view(dtype)
         self._stage.part(name, target, start // size, stop // size)
 
     def _described(self, layouts: list[Layout]) -> dict[str, TensorEntry]:
-        places = {
+        locations = {
             piece.key: Stored(layout.file, offset)
             for layout in layouts
             for piece, offset in zip(layout.pieces, layout.offsets, strict=True)
         }
         return {
-            name: replace(entry, dtype=self._wanted[name], shards=(places[name],))
-            if name in places
+            name: replace(entry, dtype=self._wanted[name], shards=(locations[name],))
+            if name in locations
             else replace(entry, dtype=self._wanted[entry.alias_of] if entry.view else "")
             for name, entry in self._reader.manifest.tensors.items()
         }
 
 
 def _told(report: LoadReport) -> dict[str, Any]:
-    converted = {name: to_plain(told) for name, told in report.converted().items()}
+    converted = {name: to_plain(tensor) for name, tensor in report.converted().items()}
     return {
         "kept": len(report.tensors) - len(converted),
         "converted": converted,
         "lossy": len(report.lossy()),
         "notes": report.notes,
-        "dtypes": sorted({dtype_name(told.dtype) for told in report.tensors.values()}),
+        "dtypes": sorted({dtype_name(tensor.dtype) for tensor in report.tensors.values()}),
     }

@@ -1,4 +1,4 @@
-"""Which dtype a tensor gets on load, where it may go, and how much loss is accepted."""
+"""Choose the dtype that a tensor gets on load, and how much loss is accepted."""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -16,13 +16,14 @@ ON_LOSSY = ("error", "warn", "allow")
 
 
 class LossyLoad(UserWarning):
-    """Values changed by a conversion that `on_lossy="warn"` let pass."""
+    """Warning that a conversion changed values, which `on_lossy="warn"` allowed."""
 
 
 class DtypePolicy:
-    """`dtype` is "keep", "native", a mapping or a function; `supported` the device's own floating and complex dtypes,
-    where it was asked; integers are held everywhere. `lacks` has what a kind of device does not hold, and why. A
-    mapping's keys are dtypes, or names of tensors with `*` in them.
+    """Dtypes for loaded tensors: as stored, converted for the device, or as the caller chooses.
+    `dtype` is "keep", "native", a mapping or a function. A mapping's keys are dtypes, or names of tensors that may
+    contain `*`. `supported` lists the floating and complex dtypes that the device reported (None: not probed); integers
+    are supported everywhere. `unsupported` maps each dtype that a kind of device lacks to the reason.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class DtypePolicy:
         dtype: Dtypes,
         supported: Iterable[object] | None,
         on_lossy: str,
-        lacks: Mapping[str, str] | None = None,
+        unsupported: Mapping[str, str] | None = None,
     ):
         if on_lossy not in ON_LOSSY:
             raise CheckpointError(f"on_lossy is {on_lossy!r}", f"use one of {', '.join(ON_LOSSY)}")
@@ -46,37 +47,39 @@ class DtypePolicy:
         for key in self._mapping:
             if not _is_pattern(key):
                 _known(key)
-        self._lacking = lacks
+        self._lacking = unsupported
         self._supported = None if supported is None else frozenset(dtype_name(d) for d in supported)
 
     def wanted(self, name: str, tensor: TensorEntry, device_type: str) -> str:
-        """The dtype `name` gets on a device. Raises CheckpointError where the device cannot hold it."""
-        lacks = self._lacks(device_type)
-        wanted = self._chosen(name, tensor)
-        decided = decide_dtype(tensor, wanted, lacks)
-        if decided.action == "keep":
-            return wanted
-        if decided.action == "convert" and self._native:
-            return decided.to
-        raise CheckpointError(f"{name} is {wanted}: {decided.reason}", _remedy(decided.action, wanted, decided.to))
+        """Return the dtype of `name` on a device. Raises CheckpointError if the device does not support it."""
+        unsupported = self._lacks(device_type)
+        requested = self._chosen(name, tensor)
+        decision = decide_dtype(tensor, requested, unsupported)
+        if decision.action == "keep":
+            return requested
+        if decision.action == "convert" and self._native:
+            return decision.to
+        raise CheckpointError(
+            f"{name} is {requested}: {decision.reason}", _remedy(decision.action, requested, decision.to)
+        )
 
     def _chosen(self, name: str, tensor: TensorEntry) -> str:
         patterns = (to for key, to in self._mapping.items() if _is_pattern(key) and fnmatchcase(name, key))
-        if named := next(patterns, ""):
-            return named
+        if match := next(patterns, ""):
+            return match
         if tensor.role == "optimizer" and not tensor.shape:
-            return tensor.dtype  # a count of steps is no weight: bfloat16 counts to 256
+            return tensor.dtype  # a step count is not a weight: bfloat16 counts only to 256
         return self._mapping.get(tensor.dtype, "") or _known(self._asked(name, tensor.dtype))
 
-    def admit(self, name: str, live: str, device_type: str) -> None:
-        """Raises CheckpointError where a live tensor's own dtype cannot be filled on its device."""
-        if why := unsupported_on_device(device_type).get(live):
+    def admit(self, name: str, dtype: str, device_type: str) -> None:
+        """Raise CheckpointError if a live tensor's dtype is not supported on its device."""
+        if reason := unsupported_on_device(device_type).get(dtype):
             raise CheckpointError(
-                f"{name} is {live} on {device_type}: {why}", "convert the model to another dtype first"
+                f"{name} is {dtype} on {device_type}: {reason}", "convert the model to another dtype first"
             )
 
     def judge(self, report: LoadReport) -> None:
-        """Apply `on_lossy` to all that was converted. Raises CheckpointError for "error"."""
+        """Apply `on_lossy` to all conversions of the report. Raises CheckpointError for "error"."""
         lossy = report.lossy()
         if not lossy or self.on_lossy == "allow":
             return
@@ -85,10 +88,10 @@ class DtypePolicy:
             f" by at most {t.change.max_abs_error:.3g}, {t.change.new_inf} become inf, {t.change.new_nan} NaN"
             for name, t in lossy.items()
         ]
-        sentence = f"loading step {report.step} would lose values: {first_names(lines, '; ')}"
+        message = f"loading step {report.step} would lose values: {first_names(lines, '; ')}"
         if self.on_lossy == "error":
-            raise CheckpointError(sentence, 'accept it with on_lossy="allow" (on the command line --on-lossy allow)')
-        warnings.warn(LossyLoad(sentence), stacklevel=4)
+            raise CheckpointError(message, 'accept it with on_lossy="allow" (on the command line --on-lossy allow)')
+        warnings.warn(LossyLoad(message), stacklevel=4)
 
     def _lacks(self, device_type: str) -> Mapping[str, str]:
         if self._lacking is not None:
@@ -99,7 +102,7 @@ class DtypePolicy:
 def _known(dtype: object) -> str:
     name = dtype_name(dtype)
     if name not in DTYPES:
-        raise CheckpointError(f"dtype names {name!r}", f"known: {', '.join(DTYPES)}")
+        raise CheckpointError(f"dtype names {name!r}", f"choose from {', '.join(DTYPES)}")
     return name
 
 
@@ -110,4 +113,4 @@ def _is_pattern(key: str) -> bool:
 def _remedy(action: str, dtype: str, to: str) -> str:
     if action == "convert":
         return f'pass dtype="native" to convert it to {to}'
-    return f"leave it out, or keep it on the CPU: {dtype} stays as it is there"
+    return f"leave the tensor out, or load it on the CPU, which keeps {dtype}"

@@ -1,7 +1,7 @@
-"""What a checkpoint holds and whether it is sound, without torch: for the server, the agents and the command line.
+"""Describe, list and verify checkpoints without torch, for the server, the agents and the command line.
 
-`follow_links`: links to files, and of a root to checkpoints, are followed, for who asks names a place of their own. Who
-reads for others passes False, as tools.py does.
+`follow_links` (default: True): links to files, and links from a root to checkpoints, are followed, because callers name
+a path of their own. Callers that read on behalf of others pass False, as tools.py does.
 """
 
 import math
@@ -26,7 +26,7 @@ from workers.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """The newest sound checkpoint, and the newer ones that were passed over."""
+    """The newest sound checkpoint, and the newer damaged ones that were skipped."""
 
     path: Path
     step: int
@@ -34,7 +34,7 @@ class Latest:
 
 
 def describe(path: str | Path, *, follow_links: bool = True) -> dict[str, Any]:
-    """A summary of one checkpoint: who saved it, what is in it, how large. Reads the manifest only."""
+    """Summarize one checkpoint: producer, contents, size. Reads the manifest only."""
     folder = checkpoint_folder(path, follow_links)
     manifest = read_manifest(folder, follow_links)
     return {
@@ -54,15 +54,15 @@ def describe(path: str | Path, *, follow_links: bool = True) -> dict[str, Any]:
 
 
 def list_checkpoints(root: str | Path, *, follow_links: bool = True) -> list[dict[str, Any]]:
-    """`describe` of every checkpoint below `root`, those of one folder newest first, and `problem`: "" or a sentence.
+    """`describe` all checkpoints below `root`, newest first per folder, with `problem`: "" or a sentence.
 
-    A damaged one has only its path, name and step, and nothing for the rest a table shows.
+    A damaged checkpoint has only its path, name and step; the other columns of a table are empty.
     """
     return [_listed(folder, follow_links) for folder in checkpoints_below(Path(root), follow_links)]
 
 
 def verify(path: str | Path, progress: Progress | None = None, *, follow_links: bool = True) -> dict[str, Any]:
-    """Read every byte: {"path", "step", "ok", "bytes", "chunks", "problems": [sentences]}. Raises NotFound only."""
+    """Read every byte: {"path", "step", "ok", "bytes", "chunks", "problems": [sentences]}. Raises only NotFound."""
     folder = checkpoint_folder(path, follow_links)
     try:
         with CheckpointReader(folder, follow_links) as reader:
@@ -83,26 +83,26 @@ def verify(path: str | Path, progress: Progress | None = None, *, follow_links: 
 
 
 def latest(root: str | Path, *, follow_links: bool = True) -> Latest | None:
-    """The newest checkpoint below `root` whose manifest and hashes hold; None where there is none at all.
+    """Return the newest sound checkpoint below `root` (all hashes verified), or None if there is none.
 
-    Raises DamagedCheckpoint where there are some and none holds: to begin from nothing must be somebody's decision.
+    Raises DamagedCheckpoint if there are checkpoints and all are damaged: starting over must be the user's decision.
     """
     skipped: list[SkippedCheckpoint] = []
     for folder in newest_first(Path(root), follow_links):
-        found = verify(folder, follow_links=follow_links)
-        if found["ok"]:
-            return Latest(folder, found["step"], tuple(skipped))
-        skipped.append(SkippedCheckpoint(str(folder), found["problems"][0]))
+        result = verify(folder, follow_links=follow_links)
+        if result["ok"]:
+            return Latest(folder, result["step"], tuple(skipped))
+        skipped.append(SkippedCheckpoint(str(folder), result["problems"][0]))
     if skipped:
-        raise _none_left(Path(root), [one.reason for one in skipped])
+        raise _none_left(Path(root), [checkpoint.reason for checkpoint in skipped])
     return None
 
 
 def newest(root: str | Path, *, follow_links: bool = True) -> dict[str, Any]:
-    """The newest checkpoint below `root` whose manifest holds, whose files have their sizes, and which was not found
-    damaged before: {"path", "passed_over": [{"path", "reason"}]}. "" where there is none at all. No tensor is read.
+    """Return the newest checkpoint below `root` that is not marked as damaged and has a valid manifest.
 
-    Raises DamagedCheckpoint where there are some and none is left.
+    The result is {"path", "passed_over": [{"path", "reason"}]}, with path "" if there is no checkpoint. File sizes are
+    checked; tensors are not read. Raises DamagedCheckpoint if there are checkpoints and all are damaged.
     """
     passed_over: list[dict[str, str]] = []
     for folder in newest_first(Path(root), follow_links):
@@ -111,17 +111,17 @@ def newest(root: str | Path, *, follow_links: bool = True) -> dict[str, Any]:
             return {"path": str(folder), "passed_over": passed_over}
         passed_over.append({"path": str(folder), "reason": fault})
     if passed_over:
-        raise _none_left(Path(root), [one["reason"] for one in passed_over])
+        raise _none_left(Path(root), [checkpoint["reason"] for checkpoint in passed_over])
     return {"path": "", "passed_over": []}
 
 
 def outer_fault(folder: Path, follow_links: bool = False) -> str:
-    """What is wrong with a checkpoint that can be known without reading its tensors; "" for nothing."""
+    """Return what is wrong with a checkpoint, as far as manifest and file sizes show; "" for nothing."""
     try:
         manifest = read_manifest(folder, follow_links)
         for name, file in manifest.files.items():
-            if (found_bytes := (folder / name).stat(follow_symlinks=follow_links).st_size) != file.bytes:
-                return f"{folder / name} has {found_bytes} bytes, {file.bytes} were saved"
+            if (actual_bytes := (folder / name).stat(follow_symlinks=follow_links).st_size) != file.bytes:
+                return f"{folder / name} has {actual_bytes} bytes, {file.bytes} were saved"
     except CheckpointError as e:
         return e.message
     except OSError as e:
@@ -132,27 +132,27 @@ def outer_fault(folder: Path, follow_links: bool = False) -> str:
 def _none_left(root: Path, reasons: list[str]) -> DamagedCheckpoint:
     return DamagedCheckpoint(
         f"none of the {len(reasons)} checkpoints in {root} is sound; the newest: {reasons[0]}",
-        "copy one again from its source, or name another folder to begin anew",
+        "copy one again from its source, or name another folder to start from step 0",
     )
 
 
 def checkpoint_folder(path: str | Path, follow_links: bool = False) -> Path:
-    """`path` if it is a checkpoint; of a folder of checkpoints the newest, sound or not. Raises NotFound."""
+    """Return `path` if it is a checkpoint, else the newest checkpoint in it, sound or not. Raises NotFound."""
     folder = Path(path)
     if os.path.lexists(folder / NAME):
         return folder
-    if there := newest_first(folder, follow_links):
-        return there[0]
-    raise NotFound(f"{folder} is no checkpoint: it has no {NAME}", "name a folder step-…, or save one first")
+    if folders := newest_first(folder, follow_links):
+        return folders[0]
+    raise NotFound(f"{folder} is not a checkpoint: it has no {NAME}", "name a step-… folder, or save one first")
 
 
 def _listed(folder: Path, follow_links: bool) -> dict[str, Any]:
     try:
-        told = describe(folder, follow_links=follow_links)
-        return {**told, "problem": told["damaged"]}
+        summary = describe(folder, follow_links=follow_links)
+        return {**summary, "problem": summary["damaged"]}
     except CheckpointError as e:
-        known = {"path": str(folder), "name": folder.name, "step": step_of(folder), "problem": e.message}
-        return {**known, "created": "", "producer": to_plain(Producer()), "bytes": 0}
+        location = {"path": str(folder), "name": folder.name, "step": step_of(folder), "problem": e.message}
+        return {**location, "created": "", "producer": to_plain(Producer()), "bytes": 0}
 
 
 def _contents(manifest: Manifest) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A checkpoint to look into: tensors by name or by slice, mapped rather than read where nothing has to change."""
+"""Open a checkpoint to read single tensors or slices; tensors are mapped from the file where possible."""
 
 import mmap
 import os
@@ -20,7 +20,7 @@ from workers.errors import CheckpointError
 
 
 class OpenCheckpoint(CheckpointReader):
-    """`manifest` says everything about it. To be used in a `with`; tensors that were handed out stay valid after it."""
+    """An open checkpoint, for use in a `with`; `manifest` describes it. Tensors it returned stay valid afterwards."""
 
     def __init__(self, folder: Path, verify: bool = True, follow: bool = False):
         super().__init__(folder, follow)
@@ -28,18 +28,18 @@ class OpenCheckpoint(CheckpointReader):
         self._maps: dict[str, mmap.mmap] = {}
 
     def names(self) -> list[str]:
-        """Of all tensors, ties included: `entry/name`."""
+        """Names of all tensors, ties included, as `entry/name`."""
         return [*self.manifest.tensors]
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self.entry(self._known(name)).shape
 
     def tensor(self, name: str, index: Any = ...) -> torch.Tensor:
-        """On the CPU, bit for bit what was saved; `index` is a tuple of slices, as for indexing, and cuts out a part.
+        """Return a tensor on the CPU, bit for bit as it was saved. `index`, a tuple of slices, selects a part.
 
-        A whole tensor is mapped: no byte is copied, pages come from the file when they are touched, and what is written
-        into it stays in this process. A part, or one that lies in several shards, is read into new memory: only its own
-        rows. Raises NotFound, DamagedCheckpoint naming the chunk, CheckpointError for an index that fits not.
+        A full tensor is mapped: no byte is copied, pages are read from the file on first access, and writes to it stay
+        in this process. A part, or a tensor stored in several shards, is read into new memory, only the rows it needs.
+        Raises NotFound, DamagedCheckpoint naming the chunk, and CheckpointError for an index that does not fit.
         """
         entry = self.entry(self._known(name))
         box = self._box(name, entry, index)
@@ -57,11 +57,11 @@ class OpenCheckpoint(CheckpointReader):
             return parse_box(index, entry.shape)
         except (ValueError, IndexError) as e:
             raise CheckpointError(
-                f"{name} has the shape {list(entry.shape)}: {e}", "give whole ranges, such as [:8]"
+                f"{name} has the shape {list(entry.shape)}: {e}", "give ranges with step 1, such as [:8]"
             ) from e
 
     def _mapped(self, entry: TensorEntry) -> torch.Tensor | None:
-        """Straight from the file; None where bytes lie apart, in another order, or off the boundary of their size."""
+        """Map the tensor from its file, or return None if its bytes are not contiguous, in order and aligned."""
         stored, dtype = entry.shards[0], bits.torch_dtype(entry.dtype)
         size_bytes = box_bytes(entry, stored)
         if len(entry.shards) > 1 or entry.layout or stored.offset % dtype.itemsize or not size_bytes:
@@ -82,11 +82,13 @@ class OpenCheckpoint(CheckpointReader):
 def open_checkpoint(
     path: str | os.PathLike[str], *, verify: str = "chunks", follow_links: bool = True
 ) -> OpenCheckpoint:
-    """Open one lazily. `verify`: "chunks" proves the chunks of a tensor when it is asked for, "full" all of them now,
-    "none" nothing: as fast as mapping a file is, and as trusting. `follow_links`: its files may be links."""
+    """Open a checkpoint to read its tensors lazily.
+    `verify`: "chunks" verifies the chunks of a tensor when it is first read, "full" verifies all of them now, "none"
+    verifies nothing and is as fast as mapping a file. `follow_links`: its files may be links.
+    """
     if verify not in ("chunks", "full", "none"):
         raise CheckpointError(f"verify is {verify!r}", "use one of chunks, full, none")
-    opened = OpenCheckpoint(checkpoint_folder(Path(path), follow_links), verify != "none", follow_links)
+    checkpoint = OpenCheckpoint(checkpoint_folder(Path(path), follow_links), verify != "none", follow_links)
     if verify == "full":
-        opened.prove(opened.all_chunks())
-    return opened
+        checkpoint.prove(checkpoint.all_chunks())
+    return checkpoint

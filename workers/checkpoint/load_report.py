@@ -1,4 +1,4 @@
-"""What a load did, as plain data: nothing is converted, re-tied, derived or skipped without a line here."""
+"""Report of a load as plain data: everything that was converted, re-tied, derived or skipped is listed."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +9,7 @@ from workers.checkpoint.format.manifest import Producer
 
 @dataclass(frozen=True, slots=True)
 class ConversionLoss:
-    """What a conversion did to values. Errors are of those finite before and after, the relative one not of zeros."""
+    """How a conversion changed values. Errors count values finite before and after; relative ones exclude zeros."""
 
     values_changed: int = 0
     new_inf: int = 0
@@ -38,7 +38,7 @@ class TensorReport:
 
 @dataclass(frozen=True, slots=True)
 class SkippedCheckpoint:
-    """A newer checkpoint that was passed over, and why."""
+    """A newer checkpoint that was skipped, and the reason."""
 
     path: str
     reason: str
@@ -46,7 +46,7 @@ class SkippedCheckpoint:
 
 @dataclass(slots=True)
 class LoadReport:
-    """`random` says per stream `continued` or `derived: …`. `retied` maps a tie to the tensor it now shares."""
+    """`random` has `continued` or `derived: …` per stream. `retied` maps a tie to the tensor it now shares."""
 
     path: str
     step: int

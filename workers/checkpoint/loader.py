@@ -1,4 +1,4 @@
-"""Load: choose a checkpoint, check everything and prove its bytes, and only then touch live objects."""
+"""Load a checkpoint: choose it, check and verify everything, and only then change live objects."""
 
 import os
 import sys
@@ -28,14 +28,14 @@ from workers.errors import CheckpointError
 
 VERIFY = ("chunks", "full", "none", "once")
 ORDER = ("stateful", "module", "optimizer", "tree", "rng")
-"""In which live objects are changed: foreign code, which alone may still fail, first; random state last."""
+"""Order in which live objects are changed: foreign code first, because only it may still fail; random state last."""
 
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """`state` has the live objects of `into` and, for other entries, plain values."""
+    """Result of a load. `state` has the live objects of `into` and, for other entries, plain values."""
 
     step: int
     state: dict[str, Any]
@@ -55,22 +55,24 @@ def load(
     rank: int = 0,
     progress: Progress | None = None,
 ) -> Loaded:
-    """Load the newest sound checkpoint of a root, the one of a step, or the one at a path; from the URI of an object
-    store by way of a copy on this machine.
+    """Load the newest sound checkpoint below a root, that of one step, or the one at a path.
 
-    Without `into` everything comes back as plain values, tensors on `device` (default: the CPU). `into` maps entries
-    to live modules, optimizers, stateful objects, dicts or lists (filled anew), True for "rng", or None for a plain
-    value. Modules keep their device and dtype, and a stored tensor of another dtype is converted. Optimizers find their
-    parameters by name; imported ones without names by position, and then also without their modules. Plain entries that
-    `into` does not name are returned too; other entries are left out and named in the report.
+    `root_or_path` may be the URI of an object store: the checkpoint is then copied to this machine first. Links are
+    followed, both files that are links and links from a root to checkpoints.
 
-    `dtype`: "keep"; "native" converts what the device cannot hold; a mapping from dtypes or names (with `*`) to dtypes;
-    or a function of name and stored dtype. `on_lossy` is "error", "warn" or "allow" for conversions that change values.
-    `verify`: "chunks" proves the hashes of all that is loaded, "full" of the whole checkpoint, "none" nothing. "once"
-    proves what "chunks" does while it fills, in one pass: where it raises, what `into` names is to be thrown away.
-    Links are followed: its files may be links, and so may checkpoints below a root.
-    `rank` tells the random streams of ranks apart where they are derived. Raises CheckpointError, but for "once" before
-    anything live changed.
+    Without `into` everything is returned as plain values, tensors on `device` (default: the CPU). `into` maps entries
+    to live modules, optimizers, stateful objects, dicts or lists (cleared and refilled), True for "rng", or None for a
+    plain value. Modules keep their device and dtype, and a stored tensor of another dtype is converted. Optimizers
+    match their parameters by name; imported ones without names by position, and then also without their modules. Plain
+    entries that `into` does not name are returned too; other entries are left out and named in the report.
+
+    `dtype`: "keep"; "native" converts what the device does not support; a mapping from dtypes or names (with `*`) to
+    dtypes; or a function of name and stored dtype. `on_lossy` is "error", "warn" or "allow" for conversions that change
+    values.
+    `verify`: "chunks" verifies the hashes of all that is loaded, "full" of the complete checkpoint, "none" nothing.
+    "once" verifies what "chunks" does, in one pass while it fills: if it raises, discard the objects in `into`.
+    `rank` makes derived random streams differ between ranks. Raises CheckpointError before any live object changed
+    (except with "once").
     """
     policy = DtypePolicy(dtype, supported_dtypes, on_lossy)
     if verify not in VERIFY:
@@ -105,7 +107,7 @@ def _load(
     with (VerifyingReader if verify == "once" else CheckpointReader)(folder, follow=True) as reader:
         report = LoadReport(str(folder), reader.manifest.step, reader.manifest.producer, list(skipped))
         stage = LoadStage(reader, policy, report, torch.device(device or "cpu"))
-        loading = _Loading(stage, into, rank)
+        staged_load = _Loading(stage, into, rank)
         stage.rescale()
         if verify in ("chunks", "full"):
             stage.prove(progress, everything=verify == "full")
@@ -113,13 +115,13 @@ def _load(
             stage.rehearse()
             reader.settle()
             policy.judge(report)
-        loading.apply(progress if verify == "once" else None)
+        staged_load.apply(progress if verify == "once" else None)
     policy.judge(report)
-    return Loaded(report.step, loading.state, report)
+    return Loaded(report.step, staged_load.state, report)
 
 
 class _Loading:
-    """All entries staged: `state` is what load returns, `apply` fills it and changes the live objects in it."""
+    """All entries, staged: `state` is load's result, `apply` fills it and changes its live objects."""
 
     def __init__(self, stage: LoadStage, into: Mapping[str, Any] | None, rank: int):
         self._stage, self._rank = stage, rank
@@ -135,17 +137,18 @@ class _Loading:
             self._stage_entry(name)
 
     def apply(self, progress: Progress | None = None) -> None:
-        """New tensors first, then foreign code, which alone may still refuse, then all that is live. What foreign code
-        gets is proved."""
-        told = _told_bytes(progress, self._stage.size_bytes())
-        self._stage.fill_new(told)
+        """Fill new tensors, then call foreign code, which may still raise, then change live objects.
+        Everything that foreign code gets is verified first.
+        """
+        on_bytes = _told_bytes(progress, self._stage.size_bytes())
+        self._stage.fill_new(on_bytes)
         self._stage.reader.settle()
         for kind in ORDER:
             if kind == "module":
-                self._stage.fill_live(told)
+                self._stage.fill_live(on_bytes)
                 self._stage.reader.settle()
             if kind == "rng" and "xla" in self._live.device_types():
-                xla.wait_device_ops()  # it moves the device's random stream, so it comes before that is set
+                xla.wait_device_ops()  # these advance the device's random stream, so they end before it is set
             for apply in self._applies[kind]:
                 apply()
 
@@ -176,31 +179,33 @@ class _Loading:
 def _told_bytes(progress: Progress | None, total: int) -> "Callable[[int], None] | None":
     done = 0
 
-    def more(size_bytes: int) -> None:
+    def add(size_bytes: int) -> None:
         nonlocal done
         done += size_bytes
         if progress is not None:
             progress(min(done, total), total)
 
-    return None if progress is None else more
+    return None if progress is None else add
 
 
 def _settle(path: "str | os.PathLike[str]") -> None:
-    """What this process is still saving there in the background counts as saved."""
+    """Wait for a background save of this process below `path`, so that its checkpoint is found."""
     background = sys.modules.get("workers.checkpoint.background_saver")
     if background is not None:
         background.SHARED.settle(path)
 
 
 def _named(path: Path, step: "int | str") -> Path:
-    """The checkpoint at a path, or that of a step below it."""
+    """Return the checkpoint at a path, or the newest one of a step below it."""
     if os.path.lexists(path / NAME):
         return path
     folders = newest_first(path, follow_links=True)
     chosen = next((folder for folder in folders if step_of(folder) == step), None)
     if chosen is None:
         steps = sorted({step_of(folder) for folder in folders})
-        raise NotFound(f"no checkpoint of step {step} in {path}", f"there are: {', '.join(map(str, steps)) or 'none'}")
+        raise NotFound(
+            f"no checkpoint of step {step} in {path}", f"saved steps: {', '.join(map(str, steps)) or 'none'}"
+        )
     return chosen
 
 
@@ -209,5 +214,5 @@ def _none_sound(root: Path, skipped: list[SkippedCheckpoint]) -> Exception:
         return NotFound(f"no checkpoint in {root}", "save one first, or name another folder")
     return DamagedCheckpoint(
         f"none of the {len(skipped)} checkpoints in {root} is sound; the newest: {skipped[0].reason}",
-        "copy one again from its source, or name another folder to begin anew",
+        "copy one again from its source, or name another folder to start from step 0",
     )

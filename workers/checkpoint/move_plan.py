@@ -1,4 +1,4 @@
-"""Before a checkpoint moves: what the target keeps, converts and refuses, whether it fits, and what cannot follow."""
+"""Predict a load on another kind of device: what is kept, converted or refused, and whether it fits."""
 
 import math
 from collections import defaultdict
@@ -17,20 +17,20 @@ HOST_STREAMS = ("python", "numpy", "cpu")
 
 
 def plan(path: str | Path, to: str, count: int = 1, *, follow_links: bool = True) -> dict[str, Any]:
-    """What loading with dtype="native" would do on `count` devices of kind `to` ("tpu:v5e", "tpu:emulated", "amd").
+    """Predict a load with dtype="native" on `count` devices of kind `to`, such as "tpu:v5e" or "amd".
 
-    "ok" is False where a dtype is refused or the devices are known to be too small; "memory"."fits" is `replicated`
-    (each device holds all), `sharded`, `no` or `unknown`; "cannot_follow" has a sentence for each thing that stays
-    behind. Only the manifest is read. Raises UserError for an unknown kind.
+    "ok" is False if a dtype is refused or the devices are known to be too small. "memory"."fits" is `replicated` (each
+    device has room for everything), `sharded`, `no` or `unknown`. "cannot_follow" has a sentence for each thing that is
+    lost. Only the manifest is read. Raises UserError for an unknown kind.
     """
     if count < 1:
         raise UserError(f"count is {count}", "plan for at least one device")
     kind = catalogue.require_known_kind(to)
     manifest = read_manifest(Path(path), follow_links)
-    lacks = unsupported_dtypes(kind)
-    fates = {name: decide_dtype(tensor, tensor.dtype, lacks) for name, tensor in _moving(manifest).items()}
-    dtypes = _dtypes(manifest, fates, kind)
-    memory = _memory(manifest, fates, kind, count)
+    unsupported = unsupported_dtypes(kind)
+    decisions = {name: decide_dtype(tensor, tensor.dtype, unsupported) for name, tensor in _moving(manifest).items()}
+    dtypes = _dtypes(manifest, decisions, kind)
+    memory = _memory(manifest, decisions, kind, count)
     random = _random(manifest, catalogue.vendor(kind.partition(":")[0]).torch_device)
     return {
         "step": manifest.step,
@@ -47,7 +47,7 @@ def plan(path: str | Path, to: str, count: int = 1, *, follow_links: bool = True
 
 
 def _moving(manifest: Manifest) -> dict[str, TensorEntry]:
-    """Random states and numpy arrays stay on the host whatever the target, so they do not count."""
+    """Tensors that go to the device: all but random states and numpy arrays, which stay on the host."""
     states = f"{RANDOM}/ranks/"
     return {
         name: tensor
@@ -56,41 +56,43 @@ def _moving(manifest: Manifest) -> dict[str, TensorEntry]:
     }
 
 
-def _dtypes(manifest: Manifest, fates: dict[str, DtypeDecision], kind: str) -> list[dict[str, Any]]:
-    """One line per dtype and what becomes of it: tensors with a scale, and states, may fare differently."""
+def _dtypes(manifest: Manifest, decisions: dict[str, DtypeDecision], kind: str) -> list[dict[str, Any]]:
+    """One row per dtype and decision: tensors with a scale, and states, may be handled differently."""
     groups: dict[tuple[str, DtypeDecision], list[str]] = defaultdict(list)
-    for name, found in fates.items():
-        groups[manifest.tensors[name].dtype, found].append(name)
-    worth_knowing = notes(kind)
+    for name, decision in decisions.items():
+        groups[manifest.tensors[name].dtype, decision].append(name)
+    dtype_notes = notes(kind)
     return [
         {
             "dtype": dtype,
             "tensors": len(names),
             "bytes": sum(tensor_bytes(manifest.tensors[name]) for name in names),
-            "action": found.action,
-            "to": found.to,
-            "may_lose": found.may_lose,
-            "reason": found.reason or worth_knowing.get(dtype, ""),
+            "action": decision.action,
+            "to": decision.to,
+            "may_lose": decision.may_lose,
+            "reason": decision.reason or dtype_notes.get(dtype, ""),
             "example": names[0],
         }
-        for (dtype, found), names in sorted(groups.items(), key=lambda group: (group[0][0], group[0][1].to))
+        for (dtype, decision), names in sorted(groups.items(), key=lambda group: (group[0][0], group[0][1].to))
     ]
 
 
-def _memory(manifest: Manifest, fates: dict[str, DtypeDecision], kind: str, count: int) -> dict[str, Any]:
-    """Weights and states only: what a step needs besides is not in a checkpoint."""
+def _memory(manifest: Manifest, decisions: dict[str, DtypeDecision], kind: str, count: int) -> dict[str, Any]:
+    """Compare weights and states with device memory. What else a step needs is not in a checkpoint."""
     tensors = manifest.tensors
-    needed_bytes = sum(math.prod(tensors[name].shape) * DTYPES[found.to].bytes for name, found in fates.items())
+    needed_bytes = sum(
+        math.prod(tensors[name].shape) * DTYPES[decision.to].bytes for name, decision in decisions.items()
+    )
     device_bytes = _device_bytes(kind)
     fits = "unknown"
     if device_bytes is not None:
-        each_bytes = -(-needed_bytes // count)
-        fits = "replicated" if needed_bytes <= device_bytes else "sharded" if each_bytes <= device_bytes else "no"
+        per_device_bytes = -(-needed_bytes // count)
+        fits = "replicated" if needed_bytes <= device_bytes else "sharded" if per_device_bytes <= device_bytes else "no"
     return {"needed_bytes": needed_bytes, "device_bytes": device_bytes, "fits": fits}
 
 
 def _device_bytes(kind: str) -> int | None:
-    """Of the smallest model that the kind may mean; None where nothing is written."""
+    """Memory of the smallest model that the kind can mean, or None if the catalogue has none."""
     if ":" not in kind or kind.endswith(f":{EMULATED}"):
         return None
     sizes = [size for row in catalogue.same_family(kind) if (size := row.memory_per_device_bytes)]
@@ -98,8 +100,8 @@ def _device_bytes(kind: str) -> int | None:
 
 
 def _reshard(manifest: Manifest, count: int) -> dict[str, Any]:
-    cut = [name for name, tensor in manifest.stored().items() if len(tensor.shards) > 1]
-    return {"from": manifest.world.size, "mesh": list(manifest.world.mesh), "to": count, "tensors_cut": len(cut)}
+    sharded = [name for name, tensor in manifest.stored().items() if len(tensor.shards) > 1]
+    return {"from": manifest.world.size, "mesh": list(manifest.world.mesh), "to": count, "tensors_cut": len(sharded)}
 
 
 def _random(manifest: Manifest, device_type: str) -> dict[str, str]:
@@ -107,18 +109,16 @@ def _random(manifest: Manifest, device_type: str) -> dict[str, str]:
 
 
 def _of_ranks(manifest: Manifest, device_type: str) -> dict[str, str]:
-    """A job's: each rank goes on exactly on the same type of device, else all its streams are seeded anew."""
+    """Random streams of a job's ranks: continued on the same device type, else all of them are reseeded."""
     entry = manifest.entries.get(RANDOM)
     ranks = entry.tree.get("ranks") if entry and isinstance(entry.tree, dict) else None
     if not isinstance(ranks, list) or not all(isinstance(rank, dict) for rank in ranks):
         return {}
 
-    fates = {f"rank {i}": rank.get("device_type") for i, rank in enumerate(ranks)}
+    device_types = {f"rank {i}": rank.get("device_type") for i, rank in enumerate(ranks)}
     return {
-        rank: "continued"
-        if saved == device_type
-        else f"seeded anew: saved on {saved}, the target draws on {device_type}"
-        for rank, saved in fates.items()
+        rank: "continued" if saved == device_type else f"reseeded: saved on {saved}, the target draws on {device_type}"
+        for rank, saved in device_types.items()
     }
 
 
@@ -128,9 +128,7 @@ def _of_streams(manifest: Manifest, device_type: str) -> dict[str, str]:
         return {}
     streams = dict.fromkeys(HOST_STREAMS, "continued")
     if device_type not in saved["torch"]:
-        streams[device_type] = (
-            f"derived: saved on {', '.join(saved['torch'])}, no stream of {device_type} to go on with"
-        )
+        streams[device_type] = f"derived: saved on {', '.join(saved['torch'])}, no stream of {device_type} to continue"
     else:
         streams[device_type] = "continued"
     return streams
@@ -138,8 +136,8 @@ def _of_streams(manifest: Manifest, device_type: str) -> dict[str, str]:
 
 def _left_behind(dtypes: list[dict[str, Any]], memory: dict[str, Any], random: dict[str, str]) -> list[str]:
     refused = [f"{d['tensors']} tensors of {d['dtype']}: {d['reason']}" for d in dtypes if d["action"] == "refuse"]
-    broken = [f"random numbers of {name}: {fate}" for name, fate in random.items() if fate != "continued"]
-    small = (
+    restarted = [f"random numbers of {name}: {fate}" for name, fate in random.items() if fate != "continued"]
+    too_small = (
         [
             f"{memory['needed_bytes'] / 2**30:.1f} GiB of state do not fit on devices of"
             f" {memory['device_bytes'] / 2**30:.1f} GiB"
@@ -147,4 +145,4 @@ def _left_behind(dtypes: list[dict[str, Any]], memory: dict[str, Any], random: d
         if memory["fits"] == "no"
         else []
     )
-    return refused + broken + small
+    return refused + restarted + too_small

@@ -1,4 +1,4 @@
-"""Whether a checkpoint that is about to be written holds what training has made useless."""
+"""Refuse to save a checkpoint whose parameters or optimizer state are NaN."""
 
 import torch
 
@@ -7,15 +7,13 @@ from workers.checkpoint.saver import PreparedSave
 from workers.errors import NonFiniteValue
 
 ROLES = ("parameter", "optimizer", "master")
-"""Buffers may hold anything: masks are infinite, and memory that was never filled is arbitrary."""
+"""Roles to check. Buffers may contain anything: masks are infinite, and uninitialized memory is arbitrary."""
 LOOKED_AT = (*FLOATS, "complex64", "complex128")
 PIECE_BYTES = 16 << 20
 
 
 def check_no_nan(prepared: PreparedSave) -> None:
-    """Looks at the copy, in memory. Raises NonFiniteValue for the first parameter, or state of an optimizer, with
-    NaN.
-    """
+    """Check the copy in memory. Raises NonFiniteValue for the first parameter or optimizer state with NaN."""
     if prepared.arena is None:
         return
     for layout in prepared.layouts:
@@ -25,14 +23,14 @@ def check_no_nan(prepared: PreparedSave) -> None:
                 data = prepared.arena.piece(layout, offset, piece.bytes)
                 if _holds_nan(data, getattr(torch, entry.dtype)):
                     raise NonFiniteValue(
-                        f"{entry.role} {piece.key} of the checkpoint holds NaN", prepared.manifest.step
+                        f"{entry.role} {piece.key} of the checkpoint contains NaN", prepared.manifest.step
                     )
 
 
 def _holds_nan(data: memoryview, dtype: torch.dtype) -> bool:
-    """A sum is NaN where any of it is: the quick look. Infinities of both signs add up to NaN as well."""
-    whole = torch.frombuffer(data, dtype=dtype)
-    for part in torch.split(whole, PIECE_BYTES // dtype.itemsize):
+    """Check for NaN, first by the sum, which is faster. Infinities of both signs also add up to NaN."""
+    tensor = torch.frombuffer(data, dtype=dtype)
+    for part in torch.split(tensor, PIECE_BYTES // dtype.itemsize):
         values = part.float() if dtype.itemsize == 1 else part
         if torch.isnan(values.sum()) and torch.isnan(values).any():
             return True

@@ -1,4 +1,4 @@
-"""Deleting by hand what `keep` deletes by itself: older checkpoints that a newer, verified one makes superfluous."""
+"""Delete older checkpoints on request, by the rules that `keep` applies when saving."""
 
 import shutil
 from pathlib import Path
@@ -17,49 +17,49 @@ CONVERTING = ".converting-"
 
 
 def pin_one(path: str | Path, *, remove: bool = False) -> dict[str, Any]:
-    """Pin a checkpoint, so that nothing prunes it, or take its pin away: {"path", "pinned"}."""
+    """Pin a checkpoint, so that it is never pruned, or remove its pin: {"path", "pinned"}."""
     folder = checkpoint_folder(path)
     (unpin if remove else pin)(folder)
     return {"path": str(folder), "pinned": not remove}
 
 
 def discard(path: str | Path) -> dict[str, Any]:
-    """Remove a folder in which a conversion was kept until it was copied. Raises UserError for any other folder."""
+    """Remove the temporary folder of a conversion after it was copied. Raises UserError for any other folder."""
     folder = Path(path)
     if not folder.name.startswith(CONVERTING):
-        raise UserError(f"{folder} is no folder {CONVERTING}…", "prune deletes checkpoints")
-    for one in newest_first(folder):
-        remove_checkpoint(Files(), one)
+        raise UserError(f"{folder} is not a {CONVERTING}… folder", "use prune to delete checkpoints")
+    for checkpoint in newest_first(folder):
+        remove_checkpoint(Files(), checkpoint)
     shutil.rmtree(folder, ignore_errors=True)
     return {"path": str(folder)}
 
 
 def prune(root: str | Path, keep: int, *, dry_run: bool = False) -> dict[str, Any]:
-    """{"root", "kept", "deleted": [names], "bytes", "dry_run"}. Keeps the `keep` newest sound checkpoints of a folder.
+    """Delete old checkpoints: {"root", "kept", "deleted": [names], "bytes", "dry_run"}.
 
-    The newest whose every byte verifies counts as the first; damaged ones newer than that are left for a person to look
-    at, and pinned ones stay. What dead writers left unfinished goes too. Raises UserError, NotFound, Conflict with a
-    writer, CheckpointError where none verifies.
+    Keeps the `keep` newest sound checkpoints of a folder. The first of them is the newest whose every byte verifies;
+    damaged ones newer than that are left for inspection, and pinned ones stay. Leftovers of dead writers are deleted
+    too. Raises UserError, NotFound, Conflict with a writer, CheckpointError if none verifies.
     """
     if keep < 1:
         raise UserError(f"keep is {keep}", "keep at least 1 checkpoint")
     folder = Path(root)
-    found = newest_first(folder)
-    if not found:
+    folders = newest_first(folder)
+    if not folders:
         raise NotFound(f"no checkpoint in {folder}", "name the folder that holds the step-… folders")
-    newest = next((one for one in found if not first_damage(one)), None)
+    newest = next((checkpoint for checkpoint in folders if not first_damage(checkpoint)), None)
     if newest is None:
-        raise CheckpointError(f"none of the {len(found)} checkpoints in {folder} is sound: nothing was deleted")
-    doomed = expired_checkpoints(found[found.index(newest) + 1 :], keep) + unfinished_saves(folder)
-    size_bytes = sum(path.lstat().st_size for one in doomed for path in one.iterdir())
+        raise CheckpointError(f"none of the {len(folders)} checkpoints in {folder} is sound: nothing was deleted")
+    expired = expired_checkpoints(folders[folders.index(newest) + 1 :], keep) + unfinished_saves(folder)
+    size_bytes = sum(path.lstat().st_size for checkpoint in expired for path in checkpoint.iterdir())
     if not dry_run:
         with writer_lock(folder):
-            for one in doomed:
-                remove_checkpoint(Files(), one)
+            for checkpoint in expired:
+                remove_checkpoint(Files(), checkpoint)
     return {
         "root": str(folder),
-        "kept": [one.name for one in found if one not in doomed],
-        "deleted": [one.name for one in doomed],
+        "kept": [checkpoint.name for checkpoint in folders if checkpoint not in expired],
+        "deleted": [checkpoint.name for checkpoint in expired],
         "bytes": size_bytes,
         "dry_run": dry_run,
     }

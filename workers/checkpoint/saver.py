@@ -1,12 +1,12 @@
-"""Save: write aside, fsync, rename, manifest last. A crash at any point leaves the old, or the old and the new.
+"""Save a checkpoint: write to a side folder, fsync, rename, manifest last. A crash never damages older ones.
 
-1  .part-step-…/ is made and its shards written and fsynced      nobody looks at a folder of that name
-2  it is renamed to step-…/ and the root fsynced                 without a manifest it is not a checkpoint yet
-3  the manifest is written beside, fsynced, renamed, fsynced     the rename is the commit: before it old, after it new
-4  older checkpoints beyond `keep` go, manifest first            only now, once the new one was read back and verified
+1  .part-step-…/ is created, its shards written and fsynced       readers ignore a folder with that name
+2  it is renamed to step-…/ and the root fsynced                  without a manifest it is not a checkpoint yet
+3  the manifest is written to a temporary file, fsynced, renamed  the rename commits: only then does it exist
+4  checkpoints beyond `keep` are deleted, manifest first          after the new one was read back and verified
 
-With many ranks each writes its own shards in step 1, and rank 0 does the rest. In an object store there are no renames:
-all objects have names never used before, and the manifest, put last, is the commit.
+With many ranks each rank writes its own shards in step 1, and rank 0 does the rest. Object stores have no rename: all
+objects have names never used before, and the manifest, put last, is the commit.
 """
 
 import os
@@ -44,8 +44,10 @@ _CANNOT = "free disk space, or check the folder's permissions"
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """`path` is a Path, or a string for a URI. `notes` has what could not be tidied away: the checkpoint itself is
-    complete. `blocked_s` is how long the caller was held up, `seconds` how long it took until all was durable."""
+    """Result of a save. `path` is a Path, or a string for a URI.
+    `notes` lists what could not be cleaned up: the checkpoint itself is complete. `blocked_s` is how long the caller
+    was blocked, `seconds` how long until all was durable.
+    """
 
     path: "Path | Any"
     step: int
@@ -56,25 +58,25 @@ class Saved:
 
 
 class PreparedSave:
-    """A checkpoint whose content is settled: named, described, laid out. `arena` holds a copy, if one was taken."""
+    """A checkpoint whose content is fixed: named, described, laid out. `arena` has a copy, if one was taken."""
 
     def __init__(
         self, to: Destination, step: int, state: Mapping[str, Any], producer: Producer, ranks: CheckpointRanks
     ):
         self.ranks = ranks
-        held = capture(state)
-        self.notes = tuple(held.notes)
-        mine = _mine(held, ranks)
-        self.bytes = sum(tensor.nbytes for tensor in mine.values())
+        contents = capture(state)
+        self.notes = tuple(contents.notes)
+        tensors = _mine(contents, ranks)
+        self.bytes = sum(tensor.nbytes for tensor in tensors.values())
         stem = "shard-{:05d}" if ranks.size == 1 else f"shard-r{ranks.rank:05d}-{{:05d}}"
-        self.layouts = lay_out(pieces(mine), SHARD_BYTES, f"{stem}.safetensors")
-        self.tensors = _describe(held, mine, self.layouts)
-        self.manifest = Manifest(step, "", producer, {}, {}, held.entries, _world(held, ranks))
+        self.layouts = lay_out(pieces(tensors), SHARD_BYTES, f"{stem}.safetensors")
+        self.tensors = _describe(contents, tensors, self.layouts)
+        self.manifest = Manifest(step, "", producer, {}, {}, contents.entries, _world(contents, ranks))
         self.to = to
         self.arena: Arena | None = None
 
     def snapshot(self, arena: Arena) -> None:
-        """From here on the live tensors may change."""
+        """Copy the tensors into `arena`; afterwards the live tensors may change."""
         arena.take(self.layouts)
         self.arena = arena
 
@@ -121,14 +123,15 @@ def save(
     progress: Progress | None = None,
     files: Files | None = None,
 ) -> "Saved | SaveInProgress":
-    """Write a checkpoint of `state` below `root` and return once it is durable: Saved. With `asynchronous`, return a
-    Saving once a copy is taken; a save still under way is waited for first, and its error raised here.
+    """Write a checkpoint of `state` below `root` and return a Saved once it is durable.
+    With `asynchronous`, return a SaveInProgress once a copy is taken. A save that is still being written is waited for
+    first, and its error is raised here.
 
     An entry of `state` is a module, an optimizer, anything with state_dict and load_state_dict, nested values and
-    tensors, or `"rng": True`. `keep` retains that many newest checkpoints, pinned ones apart. `attempt` is `job.epoch`:
-    an attempt older than one that saved here is refused. `kind` is the device kind. If any tensor is a DTensor, every
-    rank calls it, with the same `root` on a shared file system. `root` may be the URI of an object store. Raises
-    CheckpointError; then `root` is as it was.
+    tensors, or `"rng": True`. `keep` is the number of newest checkpoints to retain, not counting pinned ones. `attempt`
+    is `job.epoch`: an attempt older than one that saved here is refused. `kind` is the device kind. If any tensor is a
+    DTensor, every rank must call this, with the same `root` on a shared file system. `root` may be the URI of an object
+    store. Raises CheckpointError; then `root` is as it was.
     """
     if asynchronous:
         from workers.checkpoint.background_saver import SHARED
@@ -149,7 +152,7 @@ def prepare(
     kind: str,
     files: Files | None,
 ) -> PreparedSave:
-    """Everything that can be refused without writing. Raises CheckpointError, on every rank."""
+    """Make all checks that need no writing. Raises CheckpointError, on every rank."""
     _check_arguments(step, keep)
     producer = producer_of(attempt, kind)
     ranks = checkpoint_ranks(state)
@@ -160,7 +163,7 @@ def prepare(
 
 
 def destination(root: "str | os.PathLike[str]", name: str, files: Files) -> Destination:
-    """A folder of this machine, or an object store for a URI."""
+    """Return a folder of this machine, or an object store for a URI."""
     if "://" not in str(root):
         return OnDisk(Path(root), name, files)
     from workers.checkpoint.transfer.object_store import ObjectStoreDestination
@@ -169,21 +172,21 @@ def destination(root: "str | os.PathLike[str]", name: str, files: Files) -> Dest
 
 
 def write(prepared: PreparedSave, keep: int | None, progress: Progress | None) -> Saved:
-    """Write and commit. Raises CheckpointError, with nothing of this checkpoint left behind."""
+    """Write and commit. On failure, remove what was written of this checkpoint and raise CheckpointError."""
     started_s, to, ranks = time.perf_counter(), prepared.to, prepared.ranks
     try:
         with to.held() if ranks.first else nullcontext():
-            described = _write(prepared, progress)
+            manifest = _write(prepared, progress)
             notes = _retain(to, keep) if ranks.first and keep is not None else ()
     except OSError as e:
         step = prepared.manifest.step
         raise CheckpointError(f"cannot save step {step} in {to.root}: {e.strerror or e}", _CANNOT) from e
     seconds = time.perf_counter() - started_s
-    return Saved(to.path, described.step, described.size_bytes(), seconds, (*prepared.notes, *notes))
+    return Saved(to.path, manifest.step, manifest.size_bytes(), seconds, (*prepared.notes, *notes))
 
 
 def _retain(to: Destination, keep: int) -> tuple[str, ...]:
-    """The checkpoint is complete by now: an attempt that was replaced meanwhile leaves the older ones."""
+    """Delete older checkpoints, unless this attempt was replaced while it saved. The new one is already complete."""
     try:
         check_not_replaced()
     except CheckpointError as e:
@@ -205,13 +208,13 @@ def _write(prepared: PreparedSave, progress: Progress | None) -> Manifest:
 
 
 def _gathered(ranks: CheckpointRanks, shards: dict[str, FileEntry], tensors: dict[str, TensorEntry]) -> list[Part]:
-    """What every rank wrote and where, on every rank."""
+    """Exchange between all ranks which files and tensors each one wrote."""
     if ranks.size == 1:
         return [(shards, tensors)]
-    mine = [{name: to_plain(entry) for name, entry in part.items()} for part in (shards, tensors)]
+    own = [{name: to_plain(entry) for name, entry in part.items()} for part in (shards, tensors)]
     return [
         (from_plain(dict[str, FileEntry], files), from_plain(dict[str, TensorEntry], entries))
-        for files, entries in ranks.gathered(mine)
+        for files, entries in ranks.gathered(own)
     ]
 
 
@@ -219,64 +222,64 @@ def _commit(prepared: PreparedSave, parts: "list[Part]") -> Manifest:
     created = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
     shards = {name: entry for part, _ in parts for name, entry in part.items()}
     tensors = _joined([tensors for _, tensors in parts])
-    described = replace(prepared.manifest, created=created, files=shards, tensors=tensors)
+    manifest = replace(prepared.manifest, created=created, files=shards, tensors=tensors)
     check_not_replaced()
-    prepared.to.commit(described)
-    return described
+    prepared.to.commit(manifest)
+    return manifest
 
 
-def _mine(held: Capture, ranks: CheckpointRanks) -> dict[str, torch.Tensor]:
-    """What this rank writes: its parts of sharded tensors, and on rank 0 all others."""
-    mine = {}
-    for name, tensor in held.own().items():
+def _mine(contents: Capture, ranks: CheckpointRanks) -> dict[str, torch.Tensor]:
+    """Tensors that this rank writes: its parts of sharded tensors, and on rank 0 all others."""
+    tensors = {}
+    for name, tensor in contents.own().items():
         if not sharded.is_sharded(tensor):
             if ranks.first:
-                mine[name] = tensor
+                tensors[name] = tensor
         elif sharded.is_mine(tensor, name) and (sharded.local(tensor).numel() or not tensor.numel()):
-            mine[name] = sharded.local(tensor)
-    return mine
+            tensors[name] = sharded.local(tensor)
+    return tensors
 
 
-def _describe(held: Capture, mine: dict[str, torch.Tensor], layouts: list[Layout]) -> dict[str, TensorEntry]:
-    """All tensors in the order of the state; those another rank writes without a place yet."""
-    places = {
+def _describe(contents: Capture, own: dict[str, torch.Tensor], layouts: list[Layout]) -> dict[str, TensorEntry]:
+    """Entries of all tensors in the order of the state; those that another rank writes have no shard yet."""
+    locations = {
         piece.key: Stored(layout.file, offset)
         for layout in layouts
         for piece, offset in zip(layout.pieces, layout.offsets, strict=True)
     }
-    entries = {name: _entry(held, name, places.get(name)) for name in held.tensors}
-    return entries | {name: TensorEntry(role, alias_of=stored) for name, (stored, role) in held.ties.items()}
+    entries = {name: _entry(contents, name, locations.get(name)) for name in contents.tensors}
+    return entries | {name: TensorEntry(role, alias_of=stored) for name, (stored, role) in contents.ties.items()}
 
 
-def _entry(held: Capture, name: str, place: Stored | None) -> TensorEntry:
-    tensor = held.tensors[name]
-    box = sharded.box_of(tensor) if place else None
-    place = replace(place, start=box.start, shape=box.shape) if place and box else place
-    base, view = held.views.get(name, ("", None))
+def _entry(contents: Capture, name: str, location: Stored | None) -> TensorEntry:
+    tensor = contents.tensors[name]
+    box = sharded.box_of(tensor) if location else None
+    location = replace(location, start=box.start, shape=box.shape) if location and box else location
+    base, view = contents.views.get(name, ("", None))
     return TensorEntry(
-        role=held.roles[name],
+        role=contents.roles[name],
         dtype=dtype_name(tensor.dtype),
         shape=tuple(tensor.shape),
-        shards=(place,) if place else (),
+        shards=(location,) if location else (),
         device=str(tensor.device),
         layout=() if view or sharded.is_sharded(tensor) else bits.memory_order(tensor),
-        scale=held.scales.get(name, ""),
+        scale=contents.scales.get(name, ""),
         alias_of=base,
         view=view,
     )
 
 
 def _joined(parts: list[dict[str, TensorEntry]]) -> dict[str, TensorEntry]:
-    """The same tensors as every rank described them, with the places of all."""
+    """Merge the tensor entries of all ranks: the same tensors, with the shards of each rank."""
     return {
         name: replace(entry, shards=tuple(s for part in parts if name in part for s in part[name].shards))
         for name, entry in parts[0].items()
     }
 
 
-def _world(held: Capture, ranks: CheckpointRanks) -> World:
-    cut = next((tensor for tensor in held.tensors.values() if sharded.is_sharded(tensor)), None)
-    return World(ranks.size, *(sharded.mesh_of(cut) if cut is not None else ()))
+def _world(contents: Capture, ranks: CheckpointRanks) -> World:
+    sharded_tensor = next((tensor for tensor in contents.tensors.values() if sharded.is_sharded(tensor)), None)
+    return World(ranks.size, *(sharded.mesh_of(sharded_tensor) if sharded_tensor is not None else ()))
 
 
 def producer_of(attempt: str | None, kind: str) -> Producer:
@@ -288,6 +291,6 @@ def producer_of(attempt: str | None, kind: str) -> Producer:
 
 def _check_arguments(step: int, keep: int | None) -> None:
     if type(step) is not int or not 0 <= step < 10**15:
-        raise CheckpointError(f"step is {step!r}", "give a whole number from 0 on")
+        raise CheckpointError(f"step is {step!r}", "give an integer of at least 0")
     if keep is not None and keep < 1:
         raise CheckpointError(f"keep is {keep}", "keep at least 1 checkpoint, or None for all")

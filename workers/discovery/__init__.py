@@ -1,8 +1,8 @@
-"""Which devices this node has. One file per vendor; no device is opened and torch is not imported.
+"""Discover the devices of this node, one file per vendor, without opening a device or importing torch.
 
-A vendor's file has `present(machine)`, a quick look for a sign of its hardware, and `find(machine) -> (devices,
-findings)`, which runs in a child with a time-out wherever there is a sign. The CPU's file reads the kernel's own files
-only, which cannot hang, and runs here.
+A vendor's file has `present(machine)`, a quick check for its hardware, and `find(machine) -> (devices, findings)`,
+which then runs in a child process with a time-out. The CPU's file runs in this process: it reads only files of the
+kernel, which cannot hang.
 """
 
 from collections import Counter
@@ -22,33 +22,33 @@ NAMES = tuple(name for name in builtin_vendors() if (Path(__file__).parent / f"{
 def discover(
     backend: str | None = None, machine: Machine | None = None
 ) -> tuple[tuple[Device, ...], tuple[Finding, ...]]:
-    """Devices of one backend, or of all, and what `doctor` should say. A vendor that cannot be read is a finding.
+    """Return the devices of one backend, or of all, and findings for `doctor`. A vendor's failure is a finding.
 
     Raises UserError for an unknown backend.
     """
-    here = machine or Machine()
-    unfit = interpreter.findings()
-    wanted = names() if backend is None else (backend_name(backend),)
-    signs = {name: _sign(name, here) for name in wanted if name != "cpu"}
-    answers = probe([name for name, sign in signs.items() if sign is True], here)
-    answers += [probe_vendor("cpu", here)] if "cpu" in wanted else []
-    devices = [d for found, _ in answers for d in found]
+    local = machine or Machine()
+    interpreter_findings = interpreter.findings()
+    vendors_to_probe = names() if backend is None else (backend_name(backend),)
+    signs = {name: _sign(name, local) for name in vendors_to_probe if name != "cpu"}
+    results = probe([name for name, sign in signs.items() if sign is True], local)
+    results += [probe_vendor("cpu", local)] if "cpu" in vendors_to_probe else []
+    devices = [d for probed, _ in results for d in probed]
     findings = [sign for sign in signs.values() if isinstance(sign, Finding)]
-    findings += [f for _, said in answers for f in said]
-    findings += unfit
+    findings += [f for _, reported in results for f in reported]
+    findings += interpreter_findings
     findings += mismatches(devices, versions(), torch_build())
-    findings += health(devices, here)
+    findings += health(devices, local)
     return tuple(devices), tuple(findings)
 
 
 def names() -> tuple[str, ...]:
-    """Of our vendors, then of those that installed distributions can look for; the CPU last."""
-    theirs = [name for name in plugins.entries(plugins.DISCOVERY) if name in vendors() and name not in NAMES]
-    return (*(name for name in NAMES if name != "cpu"), *theirs, "cpu")
+    """Names of vendors: built-in ones, then those of installed distributions; the CPU last."""
+    plugin_names = [name for name in plugins.entries(plugins.DISCOVERY) if name in vendors() and name not in NAMES]
+    return (*(name for name in NAMES if name != "cpu"), *plugin_names, "cpu")
 
 
 def _sign(name: str, machine: Machine) -> bool | Finding:
-    """Is there a sign of its hardware? One that cannot be looked for costs its own vendor only."""
+    """Return whether the vendor's hardware seems present; a finding if the check fails."""
     try:
         return bool(vendor_file(name).present(machine))
     except Exception as e:
@@ -56,6 +56,6 @@ def _sign(name: str, machine: Machine) -> bool | Finding:
 
 
 def accelerators() -> dict[str, int]:
-    """How many usable devices of each back end but the CPU this machine has; found without opening any."""
+    """Count this machine's usable devices per backend, without the CPU. Opens no device."""
     devices, _ = discover()
     return dict(Counter(d.backend for d in devices if d.backend != "cpu" and not (d.emulated or d.unavailable_reason)))

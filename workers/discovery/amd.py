@@ -1,6 +1,6 @@
-"""AMD GPUs from the KFD topology and DRM files the amdgpu driver keeps in sysfs, and AMD SMI where it is installed.
+"""AMD GPUs, from the amdgpu driver's KFD topology and DRM files in sysfs, and from AMD SMI if installed.
 
-The order of KFD's GPU nodes is the order HIP counts in. A node the process may not use is unreadable and not counted.
+HIP numbers devices in the order of KFD's GPU nodes, and does not count nodes that the process may not read.
 """
 
 import re
@@ -27,15 +27,15 @@ def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
     gpus = [
         node for node in machine.glob(f"{NODES}/*") if machine.number(f"{node}/gpu_id") and _properties(machine, node)
     ]
-    answers = [Answer(f"GPU {index}", "KFD", _properties(machine, node)) for index, node in enumerate(gpus)]
-    devices = [_device(machine, node, index, answers[index]) for index, node in enumerate(gpus)]
+    replies = [Answer(f"GPU {index}", "KFD", _properties(machine, node)) for index, node in enumerate(gpus)]
+    devices = [_device(machine, node, index, replies[index]) for index, node in enumerate(gpus)]
     visible = machine.visible("HIP_VISIBLE_DEVICES")
     if visible is not None:
         devices = [d for d in devices if str(d.index) in visible or d.uuid in visible]
-    findings = _findings(machine, devices) + unread("amd", answers, "look into dmesg; update the amdgpu driver")
+    findings = _findings(machine, devices) + unread("amd", replies, "read dmesg; update the amdgpu driver")
     if devices and machine.root == Path("/") and amd_smi.installed():
-        devices, said = amd_smi.add_details(devices, amd_smi.query())
-        findings += [f for f in said if f not in findings]
+        devices, smi_findings = amd_smi.add_details(devices, amd_smi.query())
+        findings += [f for f in smi_findings if f not in findings]
     return devices, findings
 
 
@@ -52,20 +52,20 @@ def _findings(machine: Machine, devices: list[Device]) -> list[Finding]:
         ]
     if devices and not machine.may_use("dev/kfd"):
         return [Finding("error", "amd", "no access to /dev/kfd", "add this user to the groups render and video")]
-    own = [d.address for d in cards]
-    faulty = [amd_smi.memory_errors(a, errors) for a in own if (errors := _memory_errors(machine, a))]
-    return faulty + [finding for address in own for finding in _heat(machine, address)]
+    addresses = [d.address for d in cards]
+    faulty = [amd_smi.memory_errors(a, errors) for a in addresses if (errors := _memory_errors(machine, a))]
+    return faulty + [finding for address in addresses for finding in _heat(machine, address)]
 
 
 def _memory_errors(machine: Machine, address: str) -> int:
-    """`ue: N` of the memory controller's RAS file: errors since the driver was loaded that ECC could not correct."""
-    told = machine.text(f"sys/bus/pci/devices/{address}/ras/umc_err_count")
-    found = re.search(r"^ue:\s*(\d+)", told, re.MULTILINE)
-    return int(found[1]) if found else 0
+    """Errors since the driver was loaded that ECC could not correct: `ue: N` of the memory controller's RAS file."""
+    content = machine.text(f"sys/bus/pci/devices/{address}/ras/umc_err_count")
+    match = re.search(r"^ue:\s*(\d+)", content, re.MULTILINE)
+    return int(match[1]) if match else 0
 
 
 def _heat(machine: Machine, address: str) -> list[Finding]:
-    """Sensors (millidegrees) at or above the critical temperature the driver gives, where it lowers the clock."""
+    """Report sensors (millidegrees) at or above the driver's critical temperature, at which it lowers the clock."""
     hot = []
     for sensor in machine.glob(f"sys/bus/pci/devices/{address}/hwmon/hwmon*/temp*_input"):
         now, critical = machine.number(sensor), machine.number(sensor.replace("_input", "_crit"))
@@ -114,30 +114,32 @@ def _device(machine: Machine, node: str, index: int, properties: Answer) -> Devi
 
 
 def _model(product: str, pci_id: int, revision: int, total_bytes: int | None) -> str:
-    """Several cards share a PCI id: the driver's name of the product, the revision or the memory tells them apart.
+    """Model by product name, else by PCI id, revision and memory, because several cards share a PCI id.
 
-    "" for one nobody lists, which is called by its architecture, else by its PCI id.
+    "" for a card not in the catalogue, which is then named by its architecture or PCI id.
     """
     by_id = f"{pci_id:04x}:{revision:02x}"
-    card = catalogue.match_device("amd", name=product) or catalogue.match_device(
+    row = catalogue.match_device("amd", name=product) or catalogue.match_device(
         "amd", pci_id=by_id, memory_bytes=total_bytes
     )
-    return card.kind.partition(":")[2] if card else ""
+    return row.kind.partition(":")[2] if row else ""
 
 
 def _pci_address(properties: Answer) -> str:
-    """KFD's location_id is bus, device and function in 16 bits; the domain stands beside it."""
-    where, domain = properties.number("location_id"), properties.number("domain") or 0
-    return "" if where is None else f"{domain:04x}:{where >> 8 & 0xFF:02x}:{where >> 3 & 0x1F:02x}.{where & 7}"
+    """PCI address from KFD's location_id (bus, device and function in 16 bits) and domain."""
+    location, domain = properties.number("location_id"), properties.number("domain") or 0
+    return (
+        "" if location is None else f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
+    )
 
 
 def _properties(machine: Machine, node: str) -> dict[str, str]:
-    """Lines `name value`; {} where the device control group hides the node."""
+    """Read a KFD properties file, lines of `name value`; {} if the device control group hides the node."""
     return dict(line.split(" ", 1) for line in machine.text(f"{node}/properties").splitlines() if " " in line)
 
 
 def architecture(version: int) -> str:
-    """KFD's decimal gfx_target_version: 90402 -> gfx942, 90010 -> gfx90a."""
+    """Architecture from KFD's decimal gfx_target_version: 90402 -> gfx942, 90010 -> gfx90a."""
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
 
 
@@ -146,32 +148,32 @@ def _compute_units(properties: Answer) -> int:
 
 
 def _on_chip(machine: Machine, node: str, properties: Answer) -> dict[str, Scalar]:
-    """LDS that one workgroup may have, and the largest L2 and L3 (KFD gives sizes in KiB); only what is told."""
+    """LDS per workgroup, largest L2 and L3, in bytes (KFD: KiB); values that KFD lacks are missing."""
     lds = properties.number("lds_size_in_kb")
-    found: dict[str, Scalar] = {"shared_memory_per_block_bytes": lds << 10} if lds else {}
+    sizes_by_name: dict[str, Scalar] = {"shared_memory_per_block_bytes": lds << 10} if lds else {}
     caches = [_properties(machine, cache) for cache in machine.glob(f"{node}/caches/*")]
     for level in ("2", "3"):
         sizes = [int(c["size"]) for c in caches if c.get("level") == level and c.get("size", "").isdigit()]
         if any(sizes):
-            found[f"l{level}_bytes"] = max(sizes) << 10
-    return found
+            sizes_by_name[f"l{level}_bytes"] = max(sizes) << 10
+    return sizes_by_name
 
 
 def _memory(machine: Machine, node: str, drm: str) -> tuple[int | None, int | None]:
-    """(total, free): a partition's total is KFD's; what is free is known only where the whole card is one device."""
+    """Return (total, free) bytes. A partition's total comes from KFD; free is known only for an unpartitioned card."""
     banks = [Answer("", "KFD", _properties(machine, bank)) for bank in machine.glob(f"{node}/mem_banks/*")]
     on_card = [bank for bank in banks if (bank.number("heap_type") or SYSTEM_HEAP) != SYSTEM_HEAP]
     local = sum(bank.number("size_in_bytes") or 0 for bank in on_card)
-    whole, used = machine.number(f"{drm}/mem_info_vram_total"), machine.number(f"{drm}/mem_info_vram_used")
-    total = local or whole
-    undivided = total is not None and whole is not None and total * 2 > whole
+    card_total, used = machine.number(f"{drm}/mem_info_vram_total"), machine.number(f"{drm}/mem_info_vram_used")
+    total = local or card_total
+    undivided = total is not None and card_total is not None and total * 2 > card_total
     return total, total - used if total is not None and undivided and used is not None else None
 
 
 def _integrated(gfx: str) -> bool:
-    """Graphics inside a CPU that AMD's torch wheels hold no code for: it must not stand in the way of a real card."""
-    known = catalogue.architecture("amd", gfx)
-    return known is not None and known.integrated
+    """Return whether this is graphics inside a CPU, which AMD's torch wheels do not support: not offered to jobs."""
+    row = catalogue.architecture("amd", gfx)
+    return row is not None and row.integrated
 
 
 def _reason(machine: Machine, gfx: str) -> str:

@@ -1,6 +1,6 @@
-"""What AMD SMI knows beyond sysfs, where its Python library (of ROCm) is installed: names, drivers, faults, heat.
+"""Details from AMD SMI, if ROCm's Python library for it is installed: names, drivers, faults, heat.
 
-`ask` is what it says as JSON-like data; `tell` adds that to the devices KFD told of. Not run on hardware so far.
+`query` returns them as JSON-like data; `add_details` adds them to the devices from KFD. Not yet run on hardware.
 Source: AMD's reference of the AMD SMI Python API.
 """
 
@@ -14,7 +14,7 @@ from cluster.types import Device, Finding
 from workers.discovery.card_reply import Answer
 from workers.discovery.machine import sysfs_address
 
-# Fields of amdsmi_get_violation_status that are 1 while something slows the clock.
+# Fields of amdsmi_get_violation_status that are 1 while the clock is throttled.
 SLOWED = {
     "active_prochot_thrm": "heat (the chip's own alarm)",
     "active_socket_thrm": "heat of its socket",
@@ -28,10 +28,10 @@ def installed() -> bool:
 
 
 def query() -> dict[str, Any]:
-    """{"cards": […]}, a card with `pci`, `name`, `driver`, `ecc_uncorrected`, `slowed`; or {"error"}."""
+    """Return {"cards": […]}, each with `pci`, `name`, `driver`, `ecc_uncorrected`, `slowed`; or {"error"}."""
     try:
         import amdsmi as smi
-    except Exception as e:  # it loads ROCm's C library at import, and raises what comes when that is of another release
+    except Exception as e:  # the import loads ROCm's C library, which raises anything if it is from another release
         return {"error": str(e)}
     try:
         smi.amdsmi_init()
@@ -45,24 +45,25 @@ def query() -> dict[str, Any]:
 
 
 def ask_card(smi: Any, handle: Any, number: int = 0) -> dict[str, Any]:
-    """`failed`: call -> why it did not answer; what it would have told is None. Not every card, driver or virtual
-    machine supports everything, which is no failure.
+    """Query one card. `failed` maps a failed call to the reason; its values are None.
+
+    A call that the card, driver or virtual machine does not support is not a failure.
     """
     failed: dict[str, str] = {}
 
     def call(name: str) -> Any:
         if (function := getattr(smi, name, None)) is None:
-            return None  # of a newer AMD SMI
+            return None  # only newer releases of AMD SMI have this function
         try:
             return function(handle)
         except smi.AmdSmiException as e:
-            if "NOT_SUPPORTED" not in (words := _words(e)):
-                failed[name] = words
+            if "NOT_SUPPORTED" not in (error := _words(e)):
+                failed[name] = error
         return None
 
     def field(name: str, key: str) -> Any:
-        told = call(name)
-        return told.get(key) if isinstance(told, dict) else None
+        reply = call(name)
+        return reply.get(key) if isinstance(reply, dict) else None
 
     slowed = call("amdsmi_get_violation_status")
     return {
@@ -81,22 +82,20 @@ def _words(error: Exception) -> str:
 
 
 def energy_reader(address: str) -> tuple[str, Callable[[], float] | None]:
-    """(where joules are read, a function of joules since the driver was loaded) of the card at a PCI address, or ("why
-    not", None).
-    """
+    """Return (source, function that reads joules since the driver was loaded) for a card, or (reason, None)."""
     if not installed():
-        return "AMD SMI's library is not in this environment", None
+        return "AMD SMI's library is not installed in this environment", None
     try:
         import amdsmi as smi
 
         smi.amdsmi_init()
-    except Exception as e:  # as in `ask`
+    except Exception as e:  # as in `query`
         return f"AMD SMI reports no energy: {e}", None
     return energy_counter(smi, address)
 
 
 def energy_counter(smi: Any, address: str) -> tuple[str, Callable[[], float] | None]:
-    """amdsmi_get_energy_count: an accumulator in units of `counter_resolution` microjoules; none in a virtual guest."""
+    """As `energy_reader`, by amdsmi_get_energy_count: units of `counter_resolution` microjoules; not in VMs."""
     try:
         handle = smi.amdsmi_get_processor_handle_from_bdf(address)
         smi.amdsmi_get_energy_count(handle)
@@ -104,49 +103,52 @@ def energy_counter(smi: Any, address: str) -> tuple[str, Callable[[], float] | N
         return f"AMD SMI reports no energy: {e}", None
 
     def joules() -> float:
-        told = smi.amdsmi_get_energy_count(handle)
-        return float(told["energy_accumulator"] * told["counter_resolution"]) / 1e6
+        reply = smi.amdsmi_get_energy_count(handle)
+        return float(reply["energy_accumulator"] * reply["counter_resolution"]) / 1e6
 
     return "AMD SMI energy accumulator", joules
 
 
-def add_details(devices: Sequence[Device], said: dict[str, Any]) -> tuple[list[Device], list[Finding]]:
-    """Devices with what was said of the card at their address, and faults of cards of ours. Partitions of one card
-    keep what KFD told: they share an address.
+def add_details(devices: Sequence[Device], reply: dict[str, Any]) -> tuple[list[Device], list[Finding]]:
+    """Add details to the devices, matched by PCI address, and report faults of these cards.
+
+    Partitions of a card share its address, so they keep KFD's values.
     """
-    if error := said.get("error"):
+    if error := reply.get("error"):
         return list(devices), [
             Finding("info", "amd", f"details of cards come from sysfs only: AMD SMI failed: {error}", "update ROCm")
         ]
-    placed = [(sysfs_address(Answer("", "AMD SMI", card).text("pci")), card) for card in said["cards"]]
-    cards = dict(placed)
+    by_address = [(sysfs_address(Answer("", "AMD SMI", card).text("pci")), card) for card in reply["cards"]]
+    cards = dict(by_address)
     at = Counter(d.pci_address for d in devices)
-    told = [_with(d, cards[d.pci_address]) if d.pci_address in cards and at[d.pci_address] == 1 else d for d in devices]
-    return told, [f for address, card in placed if address in at or not address for f in _faults(address, card)]
+    detailed = [
+        _with(d, cards[d.pci_address]) if d.pci_address in cards and at[d.pci_address] == 1 else d for d in devices
+    ]
+    return detailed, [f for address, card in by_address if address in at or not address for f in _faults(address, card)]
 
 
 def _with(device: Device, card: dict[str, Any]) -> Device:
-    answer = Answer("", "AMD SMI", card)
-    name = answer.text("name", device.name) if device.name.startswith("AMD gfx") else device.name
-    return replace(device, name=name, driver_version=device.driver_version or answer.text("driver"))
+    reply = Answer("", "AMD SMI", card)
+    name = reply.text("name", device.name) if device.name.startswith("AMD gfx") else device.name
+    return replace(device, name=name, driver_version=device.driver_version or reply.text("driver"))
 
 
 def _faults(address: str, card: dict[str, Any]) -> list[Finding]:
-    who = f"the card at {address}" if address else f"card {card.get('number', '')} of AMD SMI"
-    found = []
+    label = f"the card at {address}" if address else f"card {card.get('number', '')} of AMD SMI"
+    findings = []
     if address and isinstance(errors := card.get("ecc_uncorrected"), int) and errors:
-        found.append(memory_errors(address, errors))
+        findings.append(memory_errors(address, errors))
     if causes := " and ".join(SLOWED[field] for field in card.get("slowed", [])):
-        message = f"{who} runs below its clock because of {causes}"
-        found.append(Finding("warning", "amd", message, "check fans, inlet temperature and power"))
+        message = f"{label} runs below its clock because of {causes}"
+        findings.append(Finding("warning", "amd", message, "check fans, inlet temperature and power"))
     remedy = "run amd-smi by hand; a reset of the card, a reboot or another driver may be needed"
-    for name, why in card.get("failed", {}).items():
-        found.append(Finding("warning", "amd", f"{who}: {name} failed: {why}", remedy))
-    return found
+    for name, reason in card.get("failed", {}).items():
+        findings.append(Finding("warning", "amd", f"{label}: {name} failed: {reason}", remedy))
+    return findings
 
 
 def memory_errors(address: str, errors: int) -> Finding:
-    """The one finding of a card whose memory failed, whoever counted."""
+    """Finding about uncorrectable memory errors of a card, the same for each source of the count."""
     return Finding(
         "error",
         "amd",

@@ -1,4 +1,4 @@
-"""The GPU of an Apple-silicon Mac, from system_profiler. Its memory is the machine's."""
+"""The GPU of an Apple-silicon Mac, from system_profiler. It uses the machine's memory."""
 
 import json
 import re
@@ -22,43 +22,44 @@ def present(machine: Machine) -> bool:
 def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
     if machine.system != "Darwin":
         return [], []
-    told, problem = _profile(machine)
-    if not _part(told, "SPHardwareDataType").get("chip_type"):  # the kernel knows the chip too
+    profile, problem = _profile(machine)
+    if not _part(profile, "SPHardwareDataType").get("chip_type"):  # the kernel reports the chip too
         brand, _ = tool_output(BRAND, machine.environ)
-        told = {**told, "SPHardwareDataType": [{"chip_type": brand.strip()}]}
+        profile = {**profile, "SPHardwareDataType": [{"chip_type": brand.strip()}]}
     remedy = "run system_profiler by hand"
     findings = (
         [Finding("warning", "apple", f"details of the GPU come from sysctl only: {problem}", remedy)] if problem else []
     )
-    gpus = [Answer("the GPU", "system_profiler", _part(told, "SPDisplaysDataType"))]
-    found = devices(told, machine, gpus[0])
-    return found, findings + (unread("apple", gpus, remedy) if found else [])
+    gpus = [Answer("the GPU", "system_profiler", _part(profile, "SPDisplaysDataType"))]
+    gpu_devices = devices(profile, machine, gpus[0])
+    return gpu_devices, findings + (unread("apple", gpus, remedy) if gpu_devices else [])
 
 
 def _profile(machine: Machine) -> tuple[dict[str, Any], str]:
-    """(what system_profiler says, "") or ({}, why there is nothing)."""
-    said, problem = tool_output(COMMAND, machine.environ)
+    """Return (output of system_profiler, "") or ({}, reason)."""
+    output, problem = tool_output(COMMAND, machine.environ)
     if problem:
         return {}, problem
     try:
-        told = json.loads(said)
+        profile = json.loads(output)
     except ValueError:
-        return {}, f"system_profiler printed {said.strip()[:40]!r}, which is not JSON"
-    return (told, "") if isinstance(told, dict) else ({}, "system_profiler printed no list of hardware")
+        return {}, f"system_profiler printed {output.strip()[:40]!r}, which is not JSON"
+    return (profile, "") if isinstance(profile, dict) else ({}, "system_profiler printed no list of hardware")
 
 
-def devices(said: Any, machine: Machine | None = None, gpu: Answer | None = None) -> list[Device]:
-    """One device, or none on a Mac with an Intel CPU, whose GPU torch's MPS no longer supports. `gpu` is the part of
-    `said` about the GPU of the chip.
+def devices(profile: Any, machine: Machine | None = None, gpu: Answer | None = None) -> list[Device]:
+    """Return one device, or none on a Mac with an Intel CPU, whose GPU torch's MPS no longer supports.
+
+    `gpu` is the part of `profile` about the chip's GPU.
     """
-    hardware = Answer("this Mac", "system_profiler", _part(said, "SPHardwareDataType"))
+    hardware = Answer("this Mac", "system_profiler", _part(profile, "SPHardwareDataType"))
     chip = hardware.text("chip_type")
     if not chip.startswith("Apple "):
         return []
-    gpu = gpu or Answer("the GPU", "system_profiler", _part(said, "SPDisplaysDataType"))
-    known = catalogue.match_device("apple", name=chip)
-    kind = known.kind if known else f"apple:{catalogue.model_name(chip.removeprefix('Apple '))}"
-    architecture = known.architecture if known else "arm64"
+    gpu = gpu or Answer("the GPU", "system_profiler", _part(profile, "SPDisplaysDataType"))
+    row = catalogue.match_device("apple", name=chip)
+    kind = row.kind if row else f"apple:{catalogue.model_name(chip.removeprefix('Apple '))}"
+    architecture = row.architecture if row else "arm64"
     memory = device_memory(kind, architecture, machine, _bytes(hardware.text("physical_memory")))
     return [
         Device(
@@ -76,15 +77,15 @@ def devices(said: Any, machine: Machine | None = None, gpu: Answer | None = None
     ]
 
 
-def _part(said: Any, name: str) -> dict[str, Any]:
-    """Of a Mac's hardware, or of the GPU inside its chip (displays have more of them)."""
-    rows = said.get(name) if isinstance(said, dict) else None
+def _part(profile: Any, name: str) -> dict[str, Any]:
+    """Return the row of the Mac's hardware, or of its chip's GPU (SPDisplaysDataType may list other GPUs)."""
+    rows = profile.get(name) if isinstance(profile, dict) else None
     rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    inside = (row for row in rows if str(row.get("sppci_model", "")).startswith("Apple "))
-    return next(inside, {}) if name == "SPDisplaysDataType" else next(iter(rows), {})
+    chip_gpus = (row for row in rows if str(row.get("sppci_model", "")).startswith("Apple "))
+    return next(chip_gpus, {}) if name == "SPDisplaysDataType" else next(iter(rows), {})
 
 
 def _bytes(text: str) -> int | None:
-    """`32 GB`, which Apple writes for 32 GiB."""
+    """Parse `32 GB`, by which Apple means 32 GiB."""
     match = re.fullmatch(r"(\d+) (GB|TB)", text)
     return int(match[1]) << (30 if match[2] == "GB" else 40) if match else None

@@ -1,4 +1,4 @@
-"""One card's answer from a vendor's driver or tool, whose fields may be missing or wrong: each costs itself only."""
+"""Reply of a vendor's driver or tool about one card. A missing or invalid field does not affect the others."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from cluster.types import Finding
 
 NOTHING = frozenset({"", "n/a", "none", "null", "unknown", "not supported", "[not supported]"})
-"""What tools write, in any case, where they know nothing."""
+"""Texts by which tools mark an unknown value, in lower case."""
 
 
 class Answer:
-    """`fields` of `card` (the words of a finding) as `source` gave them; anything but a mapping has no fields.
+    """Fields of one card, as `source` reported them. `card` is its name in findings.
 
-    `missing` are fields that it should have. `invalid` has those that are not what they should be, with what stood
-    there, and so has `instead` where that is all of the answer.
+    `missing` collects required fields that are absent, `invalid` fields with invalid values and these values. `instead`
+    is the reply itself if it is not a mapping.
     """
 
     def __init__(self, card: str, source: str, fields: Any):
@@ -25,20 +25,21 @@ class Answer:
 
     @classmethod
     def of(cls, card: str, source: str, fields: Any) -> "Answer":
-        """`fields` itself where it is an answer already."""
+        """Wrap `fields`, unless it is an Answer already."""
         return fields if isinstance(fields, Answer) else cls(card, source, fields)
 
     def number(self, name: str, *, needed: bool = False, at_least: int = 0, at_most: int = 1 << 63) -> int | None:
-        """A whole number within these bounds, also as text; else None. One that is left out is a finding only where it
-        is `needed`.
+        """Return an integer within the bounds, also from text; else None.
+
+        An absent field is reported only if it is `needed`.
         """
         value = self._fields.get(name)
         try:
-            read = int(value.strip()) if isinstance(value, str) else int(value)  # type: ignore[arg-type]
+            number = int(value.strip()) if isinstance(value, str) else int(value)  # type: ignore[arg-type]
         except (ValueError, TypeError, OverflowError):
-            read = at_least - 1
-        if at_least <= read <= at_most and not isinstance(value, bool):
-            return read
+            number = at_least - 1
+        if at_least <= number <= at_most and not isinstance(value, bool):
+            return number
         if value is not None:
             self.invalid[name] = _short(value)
         elif needed and not self.instead:
@@ -46,14 +47,14 @@ class Answer:
         return None
 
     def text(self, name: str, otherwise: str = "") -> str:
-        """`otherwise` where the tool knows nothing, which is no finding."""
+        """Return a field as text, or `otherwise` if the tool does not know it, which is not reported."""
         value = self._fields.get(name)
-        known = isinstance(value, str | int | float) and str(value).strip().lower() not in NOTHING
-        return str(value).strip() if known else otherwise
+        is_known = isinstance(value, str | int | float) and str(value).strip().lower() not in NOTHING
+        return str(value).strip() if is_known else otherwise
 
     @property
     def problem(self) -> str:
-        """What its source said that is not usable, or ""."""
+        """Describe missing and invalid fields, "" if there are none."""
         if self.instead:
             return f"{self.source} reported {self.instead} instead of the data of the card"
         values = " and ".join(f"{value} for {name}" for name, value in self.invalid.items())
@@ -62,12 +63,12 @@ class Answer:
         return "; ".join([f"{self.source} reported {values}, which {kind}"] * bool(values) + missing)
 
 
-def findings(backend: str, answers: Iterable[Answer], remedy: str) -> list[Finding]:
-    """One for each card of which something could not be read."""
+def findings(backend: str, replies: Iterable[Answer], remedy: str) -> list[Finding]:
+    """Make one finding per card that has missing or invalid fields."""
     return [
-        Finding("warning", backend, f"{answer.card}: {problem}", remedy)
-        for answer in answers
-        if (problem := answer.problem)
+        Finding("warning", backend, f"{reply.card}: {problem}", remedy)
+        for reply in replies
+        if (problem := reply.problem)
     ]
 
 

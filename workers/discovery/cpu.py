@@ -1,4 +1,4 @@
-"""The CPU of this node, taken as one device or split into POLYFLEET_DEVICES equal ones."""
+"""The CPU of this node, as one device or split into POLYFLEET_DEVICES equal ones."""
 
 import platform
 import re
@@ -8,7 +8,7 @@ from workers.discovery.machine import Machine, tool_output
 from workers.discovery.resource_limits import cores, memory
 from workers.interpreter import has
 
-# What decides which dtypes are quick: without avx512_fp16 or AMX, float16 matmul is ~180 times slower than bfloat16.
+# Flags that decide which dtypes are fast: without avx512_fp16 or AMX, float16 matmul is 180 times slower than bfloat16.
 TOLD_FLAGS = (
     *("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8", "amx_fp16"),
     *("neon", "asimd", "asimdhp", "sve", "sve2", "bf16", "i8mm"),
@@ -23,7 +23,7 @@ def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
     engine = machine.environ.get("POLYFLEET_CPU_ENGINE", "")
     reason = ""
     if engine == "ipex" and not has("intel_extension_for_pytorch"):
-        reason = "POLYFLEET_CPU_ENGINE=ipex, but intel-extension-for-pytorch is not in this environment"
+        reason = "POLYFLEET_CPU_ENGINE=ipex, but intel-extension-for-pytorch is not installed in this environment"
     kind = f"cpu:{engine}" if engine else "cpu"
     return split("cpu", kind, name(machine), machine, unavailable_reason=reason), []
 
@@ -31,7 +31,7 @@ def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
 def split(
     backend: str, kind: str, title: str, machine: Machine, *, emulated: bool = False, unavailable_reason: str = ""
 ) -> list[Device]:
-    """The CPU as so many equal devices: their memory is shared by counting, not by force."""
+    """Split the CPU into POLYFLEET_DEVICES equal devices. Their shares of memory are accounted for, not enforced."""
     parts = max(1, int(machine.environ.get("POLYFLEET_DEVICES") or 1))
     total, free = memory(machine)
     shared: dict[str, Scalar] = {"cores": cores(machine), "devices_share_cores": parts > 1, **topology(machine)}
@@ -54,10 +54,10 @@ def split(
 
 
 def name(machine: Machine) -> str:
-    """The model as the kernel tells it."""
+    """Model of the CPU as reported by the kernel."""
     if machine.system == "Darwin":
-        said, _ = tool_output(["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"], machine.environ)
-        return said.strip() or platform.machine()
+        output, _ = tool_output(["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"], machine.environ)
+        return output.strip() or platform.machine()
     for line in machine.text("proc/cpuinfo").splitlines():
         key, _, value = line.partition(":")
         if key.strip() in ("model name", "Model", "cpu model"):
@@ -66,37 +66,37 @@ def name(machine: Machine) -> str:
 
 
 def topology(machine: Machine) -> dict[str, Scalar]:
-    """Of the machine, whatever this process may use of it: sockets, physical cores, logical CPUs, NUMA nodes, caches.
+    """Sockets, physical cores, logical CPUs, NUMA nodes and caches of the whole machine, whatever this process may use.
 
-    What the kernel does not tell (sockets on most Arm machines) is left out.
+    Values that the kernel does not report (sockets on most Arm machines) are missing.
     """
     info = [line.partition(":") for line in machine.text("proc/cpuinfo").splitlines()]
-    told = [(key.strip(), value.strip()) for key, _, value in info]
-    sockets = {value for key, value in told if key == "physical id"}
-    per_socket = next((int(value) for key, value in told if key == "cpu cores"), 0)
-    found: dict[str, Scalar] = {
-        "logical_cpus": sum(key == "processor" for key, _ in told),
+    entries = [(key.strip(), value.strip()) for key, _, value in info]
+    sockets = {value for key, value in entries if key == "physical id"}
+    per_socket = next((int(value) for key, value in entries if key == "cpu cores"), 0)
+    counts: dict[str, Scalar] = {
+        "logical_cpus": sum(key == "processor" for key, _ in entries),
         "sockets": len(sockets),
         "physical_cores": len(sockets) * per_socket,
         "numa_nodes": len(machine.glob("sys/devices/system/node/node[0-9]*")),
     }
-    return {name: value for name, value in found.items() if value} | _caches(machine)
+    return {name: value for name, value in counts.items() if value} | _caches(machine)
 
 
 def _caches(machine: Machine) -> dict[str, Scalar]:
-    """Bytes of each level as the first CPU sees it: `l1d_bytes`, `l2_bytes`, `l3_bytes`."""
-    found: dict[str, Scalar] = {}
+    """Sizes of the first CPU's caches in bytes: `l1d_bytes`, `l2_bytes`, `l3_bytes`."""
+    sizes: dict[str, Scalar] = {}
     for folder in machine.glob("sys/devices/system/cpu/cpu0/cache/index[0-9]*"):
         level, kind = machine.text(f"{folder}/level"), machine.text(f"{folder}/type")
         size = re.fullmatch(r"(\d+)([KMG])", machine.text(f"{folder}/size"))
         if size and kind != "Instruction":
             name = f"l{level}{'d' if kind == 'Data' else ''}_bytes"
-            found[name] = int(size[1]) << {"K": 10, "M": 20, "G": 30}[size[2]]
-    return found
+            sizes[name] = int(size[1]) << {"K": 10, "M": 20, "G": 30}[size[2]]
+    return sizes
 
 
 def instruction_sets(machine: Machine) -> dict[str, Scalar]:
-    """Those of TOLD_FLAGS that the kernel tells of; {} where it tells none (macOS)."""
+    """Return the flags of TOLD_FLAGS that the kernel reports; {} if it reports no flags (macOS)."""
     for line in machine.text("proc/cpuinfo").splitlines():
         key, _, value = line.partition(":")
         if key.strip() in ("flags", "Features"):

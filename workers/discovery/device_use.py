@@ -1,7 +1,7 @@
-"""How busy the accelerators of a node are, as their drivers tell it without anybody opening a device.
+"""Current utilization of a node's accelerators, from their drivers, without opening a device.
 
-NVIDIA cards are asked over NVML, AMD's over the files of amdgpu in sysfs (`gpu_busy_percent`, `mem_info_vram_used`).
-Other vendors tell nothing without a tool of theirs, whose start costs more than what it says is worth.
+NVIDIA: NVML. AMD: amdgpu's files in sysfs (`gpu_busy_percent`, `mem_info_vram_used`). Other vendors report it only by
+tools whose start takes too long.
 """
 
 import threading
@@ -12,11 +12,11 @@ from workers.discovery import nvidia_state
 from workers.discovery.machine import Machine
 
 WAIT_S = 0.05
-"""A reading takes a millisecond per device; one that takes longer is told with the next facts."""
+"""Longest wait for a reading, which usually takes 1 ms per device. A late one is reported with the next facts."""
 
 
 class LiveUse:
-    """The newest reading. A driver that hangs keeps one thread, and no other is started."""
+    """Reads utilization in a thread. If a driver hangs, that one thread remains and no other is started."""
 
     def __init__(self, machine: Machine | None = None) -> None:
         self._machine = machine or Machine()
@@ -24,14 +24,16 @@ class LiveUse:
         self._reading: threading.Thread | None = None
 
     def look(self, devices: Sequence[Device]) -> tuple[DeviceUse, ...]:
-        """What they do now; () while a reading takes long, and for devices that tell nothing."""
-        wanted = [d for d in devices if d.backend in ("nvidia", "amd") and not d.emulated and not d.unavailable_reason]
-        if not wanted:
+        """Read the current utilization; () while a reading is late, and for devices without one."""
+        readable = [
+            d for d in devices if d.backend in ("nvidia", "amd") and not d.emulated and not d.unavailable_reason
+        ]
+        if not readable:
             return ()
         if self._reading is None:
             self._told = ()
-            reading = threading.Thread(target=self._read, args=(wanted,), name="use of devices", daemon=True)
-            self._reading = reading  # which it empties as soon as it has ended
+            reading = threading.Thread(target=self._read, args=(readable,), name="use of devices", daemon=True)
+            self._reading = reading  # the thread resets it when it ends
             reading.start()
             reading.join(WAIT_S)
         return self._told
@@ -44,16 +46,18 @@ class LiveUse:
 
 
 def use_of(device: Device, machine: Machine) -> DeviceUse | None:
-    """None where its driver tells nothing."""
+    """Utilization of one device, None if its driver reports nothing."""
     if device.backend == "nvidia":
-        told = nvidia_state.card_use(device.uuid) if device.uuid else {}
-        return DeviceUse("nvidia", device.index, **told) if told else None
+        reading = nvidia_state.card_use(device.uuid) if device.uuid else {}
+        return DeviceUse("nvidia", device.index, **reading) if reading else None
     return _amd(device, machine)
 
 
 def _amd(device: Device, machine: Machine) -> DeviceUse | None:
-    """Source: the kernel's Documentation/gpu/amdgpu/thermal.rst and driver-misc.rst; power in microwatts, heat in
-    millidegrees. Partitions of one card share these files, and are told what the whole card does.
+    """Utilization of an AMD device. Partitions of a card share its files, so each gets the values of the whole card.
+
+    sysfs has power in microwatts and temperature in millidegrees. Source: the kernel's
+    Documentation/gpu/amdgpu/thermal.rst and driver-misc.rst.
     """
     folder = f"sys/bus/pci/devices/{device.pci_address}"
     busy, used = machine.number(f"{folder}/gpu_busy_percent"), machine.number(f"{folder}/mem_info_vram_used")
@@ -71,5 +75,5 @@ def _amd(device: Device, machine: Machine) -> DeviceUse | None:
 
 
 def _sensor(machine: Machine, folder: str, name: str) -> int | None:
-    found = machine.glob(f"{folder}/hwmon/hwmon*/{name}")
-    return machine.number(found[0]) if found else None
+    files = machine.glob(f"{folder}/hwmon/hwmon*/{name}")
+    return machine.number(files[0]) if files else None

@@ -1,4 +1,4 @@
-"""The local inventory as users of other libraries know it: HardwareDetector().detect() and its profile."""
+"""Inventory of the local machine: HardwareDetector().detect() returns a HardwareProfile."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from workers.selection import device_preference
 
 
 class HardwareProfile(BaseModel):
-    """A machine. `hardware_type` and `device_name` are those of its best device, the others count all of that type."""
+    """A machine. `hardware_type` and `device_name` are its best device's; counts and memory cover all of that type."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -32,29 +32,29 @@ class HardwareProfile(BaseModel):
 
 
 class HardwareDetector:
-    """Looks at the devices of a machine without opening one or importing torch."""
+    """Detects the devices of a machine without opening one or importing torch."""
 
     def __init__(self, machine: Machine | None = None):
         self._machine = machine
 
     def detect(self) -> HardwareProfile:
-        found, findings = discover(machine=self._machine)
-        devices = device_infos(found, self._machine is None)
+        detected, findings = discover(machine=self._machine)
+        devices = device_infos(detected, self._machine is None)
         best = device_preference.best(devices)
-        alike = [d for d in devices if best is not None and d.backend == best.backend and d.is_available]
+        same_backend = [d for d in devices if best is not None and d.backend == best.backend and d.is_available]
         return HardwareProfile(
             hardware_type=best.backend if best else "none",
-            device_name=alike[0].device_name if alike else "",
-            device_count=len(alike),
-            total_memory_gb=sum(d.total_memory_gb for d in alike),
+            device_name=same_backend[0].device_name if same_backend else "",
+            device_count=len(same_backend),
+            total_memory_gb=sum(d.total_memory_gb for d in same_backend),
             devices=devices,
             findings=findings,
         )
 
     def get_optimal_backend(self, workload: Mapping[str, float] | None = None) -> str:
-        """The back end of the best device; `workload` is measured throughput by kind, which overrules generations.
+        """Backend of the best device; `workload` is measured throughput by kind, which overrides generations.
 
-        Whether this environment's torch can use it is the question of workers.detect_best_backend.
+        Does not check that this environment's torch can use it: workers.detect_best_backend does.
         """
         best = device_preference.best(
             device_infos(discover(machine=self._machine)[0], self._machine is None), workload=workload
@@ -63,24 +63,25 @@ class HardwareDetector:
 
 
 def device_infos(devices: Sequence[Device], of_this_machine: bool = True) -> tuple[DeviceInfo, ...]:
-    """As torch will number them: usable devices of one back end from 0 on. Dtypes are what devices of this machine
-    answered to probes, as far as they were asked.
+    """Describe devices, numbered like torch: the usable devices of each backend from 0.
+
+    Dtypes come from cached probes on this machine, if there are any, else from the catalogue.
     """
     runtime = {n: v for n, v in versions().items() if n not in ("python", "polyfleet", "ray")}
-    seen: Counter[str] = Counter()
-    told = []
+    next_number: Counter[str] = Counter()
+    infos = []
     for device in devices:
-        told.append(device_info(device, seen[device.backend], runtime, of_this_machine))
-        seen[device.backend] += not device.unavailable_reason
-    return tuple(told)
+        infos.append(device_info(device, next_number[device.backend], runtime, of_this_machine))
+        next_number[device.backend] += not device.unavailable_reason
+    return tuple(infos)
 
 
 def device_info(device: Device, number: int, runtime: dict[str, str], of_this_machine: bool) -> DeviceInfo:
-    """`number` is torch's; a device that cannot be used has none."""
+    """Describe one device. `number` is torch's number, ignored for a device that cannot be used."""
     type_ = catalogue.vendor(device.backend).torch_device
     name = type_ if type_ == "cpu" else f"{type_}:{number}"
     is_sm = device.architecture.startswith("sm_")
-    dtypes, found_by = _dtypes(device, of_this_machine)
+    dtypes, dtypes_from = _dtypes(device, of_this_machine)
     return DeviceInfo(
         backend=device.backend,
         device_type=type_ if device.unavailable_reason else name,
@@ -97,7 +98,7 @@ def device_info(device: Device, number: int, runtime: dict[str, str], of_this_ma
         driver_version=device.driver_version,
         runtime_versions=runtime,
         supported_dtypes=dtypes,
-        dtypes_from=found_by,
+        dtypes_from=dtypes_from,
         is_available=not device.unavailable_reason,
         unavailable_reason=device.unavailable_reason,
         emulated=device.emulated,
@@ -111,9 +112,9 @@ def device_info(device: Device, number: int, runtime: dict[str, str], of_this_ma
 
 
 def _dtypes(device: Device, of_this_machine: bool) -> tuple[tuple[str, ...], str]:
-    """Native dtypes, and how they are known: by what a device of this kind answered here, else by its documents."""
-    asked = probe_cache.dtypes(device.kind) if of_this_machine else {}
-    if asked:
-        native = {name for name, answer in asked.items() if answer == "native"}
+    """Return the native dtypes and their origin: `probed` on a device of this kind here, else `documented`."""
+    probed = probe_cache.dtypes(device.kind) if of_this_machine else {}
+    if probed:
+        native = {name for name, support in probed.items() if support == "native"}
         return tuple(sorted(native | set(INTEGERS))), "probed"
     return documented_dtypes(device.backend, device.kind, device.architecture, device.properties), "documented"

@@ -1,4 +1,4 @@
-"""Whether what is installed for a vendor can be imported: each library in a child, for one that hangs or crashes."""
+"""Check that installed vendor libraries can be imported, each in a child process, because one may hang or crash."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -11,16 +11,16 @@ TIMEOUT_S = 120.0
 
 
 def import_failures(names: tuple[str, ...] = MODULES) -> list[Finding]:
-    """A finding with the message of each installed library that does not load."""
+    """Return a finding with the error message for each installed library that does not load."""
     installed = [name for name in names if has(name)]
     with ThreadPoolExecutor(max(1, len(installed))) as pool:
         return [finding for finding in pool.map(_try, installed) if finding]
 
 
 def _try(name: str) -> Finding | None:
-    quiet = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    _, problem = tool_output([interpreter(), "-c", f"import {name}"], quiet, TIMEOUT_S)
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    _, problem = tool_output([interpreter(), "-c", f"import {name}"], environment, TIMEOUT_S)
     if not problem:
         return None
-    said = problem.partition(": ")[2] or problem
-    return Finding("error", name, f"it is installed and does not load: {said}", "install the release for this torch")
+    message = problem.partition(": ")[2] or problem
+    return Finding("error", name, f"it is installed but does not load: {message}", "install the release for this torch")

@@ -1,5 +1,6 @@
-"""Intel GPUs from DRM sysfs (drivers xe and i915) and xpu-smi where it is installed, in PCI order. A tile is a device,
-as in Level Zero's FLAT mode.
+"""Intel GPUs, from DRM's sysfs (drivers xe and i915) and from xpu-smi if installed.
+
+Each tile is a device, as in Level Zero's FLAT mode. Devices are in PCI order.
 """
 
 from cluster import catalogue
@@ -12,7 +13,7 @@ from workers.discovery.machine import Machine
 from workers.discovery.memory import host_memory
 
 VENDOR = 0x8086
-# Where the firmware puts the graphics inside a CPU, always.
+# PCI address at which firmware always places the graphics inside a CPU.
 INTEGRATED_ADDRESS = "0000:00:02.0"
 
 
@@ -25,17 +26,17 @@ def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
     for card in sorted(_cards(machine), key=lambda card: _address(machine, card)):
         devices += _of_card(machine, card, len(devices))
     visible = machine.visible("ZE_AFFINITY_MASK")
-    shown = [d for d in devices if visible is None or str(d.index) in visible]
+    visible_devices = [d for d in devices if visible is None or str(d.index) in visible]
     findings = _findings(machine, devices)
-    if any(not d.integrated for d in shown):
-        shown, said = intel_smi.add_details(shown, machine)
-        findings += said
-    gaudis, said = gaudi.find(machine, len(devices))
-    return shown + gaudis, findings + said
+    if any(not d.integrated for d in visible_devices):
+        visible_devices, more_findings = intel_smi.add_details(visible_devices, machine)
+        findings += more_findings
+    gaudis, more_findings = gaudi.find(machine, len(devices))
+    return visible_devices + gaudis, findings + more_findings
 
 
 def _cards(machine: Machine) -> list[str]:
-    """Folders card0 …; those called card0-DP-1 are its connectors."""
+    """Folders card0 … of Intel cards, without connectors such as card0-DP-1."""
     names = [c for c in machine.glob("sys/class/drm/card[0-9]*") if "-" not in c.rpartition("/")[2]]
     return [c for c in names if machine.number(f"{c}/device/vendor") == VENDOR]
 
@@ -96,15 +97,15 @@ def _of_card(machine: Machine, card: str, first: int) -> list[Device]:
 
 
 def _tiles(machine: Machine, card: str, pci_id: int) -> int:
-    """The xe driver has a folder per tile; i915 has one per GT, which is a tile only on the Max series."""
+    """Number of tiles. The xe driver has a folder per tile; i915 has one per GT, a tile only on the Max series."""
     xe = len(machine.glob(f"{card}/device/tile[0-9]*"))
-    if xe or (known := _model(pci_id)) is None or known.devices_per_card == 1:
+    if xe or (model := _model(pci_id)) is None or model.devices_per_card == 1:
         return xe or 1
     return max(1, len(machine.glob(f"{card}/gt/gt[0-9]*")))
 
 
 def _memory_bytes(machine: Machine, card: str) -> int | None:
-    """Of all tiles. The i915 driver in the kernel tells none (None); xe and Intel's own i915 do."""
+    """Memory of all tiles. The kernel's i915 driver does not report it (None); xe and Intel's own i915 do."""
     tiles = [machine.number(t) for t in machine.glob(f"{card}/device/tile[0-9]*/physical_vram_size_bytes")]
     return sum(t for t in tiles if t) or machine.number(f"{card}/lmem_total_bytes")
 

@@ -1,4 +1,4 @@
-"""The edge of discovery: files below a root, environment variables, tools. Tests feed it trees of other machines."""
+"""Inputs of discovery: files below a root, environment variables, tools. Tests use recorded trees of other machines."""
 
 import os
 import platform
@@ -19,7 +19,7 @@ STORAGE, NETWORK, DISPLAY, BRIDGE = 0x01, 0x02, 0x03, 0x06
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What may be looked at. Paths are given without the leading slash."""
+    """A machine that discovery reads. Paths have no leading slash."""
 
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -29,21 +29,21 @@ class Machine:
         return self.root / name
 
     def text(self, name: str) -> str:
-        """The stripped text of a file; "" when it is absent or the kernel refuses to tell."""
+        """Stripped text of a file; "" if it is absent or unreadable."""
         try:
             return self.path(name).read_text(errors="replace").strip()
         except OSError:
             return ""
 
     def number(self, name: str) -> int | None:
-        """A file that holds one number, decimal or 0x…; None when it does not."""
+        """Number in a file, decimal or 0x…; None if the file contains no number."""
         try:
             return int(self.text(name), 0)
         except ValueError:
             return None
 
     def glob(self, pattern: str) -> list[str]:
-        """Names below the root, `card10` after `card9`."""
+        """Names below the root that match, in natural order: `card10` after `card9`."""
         return sorted((str(p.relative_to(self.root)) for p in self.root.glob(pattern)), key=natural)
 
     def pci(self, *vendors: int) -> "list[PciDevice]":
@@ -65,16 +65,16 @@ class Machine:
         )
 
     def numa_node(self, pci_address: str) -> int | None:
-        """Of a PCI function; None where the kernel knows none (-1)."""
+        """NUMA node of a PCI function; None if the kernel does not know it (-1)."""
         node = self.number(f"sys/bus/pci/devices/{pci_address}/numa_node")
         return node if node is not None and node >= 0 else None
 
     def may_use(self, name: str) -> bool:
-        """Whether this process may read and write a device file."""
+        """Return whether this process may read and write a device file."""
         return os.access(self.path(name), os.R_OK | os.W_OK)
 
     def visible(self, variable: str) -> list[str] | None:
-        """The devices somebody already limited this node to; None without a limit. [] means none at all."""
+        """Devices to which an environment variable limits this node; None without a limit, [] for no device."""
         value = self.environ.get(variable)
         if value is None:
             return None
@@ -98,7 +98,7 @@ class PciDevice:
 
 
 def sysfs_address(text: str) -> str:
-    """`00000000:3B:00.0` (NVML) and `3b:00.0` (tools) as the kernel writes both, `0000:3b:00.0`; "" for neither."""
+    """Convert `00000000:3B:00.0` (NVML) or `3b:00.0` (tools) to the kernel's `0000:3b:00.0`; "" if invalid."""
     parts = text.strip().lower().split(":")
     if len(parts) not in (2, 3) or not all(re.fullmatch(r"[0-9a-f.]+", part) for part in parts):
         return ""
@@ -110,23 +110,24 @@ def sysfs_address(text: str) -> str:
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """Sort key under which numbers inside a name count as numbers."""
+    """Sort key that compares numbers inside a name by value."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _kill_with_all(pid: int) -> None:
-    """The session that `pid` leads, and its descendants in sessions of their own: a probe's tools have some. Those that
-    are found are stopped first, so that none starts another meanwhile.
+    """Kill the session that `pid` leads and its descendants, whose sessions may differ, as those of a probe's tools.
+
+    Suspends each process when it is found, so that it cannot start another before it is killed.
     """
-    found: dict[int, psutil.Process] = {}
+    suspended: dict[int, psutil.Process] = {}
     with suppress(psutil.Error):
         root = psutil.Process(pid)
-        while more := [p for p in (root, *root.children(recursive=True)) if p.pid not in found]:
-            for process in more:
-                found[process.pid] = process
+        while new := [p for p in (root, *root.children(recursive=True)) if p.pid not in suspended]:
+            for process in new:
+                suspended[process.pid] = process
                 with suppress(psutil.Error):
                     process.suspend()
-    for process in found.values():
+    for process in suspended.values():
         with suppress(psutil.Error):
             process.kill()
     with suppress(ProcessLookupError):
@@ -134,9 +135,9 @@ def _kill_with_all(pid: int) -> None:
 
 
 def tool_output(argv: list[str], environ: Mapping[str, str], timeout_s: float = TOOL_TIMEOUT_S) -> tuple[str, str]:
-    """(what a vendor tool printed, "") or ("", why there is nothing). A tool that hangs is killed with all it started.
+    """Run a vendor's tool: return (its output, "") or ("", reason). A tool that hangs is killed with its children.
 
-    What it prints is read as text whatever it is.
+    Output that is not valid text is decoded with replacement characters.
     """
     try:
         child = subprocess.Popen(
@@ -156,8 +157,8 @@ def tool_output(argv: list[str], environ: Mapping[str, str], timeout_s: float = 
             out, err = child.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             _kill_with_all(child.pid)
-            return "", f"{Path(argv[0]).name} gave no answer within {timeout_s:g} s"
+            return "", f"{Path(argv[0]).name} did not finish within {timeout_s:g} s"
     if child.returncode:
         last = (err.strip().splitlines() or ["no message"])[-1]
-        return "", f"{Path(argv[0]).name} ended with exit code {child.returncode}: {last}"
+        return "", f"{Path(argv[0]).name} exited with code {child.returncode}: {last}"
     return out, ""

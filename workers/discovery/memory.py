@@ -1,4 +1,4 @@
-"""How much memory a device has, by its driver, the catalogue or its machine, whose memory it may share."""
+"""Memory of a device, from its driver, the catalogue or the machine, whose memory it may share."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from workers.discovery.machine import Machine
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes are None where nobody knows them. `unified`: it is the machine's own memory."""
+    """Sizes in bytes, None if unknown. `unified`: the device uses the machine's memory."""
 
     total_bytes: int | None
     free_bytes: int | None
@@ -19,10 +19,12 @@ class DeviceMemory:
 def device_memory(
     kind: str, architecture: str, machine: Machine | None, total_bytes: int | None, free_bytes: int | None = None
 ) -> DeviceMemory:
-    """`total_bytes` and `free_bytes` are the driver's, None or 0 where it tells none. Of unified memory a device has
-    what is sold with it, at most what the machine lets this process use; what is free there is free for the device.
+    """Determine a device's memory. `total_bytes` and `free_bytes` are the driver's, None or 0 if it reports none.
+
+    With unified memory the total is the catalogue's size, limited to what this process may use of the machine, and
+    the machine's free memory is free for the device.
     """
-    row = catalogue.model(kind) if "-MIG-" not in kind else None  # a slice has a part of the card's
+    row = catalogue.model(kind) if "-MIG-" not in kind else None  # a slice has only part of the card's memory
     listed_bytes = row.memory_per_device_bytes if row else None
     if not catalogue.unified_memory(kind, architecture):
         return DeviceMemory(total_bytes or listed_bytes, free_bytes)
@@ -33,6 +35,6 @@ def device_memory(
 
 
 def host_memory(machine: Machine | None) -> DeviceMemory:
-    """All that this process may use of the machine's."""
+    """Memory of the machine that this process may use."""
     total_bytes, free_bytes = resource_limits.memory(machine) if machine else (None, None)
     return DeviceMemory(total_bytes, free_bytes, unified=True)

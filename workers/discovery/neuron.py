@@ -1,5 +1,6 @@
-"""AWS Trainium and Inferentia through `neuron-ls`, else their device files. A NeuronCore is a device: what
-NEURON_RT_VISIBLE_CORES counts.
+"""AWS Trainium and Inferentia, from `neuron-ls`, else from device files and PCI ids.
+
+Each NeuronCore is a device, numbered as in NEURON_RT_VISIBLE_CORES.
 """
 
 import json
@@ -17,7 +18,7 @@ from workers.discovery.machine import BRIDGE, DISPLAY, NETWORK, STORAGE, Machine
 
 VENDOR = 0x1D0F
 MAX_CORES = 64
-"""Of a chip; the largest so far has 8."""
+"""Upper limit of cores per chip for plausible data; the largest chip so far has 8."""
 TOOL = "/opt/aws/neuron/bin/neuron-ls"
 
 
@@ -29,8 +30,10 @@ def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
     chips = _chips(machine)
     files = machine.glob("dev/neuron[0-9]*")
     if not files:
-        told = f"{len(chips)} Neuron chips on the PCI bus, but no /dev/neuron*"
-        return [], [Finding("warning", "neuron", told, "install aws-neuronx-dkms, or give the container its devices")]
+        message = f"{len(chips)} Neuron chips on the PCI bus, but no /dev/neuron*"
+        return [], [
+            Finding("warning", "neuron", message, "install aws-neuronx-dkms, or give the container its devices")
+        ]
     findings = [] if any(machine.may_use(f) for f in files) else [_no_access()]
     tool = shutil.which("neuron-ls", path=machine.environ.get("PATH")) or str(machine.path(TOOL.lstrip("/")))
     listed, problem = _list(tool, machine)
@@ -44,37 +47,42 @@ def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
             )
         )
         listed = [{"bdf": chip.address} for chip, _ in chips]
-    answers = [_answer(number, fields) for number, fields in enumerate(listed)]
-    cores = devices(answers, _generation(chips), machine)
+    replies = [_answer(number, fields) for number, fields in enumerate(listed)]
+    cores = devices(replies, _generation(chips), machine)
     visible = machine.visible("NEURON_RT_VISIBLE_CORES")
     remedy = "run neuron-ls by hand; update aws-neuronx-tools, or reboot if a chip does not answer"
-    shown = [d for d in cores if visible is None or d.index in _numbers(visible)]
-    return shown, findings + unread("neuron", answers, remedy)
+    visible_devices = [d for d in cores if visible is None or d.index in _numbers(visible)]
+    return visible_devices, findings + unread("neuron", replies, remedy)
 
 
 def _list(tool: str, machine: Machine) -> tuple[list[Any], str]:
-    """(what neuron-ls says of each chip, "") or ([], why there is nothing)."""
-    said, problem = tool_output([tool, "--json-output"], machine.environ)
+    """Return (fields of each chip from neuron-ls, "") or ([], reason)."""
+    output, problem = tool_output([tool, "--json-output"], machine.environ)
     if problem:
         return [], problem
     try:
-        listed = json.loads(said)
+        listed = json.loads(output)
     except ValueError:
-        return [], f"neuron-ls printed {said.strip()[:40]!r}, which is not JSON"
+        return [], f"neuron-ls printed {output.strip()[:40]!r}, which is not JSON"
     return (listed, "") if isinstance(listed, list) else ([], "neuron-ls printed no list of chips")
 
 
 def _chips(machine: Machine) -> list[tuple[PciDevice, DeviceModel | None]]:
-    """None is the model of a chip that nobody lists, of which the driver has files; it is no other kind of device."""
-    found = [(chip, catalogue.match_device("neuron", pci_id=f"{chip.device:04x}")) for chip in machine.pci(VENDOR)]
-    listed = [(chip, model) for chip, model in found if model is not None]
+    """Return chips with their models. The model is None for a chip that is not in the catalogue.
+
+    Such a chip counts only if the driver has device files and its PCI class is not that of another kind of device.
+    """
+    candidates = [(chip, catalogue.match_device("neuron", pci_id=f"{chip.device:04x}")) for chip in machine.pci(VENDOR)]
+    listed = [(chip, model) for chip, model in candidates if model is not None]
     if listed or not machine.glob("dev/neuron[0-9]*"):
         return [*listed]
-    return [(chip, model) for chip, model in found if chip.pci_class >> 16 not in (STORAGE, NETWORK, DISPLAY, BRIDGE)]
+    return [
+        (chip, model) for chip, model in candidates if chip.pci_class >> 16 not in (STORAGE, NETWORK, DISPLAY, BRIDGE)
+    ]
 
 
 def _generation(chips: list[tuple[PciDevice, DeviceModel | None]]) -> str:
-    """The model of a machine's chips, which are alike; else their PCI id."""
+    """Model of the machine's chips, which are all the same, or their PCI id."""
     if not chips:
         return "core"
     chip, model = chips[0]
@@ -85,23 +93,24 @@ def _answer(number: int, fields: Any) -> Answer:
     return Answer.of(f"Neuron chip {number}", "neuron-ls", fields)
 
 
-def devices(told: Sequence[Any], generation: str, machine: Machine) -> list[Device]:
-    """`told` is what neuron-ls prints: a chip with its cores and memory in bytes each, of which a core has an equal
-    share. What it does not tell of a chip is that of its model.
+def devices(rows: Sequence[Any], generation: str, machine: Machine) -> list[Device]:
+    """Make devices of neuron-ls's rows, one per chip with its number of cores and memory in bytes.
+
+    Each core gets an equal share of the memory. Values that a row lacks come from the model.
     """
     model = catalogue.model(f"neuron:{generation}")
-    found: list[Device] = []
-    for number, fields in enumerate(told):
-        found += _cores(_answer(number, fields), generation, model, len(found), machine)
-    return found
+    cores: list[Device] = []
+    for number, fields in enumerate(rows):
+        cores += _cores(_answer(number, fields), generation, model, len(cores), machine)
+    return cores
 
 
-def _cores(answer: Answer, generation: str, model: DeviceModel | None, first: int, machine: Machine) -> list[Device]:
-    address = sysfs_address(answer.text("bdf"))
-    told = answer.number("nc_count", at_least=1, at_most=MAX_CORES)
-    count = told or (model and model.cores_per_card) or 1
+def _cores(reply: Answer, generation: str, model: DeviceModel | None, first: int, machine: Machine) -> list[Device]:
+    address = sysfs_address(reply.text("bdf"))
+    reported_cores = reply.number("nc_count", at_least=1, at_most=MAX_CORES)
+    count = reported_cores or (model and model.cores_per_card) or 1
     listed_bytes = int(model.memory_gib * 2**30) if model and model.memory_gib else None
-    memory_bytes = answer.number("memory_size", at_least=1) or listed_bytes
+    memory_bytes = reply.number("memory_size", at_least=1) or listed_bytes
     return [
         Device(
             backend="neuron",
@@ -121,12 +130,12 @@ def _cores(answer: Answer, generation: str, model: DeviceModel | None, first: in
 
 
 def _numbers(visible: list[str]) -> set[int]:
-    """`0-3` and `5` as AWS's runtime reads them; words that are neither show nothing."""
-    found: set[int] = set()
+    """Parse items such as `0-3` and `5`, like AWS's runtime; other items are ignored."""
+    numbers: set[int] = set()
     for part in visible:
         if match := re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part):
-            found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return found
+            numbers |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return numbers
 
 
 def _no_access() -> Finding:

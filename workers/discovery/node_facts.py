@@ -1,4 +1,4 @@
-"""What an agent tells of its node, put together from discovery, psutil and the environment variables of its pool."""
+"""Facts that an agent reports about its node, from discovery, psutil and the environment variables of its pool."""
 
 import json
 import os
@@ -25,10 +25,10 @@ LOW_DISK_BYTES = 2 << 30
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """Where an agent works: the words of its pool and its two folders.
+    """Names and folders of an agent's node.
 
     `neighbours` are the storages of other pools that this machine can read, by pool. `fleet` is the identity of the
-    fleet that it serves, "" for none.
+    fleet that the agent serves, "" for none.
     """
 
     node: str
@@ -49,55 +49,55 @@ def node_identity(
     storage: Path | None,
     fleet: str | None = None,
 ) -> NodeIdentity:
-    """Arguments first, then the POLYFLEET_… variables of an embedded node, then what is found here.
+    """Determine the identity from the arguments, else the POLYFLEET_… variables of an embedded node, else this machine.
 
-    An agent of another fleet than the node's own has a folder of its own in that of the node.
+    An agent that serves a fleet other than the node's own uses a subfolder of the node's folder.
     """
     env = os.environ
     owner = env.get("POLYFLEET_FLEET", "")
-    serves = fleet or owner
-    chosen = backend or env.get("POLYFLEET_BACKEND") or detected_backend()
-    in_pool = pool or env.get("POLYFLEET_POOL") or chosen
-    called = node or env.get("POLYFLEET_NODE") or socket.gethostname()
-    node_folder = Path(env.get("POLYFLEET_NODE_DIR") or home() / "nodes" / called)
+    served_fleet = fleet or owner
+    resolved_backend = backend or env.get("POLYFLEET_BACKEND") or detected_backend()
+    resolved_pool = pool or env.get("POLYFLEET_POOL") or resolved_backend
+    resolved_node = node or env.get("POLYFLEET_NODE") or socket.gethostname()
+    node_folder = Path(env.get("POLYFLEET_NODE_DIR") or home() / "nodes" / resolved_node)
     return NodeIdentity(
-        node=called,
-        pool=in_pool,
-        backend=chosen,
-        environment=env.get("POLYFLEET_ENVIRONMENT") or vendor(chosen).environment or chosen,
-        fleet=serves,
-        node_dir=node_dir or (node_folder if serves == owner else node_folder / "fleets" / serves),
-        storage=storage or Path(env.get("POLYFLEET_STORAGE") or home() / "storage" / in_pool),
+        node=resolved_node,
+        pool=resolved_pool,
+        backend=resolved_backend,
+        environment=env.get("POLYFLEET_ENVIRONMENT") or vendor(resolved_backend).environment or resolved_backend,
+        fleet=served_fleet,
+        node_dir=node_dir or (node_folder if served_fleet == owner else node_folder / "fleets" / served_fleet),
+        storage=storage or Path(env.get("POLYFLEET_STORAGE") or home() / "storage" / resolved_pool),
         neighbours={name: Path(path) for name, path in json.loads(env.get("POLYFLEET_NEIGHBOURS") or "{}").items()},
     )
 
 
 def detected_backend() -> str:
-    """The first accelerator of this machine that can be used, else the CPU."""
+    """Backend of the first usable accelerator of this machine, else `cpu`."""
     devices, _ = discover()
     usable = [d.backend for d in devices if d.backend != "cpu" and not d.unavailable_reason and not d.emulated]
     return usable[0] if usable else "cpu"
 
 
 def node_facts(
-    place: NodeIdentity,
+    identity: NodeIdentity,
     devices: tuple[Device, ...],
     findings: tuple[Finding, ...],
     ray_node_id: str = "",
     address: str = "127.0.0.1",
 ) -> NodeFacts:
-    """Cheap: load, memory and disk are read now, `devices` and `findings` are those of the last discovery."""
+    """Collect the node's facts. Fast: `devices` and `findings` are those of the last discovery."""
     machine = Machine()
     total, free = memory(machine)
-    disk_free = shutil.disk_usage(place.storage).free
+    disk_free = shutil.disk_usage(identity.storage).free
     return NodeFacts(
-        node=place.node,
+        node=identity.node,
         ray_node_id=ray_node_id,
         host=socket.gethostname(),
         address=address,
-        pool=place.pool,
-        backend=place.backend,
-        environment=place.environment,
+        pool=identity.pool,
+        backend=identity.backend,
+        environment=identity.environment,
         protocol=PROTOCOL,
         versions=versions(),
         devices=devices,
@@ -107,11 +107,11 @@ def node_facts(
         load_1min=psutil.getloadavg()[0],
         disk_free_bytes=disk_free,
         agent_pid=os.getpid(),
-        storage=str(place.storage),
-        neighbours=tuple(place.neighbours),
-        findings=findings + _disk(place.storage, disk_free),
+        storage=str(identity.storage),
+        neighbours=tuple(identity.neighbours),
+        findings=findings + _disk(identity.storage, disk_free),
         agent_created=start_of(os.getpid()),
-        storage_id=storage_identity(place.storage),
+        storage_id=storage_identity(identity.storage),
     )
 
 
@@ -120,6 +120,9 @@ def _disk(storage: Path, free_bytes: int) -> tuple[Finding, ...]:
         return ()
     return (
         Finding(
-            "warning", "disk", f"{free_bytes / 2**30:.1f} GiB free at {storage}", "checkpoints need space: free some"
+            "warning",
+            "disk",
+            f"{free_bytes / 2**30:.1f} GiB free at {storage}",
+            "free disk space: checkpoints need it",
         ),
     )

@@ -1,4 +1,4 @@
-"""What NVML says of this machine's cards, as JSON-like data. A call that fails costs what it would have answered.
+"""Query NVML about this machine's cards, as JSON-like data. A failed call makes only its own values unknown.
 
 Source: NVIDIA's NVML API reference and nvml.h, for the calls and for what their errors mean.
 """
@@ -9,7 +9,7 @@ from cluster.types import Finding
 
 NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, GPU_IS_LOST = 3, 4, 13, 15
 UNUSABLE = frozenset({8, 11, GPU_IS_LOST, 16, 28})
-"""Errors after which nothing computes on a card: no power, no interrupts, lost, to be reset, not found."""
+"""Errors that make a card unusable: no power, no interrupts, lost, reset required, not found."""
 MAX_CARDS = 64
 MEMORY = "nvmlDeviceGetMemoryInfo"
 COUNT = "nvmlDeviceGetCount"
@@ -19,7 +19,7 @@ SLICES = "nvmlDeviceGetMaxMigDeviceCount"
 ANSWERS = {
     "nvmlSystemGetDriverVersion": "the driver's version",
     "nvmlSystemGetCudaDriverVersion_v2": "the CUDA version of the driver",
-    COUNT: "how many cards there are",
+    COUNT: "the number of cards",
     "nvmlDeviceGetName": "its name",
     "nvmlDeviceGetUUID": "its UUID",
     MEMORY: "its memory",
@@ -29,11 +29,11 @@ ANSWERS = {
     "nvmlDeviceGetEnforcedPowerLimit": "its power limit",
     "nvmlDeviceGetRemappedRows": "its spare memory rows",
     "nvmlDeviceGetTotalEccErrors": "its memory errors",
-    "nvmlDeviceGetCurrentClocksThrottleReasons": "why its clock is slowed",
+    "nvmlDeviceGetCurrentClocksThrottleReasons": "why its clock is throttled",
     SLICES: "its MIG slices",
     "nvmlDeviceGetMigDeviceHandleByIndex": "one of its MIG slices",
 }
-"""What a call answers, in the words of a finding."""
+"""What each call returns, as findings name it."""
 
 OPTIONAL = frozenset({
     "nvmlDeviceGetMigMode", "nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetRemappedRows",
@@ -41,7 +41,7 @@ OPTIONAL = frozenset({
 })  # fmt: skip
 """Calls that many healthy cards do not support."""
 NOT_SO = frozenset({NOT_SUPPORTED, 6, 22})
-"""Not supported, not found, no ECC in a virtual GPU: the card has no such thing."""
+"""Errors that mean the card lacks the feature: not supported, not found, no ECC in a virtual GPU."""
 
 REMEDIES = {
     NO_PERMISSION: "run as a user, or in a container, that may use /dev/nvidia*",
@@ -55,7 +55,7 @@ REMEDIES = {
     GPU_IS_LOST: "reboot the machine; if the card is lost again, have its seat and power checked",
     16: "reset it with nvidia-smi --gpu-reset, or reboot the machine",
     17: "let this container or control group use the card's device files",
-    18: "reboot, so that the loaded driver and its libraries are of one version",
+    18: "reboot, so that the loaded driver and its libraries have the same version",
     25: "install the nvidia-ml-py of the driver's release",
     26: "install the nvidia-ml-py of the driver's release",
     28: "reboot the machine; if the card stays away, have its seat and power checked",
@@ -64,17 +64,17 @@ OTHERWISE = "run nvidia-smi by hand; a reset of the card, a reboot or another dr
 
 
 class Calls:
-    """Calls NVML's functions by name, with `given` first. `failed` has those without an answer: name -> (code, words).
+    """Calls NVML's functions by name, with `arguments` first. `failed` has failed calls: name -> (code, message).
 
-    After an error that ends the card's use no more is asked of it: each call would wait for the card again.
+    After an error that makes the card unusable, it makes no further calls: each would wait for the card again.
     """
 
-    def __init__(self, nvml: Any, *given: Any):
-        self._nvml, self._given = nvml, given
+    def __init__(self, nvml: Any, *arguments: Any):
+        self._nvml, self._given = nvml, arguments
         self.failed: dict[str, tuple[int, str]] = {}
 
-    def __call__(self, name: str, *more: Any) -> Any:
-        """None where there is no answer."""
+    def __call__(self, name: str, *arguments: Any) -> Any:
+        """Call a function; None if it fails."""
         if unusable_reason(self.failed):
             return None
         function = getattr(self._nvml, name, None)
@@ -82,25 +82,25 @@ class Calls:
             self.failed[name] = (FUNCTION_NOT_FOUND, "nvidia-ml-py has no such function")
             return None
         try:
-            return function(*self._given, *more)
+            return function(*self._given, *arguments)
         except self._nvml.NVMLError as e:
             self.failed[name] = (getattr(e, "value", 0), str(e))
         except UnicodeDecodeError:
-            self.failed[name] = (0, "the answer is not text")
+            self.failed[name] = (0, "the reply is not text")
         return None
 
 
 def ask(nvml: Any) -> dict[str, Any]:
-    """{"driver", "cuda", "cards": […], "failed": {call: (code, words)}}, or {"error", "code"} where NVML cannot start.
+    """Return {"driver", "cuda", "cards": […], "failed": {call: (code, message)}}, or {"error", "code"} if NVML fails.
 
-    A card has `failed` of its own, and so has a MIG slice; what failed is None there. One that NVML gives no handle of
-    has its index only. `nvml` is the module of nvidia-ml-py.
+    Each card and each MIG slice has its own `failed`; values of failed calls are None. A card without a handle has only
+    its index. `nvml` is the module of nvidia-ml-py.
     """
     system = Calls(nvml)
     system("nvmlInit")
     if "nvmlInit" in system.failed:
-        code, words = system.failed["nvmlInit"]
-        return {"error": f"nvmlInit failed: {words}", "code": code}
+        code, message = system.failed["nvmlInit"]
+        return {"error": f"nvmlInit failed: {message}", "code": code}
     count = system(COUNT)
     indices = range(_reachable(nvml) if count is None else count)
     cards = [_ask_card(nvml, index) for index in indices]
@@ -114,7 +114,7 @@ def ask(nvml: Any) -> dict[str, Any]:
 
 
 def _reachable(nvml: Any) -> int:
-    """How many cards in a row NVML gives a handle of, where it does not report their number."""
+    """Count cards by requesting handles until one fails, for an NVML that does not report their number."""
     handles, index = Calls(nvml), 0
     while index < MAX_CARDS and handles(HANDLE, index) is not None:
         index += 1
@@ -122,7 +122,7 @@ def _reachable(nvml: Any) -> int:
 
 
 def _cuda_version(system: Calls) -> int | None:
-    """Drivers before R418 have the first of the two functions only."""
+    """CUDA version of the driver. Drivers before R418 have only the older of the two functions."""
     newer, older = "nvmlSystemGetCudaDriverVersion_v2", "nvmlSystemGetCudaDriverVersion"
     version: int | None = system(newer)
     if system.failed.get(newer, (0, ""))[0] == FUNCTION_NOT_FOUND and (version := system(older)) is not None:
@@ -170,16 +170,16 @@ def _identity(call: Calls) -> dict[str, Any]:
 
 
 def _ask_slices(nvml: Any, handle: Any, card: Calls) -> list[dict[str, Any]]:
-    """Of a card on which MIG is on. A number for which NVML finds nothing is a place where no slice has been made."""
-    found = []
+    """Query the slices of a card with MIG on. NVML finds nothing for the number of a slice that was not created."""
+    slices = []
     for number in range(card(SLICES) or 0):
         handles = Calls(nvml, handle)
         part = handles("nvmlDeviceGetMigDeviceHandleByIndex", number)
-        card.failed |= {name: why for name, why in handles.failed.items() if why[0] not in NOT_SO}
+        card.failed |= {name: error for name, error in handles.failed.items() if error[0] not in NOT_SO}
         if part is not None:
             call = Calls(nvml, part)
-            found.append({**_identity(call), "failed": call.failed})
-    return found
+            slices.append({**_identity(call), "failed": call.failed})
+    return slices
 
 
 def remedy(code: int) -> str:
@@ -187,10 +187,10 @@ def remedy(code: int) -> str:
 
 
 def unusable_reason(failed: dict[str, tuple[int, str]]) -> str:
-    """Why nothing computes on a card of which these calls failed; "" where only their answers are missing."""
-    for name, (code, words) in failed.items():
+    """Return why a card with these failed calls is unusable; "" if only some values are missing."""
+    for name, (code, message) in failed.items():
         if _ends_use(name, code):
-            return f"{name} failed: {words}; {remedy(code)}"
+            return f"{name} failed: {message}; {remedy(code)}"
     return ""
 
 
@@ -200,20 +200,23 @@ def _ends_use(name: str, code: int) -> bool:
 
 
 def findings(failed: dict[str, dict[str, tuple[int, str]]]) -> list[Finding]:
-    """`failed` calls by card (or "this machine"). Cards on which a call failed alike share a finding. There is none for
-    what a healthy card may lack.
+    """Report failed calls, given by card (or "this machine"). Cards with the same failure share a finding.
+
+    Calls that a healthy card may not support are not reported.
     """
-    alike: dict[tuple[str, int, str], list[str]] = {}
-    for who, calls in failed.items():
-        for name, (code, words) in calls.items():
+    cards_by_failure: dict[tuple[str, int, str], list[str]] = {}
+    for label, calls in failed.items():
+        for name, (code, message) in calls.items():
             if not (code in NOT_SO and name in OPTIONAL):
-                alike.setdefault((name, code, words), []).append(who)
-    return [_finding(", ".join(who), *call) for call, who in alike.items()]
+                cards_by_failure.setdefault((name, code, message), []).append(label)
+    return [_finding(", ".join(label), *call) for call, label in cards_by_failure.items()]
 
 
-def _finding(who: str, name: str, code: int, words: str) -> Finding:
-    said = f"{name} failed: {words}"
+def _finding(label: str, name: str, code: int, message: str) -> Finding:
+    problem = f"{name} failed: {message}"
     if _ends_use(name, code):
-        return Finding("error", "nvidia", f"{who} cannot be used: {said}", remedy(code))
+        return Finding("error", "nvidia", f"{label} cannot be used: {problem}", remedy(code))
     level = "info" if name in OPTIONAL or name not in ANSWERS else "warning"
-    return Finding(level, "nvidia", f"{who}: NVML did not report {ANSWERS.get(name, 'all data')}: {said}", remedy(code))
+    return Finding(
+        level, "nvidia", f"{label}: NVML did not report {ANSWERS.get(name, 'all data')}: {problem}", remedy(code)
+    )

@@ -1,4 +1,4 @@
-"""What an NVIDIA card is doing now: joules, clocks, heat, and who else uses it. All of it from NVML.
+"""Current state of an NVIDIA card from NVML: energy, clocks, temperature, and the processes that use it.
 
 Source: NVML API reference.
 """
@@ -10,11 +10,11 @@ from typing import Any
 from workers.discovery.nvidia import SLOWED
 from workers.discovery.nvidia_nvml import Calls
 
-MISSING = "nvidia-ml-py is not in this environment"
+MISSING = "nvidia-ml-py is not installed in this environment"
 
 
 def energy_reader(uuid: str) -> tuple[str, Callable[[], float] | None]:
-    """(where joules are read, a function of joules since the driver was loaded), or ("why not", None).
+    """Return (source, function that reads joules since the driver was loaded), or (reason, None).
 
     Source: nvmlDeviceGetTotalEnergyConsumption, millijoules, Volta and newer.
     """
@@ -32,17 +32,18 @@ def energy_reader(uuid: str) -> tuple[str, Callable[[], float] | None]:
 
 
 def card_state(uuid: str) -> dict[str, Any]:
-    """{"sm_mhz", "memory_mhz", "temperature_c", "power_w", "slowed_by": [words], "pids": of other compute processes}.
+    """Return {"sm_mhz", "memory_mhz", "temperature_c", "power_w", "slowed_by": [causes], "pids": [compute processes]}.
 
-    None for what this card does not tell; {} without NVML.
+    Values that the card does not report are None; {} without NVML.
     """
     nvml, card = _card(uuid)
     return read_card(nvml, card) if nvml else {}
 
 
 def card_use(uuid: str) -> dict[str, Any]:
-    """{"busy_percent", "used_memory_bytes", "power_w", "temperature_c"}; None and {} as for `card_state`. A MIG slice
-    tells its memory only.
+    """Return {"busy_percent", "used_memory_bytes", "power_w", "temperature_c"}; None and {} as for `card_state`.
+
+    A MIG slice reports only its memory.
     """
     nvml, card = _card(uuid)
     return read_use(nvml, card) if nvml else {}
@@ -61,7 +62,7 @@ def read_use(nvml: Any, card: Any) -> dict[str, Any]:
 
 
 def _card(uuid: str) -> tuple[Any, Any]:
-    """(pynvml, the card's handle); (None, None) without NVML."""
+    """Return (pynvml, the card's handle), or (None, None) without NVML."""
     if find_spec("pynvml") is None:
         return None, None
     import pynvml as nvml
@@ -74,7 +75,7 @@ def _card(uuid: str) -> tuple[Any, Any]:
 
 
 def _as_nvml(uuid: str) -> str:
-    """torch tells a card's UUID without the prefix that NVML wants."""
+    """Add the prefix that NVML requires: torch reports a card's UUID without it."""
     return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
 
@@ -86,6 +87,6 @@ def read_card(nvml: Any, card: Any) -> dict[str, Any]:
         "memory_mhz": call("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
         "temperature_c": call("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
         "power_w": power_mw and power_mw / 1e3,
-        "slowed_by": [word for bit, word in SLOWED.items() if slowed and slowed & bit],
+        "slowed_by": [cause for bit, cause in SLOWED.items() if slowed and slowed & bit],
         "pids": [process.pid for process in call("nvmlDeviceGetComputeRunningProcesses") or []],
     }

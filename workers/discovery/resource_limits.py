@@ -1,4 +1,4 @@
-"""What of the machine's CPUs and memory this process may really use: affinity and control groups, versions 1 and 2."""
+"""CPUs and memory that this process may use, by affinity and control groups (versions 1 and 2)."""
 
 import math
 import os
@@ -10,19 +10,19 @@ import psutil
 
 from workers.discovery.machine import Machine
 
-# An unlimited group of version 1 shows a limit of nearly 2^63; no machine has that much.
+# An unlimited group of version 1 has a limit of nearly 2^63 bytes, more than any machine has.
 NO_LIMIT_BYTES = 1 << 60
 
 
 def cores(machine: Machine) -> int:
-    """CPUs by affinity, cut to the CPU quota (rounded up), at least 1."""
+    """Number of CPUs by affinity, at most the CPU quota (rounded up), at least 1."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (psutil.cpu_count() or 1)
     quotas = [q for folder in _groups(machine, "cpu") if (q := _cpu_quota(machine, folder)) is not None]
     return max(1, min([allowed, *(math.ceil(q) for q in quotas)]))
 
 
 def memory(machine: Machine) -> tuple[int, int]:
-    """(total, free) bytes, the tightest of the machine and of every control group above this process."""
+    """Return (total, free) bytes: the minimum over the machine and all control groups above this process."""
     host = psutil.virtual_memory()
     on_gpus = _on_gpus(machine)
     total, free = host.total - on_gpus[0], max(0, host.available - on_gpus[1])
@@ -36,20 +36,22 @@ def memory(machine: Machine) -> tuple[int, int]:
 
 
 def _on_gpus(machine: Machine) -> tuple[int, int]:
-    """(total, free) bytes that the kernel counts as the machine's and that are a GPU's: on Grace Hopper and Grace
-    Blackwell the memory of a GPU is a NUMA node too. Source: numa_status in the README of NVIDIA's driver.
+    """Return (total, free) bytes of GPU memory that the kernel counts as the machine's.
+
+    On Grace Hopper and Grace Blackwell the memory of a GPU is also a NUMA node. Source: numa_status in the README of
+    NVIDIA's driver.
     """
     total = free = 0
     for status in machine.glob("proc/driver/nvidia/gpus/*/numa_status"):
         node = re.search(r"^Node:\s*(\d+)", machine.text(status), re.MULTILINE)
-        told = machine.text(f"sys/devices/system/node/node{node[1]}/meminfo") if node else ""
-        sizes = dict(re.findall(r"(MemTotal|MemFree):\s*(\d+) kB", told))
+        meminfo = machine.text(f"sys/devices/system/node/node{node[1]}/meminfo") if node else ""
+        sizes = dict(re.findall(r"(MemTotal|MemFree):\s*(\d+) kB", meminfo))
         total, free = total + (int(sizes.get("MemTotal", 0)) << 10), free + (int(sizes.get("MemFree", 0)) << 10)
     return total, free
 
 
 def _groups(machine: Machine, controller: str) -> Iterator[str]:
-    """Folders of this process's groups and of all groups above them, as mounted; some may not exist."""
+    """Yield the mounted folders of this process's groups and of all groups above them; some may not exist."""
     for line in machine.text("proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
@@ -69,7 +71,7 @@ def _cpu_quota(machine: Machine, folder: str) -> float | None:
 
 
 def _memory_limit(machine: Machine, folder: str) -> tuple[int | None, int]:
-    """(limit or None, bytes in use that the kernel could not drop at once)."""
+    """Return (limit or None, bytes in use that the kernel could not reclaim at once)."""
     limit = machine.number(f"{folder}/memory.max") or machine.number(f"{folder}/memory.limit_in_bytes")
     if limit is None or limit >= NO_LIMIT_BYTES:
         return None, 0

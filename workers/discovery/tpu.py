@@ -1,7 +1,7 @@
-"""Google TPUs from their device files, PCI ids and their VM's metadata, and XLA on the CPU where the environment asks
-for it.
+"""Google TPUs, from device files, PCI ids and the VM's metadata; and XLA on the CPU if PJRT_DEVICE=CPU.
 
-A TPU belongs to the first process that opens it: nothing here does. PCI ids as in JAX's hardware_utils and torch_xla.
+A TPU belongs to the first process that opens it, so nothing here opens one. PCI ids are those of JAX's hardware_utils
+and torch_xla.
 """
 
 import re
@@ -17,8 +17,8 @@ VENDOR = 0x1AE0
 
 
 def present(machine: Machine) -> bool:
-    asked = machine.environ.get("PJRT_DEVICE", "").upper() == "CPU"
-    return asked or bool(_chips(machine))
+    is_emulated = machine.environ.get("PJRT_DEVICE", "").upper() == "CPU"
+    return is_emulated or bool(_chips(machine))
 
 
 def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
@@ -31,29 +31,31 @@ def find(machine: Machine) -> tuple[list[Device], list[Finding]]:
         return [], [Finding("error", "tpu", f"{len(chips)} TPU chips on the PCI bus, but no /dev/accel* or /dev/vfio/*",
                             "give this container access to the TPU's device files")]  # fmt: skip
     vm = tpu_vm.facts(machine.environ)
-    placed = _placed(machine, chips, files)
+    matched = _placed(machine, chips, files)
     visible = machine.visible("TPU_VISIBLE_CHIPS")
-    found = [
+    devices = [
         _device(chip, model, file, i, vm)
-        for i, (chip, model, file) in enumerate(placed)
+        for i, (chip, model, file) in enumerate(matched)
         if visible is None or str(i) in visible
     ]
-    without = [chip.address for chip, _ in chips if chip.address not in {chip.address for chip, _, _ in placed}]
-    return found, _findings(machine, [file for _, _, file in placed]) + _without_file(without)
+    missing = [chip.address for chip, _ in chips if chip.address not in {chip.address for chip, _, _ in matched}]
+    return devices, _findings(machine, [file for _, _, file in matched]) + _without_file(missing)
 
 
 def _chips(machine: Machine) -> list[tuple[PciDevice, DeviceModel | None]]:
-    """A v2 has the id of a v3, and a subsystem of its own. One that nobody lists (None) is told from Google's network
-    and storage devices by its device file.
+    """Return TPU chips with their models, looked up by device and subsystem id, because v2 and v3 share a device id.
+
+    The model is None for a chip that is not in the catalogue; its device file and PCI class distinguish it from
+    Google's network and storage devices.
     """
     files = {_address(machine, file) for file in _device_files(machine)}
-    found = [
+    candidates = [
         (chip, catalogue.match_device("tpu", pci_id=f"{chip.device:04x}:{chip.subsystem:04x}"))
         for chip in machine.pci(VENDOR)
     ]
     return [
         (chip, model)
-        for chip, model in found
+        for chip, model in candidates
         if model is not None or (chip.address in files and chip.pci_class >> 16 not in (STORAGE, NETWORK))
     ]
 
@@ -61,16 +63,16 @@ def _chips(machine: Machine) -> list[tuple[PciDevice, DeviceModel | None]]:
 def _placed(
     machine: Machine, chips: list[tuple[PciDevice, DeviceModel | None]], files: list[str]
 ) -> list[tuple[PciDevice, DeviceModel | None, str]]:
-    """Chips with their device files, in the order of these. Where the kernel does not tell which is whose, in order."""
+    """Match chips to device files, in the order of the files; those that the kernel does not match, in sequence."""
     by_address = {chip.address: (chip, model) for chip, model in chips}
-    told = {file: address for file in files if (address := _address(machine, file)) in by_address}
-    others = iter([pair for address, pair in by_address.items() if address not in told.values()])
-    pairs = ((file, by_address[told[file]] if file in told else next(others, None)) for file in files)
+    addresses = {file: address for file in files if (address := _address(machine, file)) in by_address}
+    unmatched = iter([pair for address, pair in by_address.items() if address not in addresses.values()])
+    pairs = ((file, by_address[addresses[file]] if file in addresses else next(unmatched, None)) for file in files)
     return [(*pair, file) for file, pair in pairs if pair is not None]
 
 
 def _address(machine: Machine, file: str) -> str:
-    """The PCI address of the Google device behind a device file; "" where the kernel does not tell."""
+    """PCI address of the Google device behind a device file; "" if the kernel does not report it."""
     name = file.rpartition("/")[2]
     if file.startswith("dev/accel"):
         device = machine.path(f"sys/class/accel/{name}/device")
@@ -87,31 +89,31 @@ def _without_file(addresses: list[str]) -> list[Finding]:
 
 
 def _findings(machine: Machine, files: list[str]) -> list[Finding]:
-    told = []
+    findings = []
     if files and not any(machine.may_use(file) for file in files):
-        told.append(
+        findings.append(
             Finding("error", "tpu", f"no access to /{files[0]}", "run as root, or give this user the device files")
         )
     pages = machine.text("sys/kernel/mm/transparent_hugepage/enabled")
     if pages and "[always]" not in pages:
         message = f"transparent huge pages are {pages}, not [always]: copies to the TPU and start-up are slower"
         remedy = "echo always > /sys/kernel/mm/transparent_hugepage/enabled, as root"
-        told.append(Finding("warning", "tpu", message, remedy))
-    return told
+        findings.append(Finding("warning", "tpu", message, remedy))
+    return findings
 
 
 def _emulated(machine: Machine) -> list[Device]:
-    """Never chosen by itself. Where PJRT_DEVICE=CPU is set but no TPU pool asks, it is told only if it would work."""
-    here = has("torch_xla")
-    if machine.environ.get("POLYFLEET_BACKEND") != "tpu" and not here:
+    """Device emulated on the CPU, never chosen automatically. Outside a TPU pool it is listed only if it would work."""
+    has_library = has("torch_xla")
+    if machine.environ.get("POLYFLEET_BACKEND") != "tpu" and not has_library:
         return []
-    reason = "" if here else "PJRT_DEVICE=CPU, but torch-xla is not in this environment"
+    reason = "" if has_library else "PJRT_DEVICE=CPU, but torch-xla is not installed in this environment"
     title = f"XLA on {cpu.name(machine)}"
     return cpu.split("tpu", f"tpu:{EMULATED}", title, machine, emulated=True, unavailable_reason=reason)
 
 
 def _device_files(machine: Machine) -> list[str]:
-    """/dev/accel0 … on older images; on newer ones /dev/vfio/GROUP of groups that hold a Google device."""
+    """Device files: /dev/accel0 … on older images, /dev/vfio/GROUP of groups with a Google device on newer ones."""
     accel = [f for f in machine.glob("dev/accel*") if re.fullmatch(r"dev/accel\d+", f)]
     return accel or [f for f in machine.glob("dev/vfio/*") if f.rpartition("/")[2].isdigit() and _address(machine, f)]
 

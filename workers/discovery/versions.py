@@ -1,4 +1,4 @@
-"""Which libraries ranks have here and what their torch was built for, read from files: nothing is imported."""
+"""Versions of the libraries that ranks use and the toolkit of their torch, read from files without importing any."""
 
 import platform
 import re
@@ -16,34 +16,42 @@ from workers import interpreter
 
 @dataclass(frozen=True, slots=True)
 class TorchBuild:
-    """The toolkits a torch wheel was built for, "" for those it was not."""
+    """Versions of the toolkits that a torch wheel was built for, "" for the others."""
 
     cuda: str = ""
     hip: str = ""
     xpu: str = ""
 
     def __str__(self) -> str:
-        """`CUDA 12.8`, or `CPUs only`."""
-        named = (("CUDA", self.cuda), ("ROCm", self.hip), ("XPU", self.xpu))
-        return " and ".join(f"{name} {number}" for name, number in named if number) or "CPUs only"
+        """Text such as `CUDA 12.8` or `CPUs only`."""
+        toolkits = (("CUDA", self.cuda), ("ROCm", self.hip), ("XPU", self.xpu))
+        return " and ".join(f"{name} {number}" for name, number in toolkits if number) or "CPUs only"
 
 
 def versions() -> dict[str, str]:
-    """Python, Polyfleet, and those of DISTRIBUTIONS that are installed, where ranks run; Ray's is that of the node."""
+    """Versions of Python, Polyfleet and installed DISTRIBUTIONS in the ranks' environment; Ray's is the node's."""
     if not interpreter.is_own():
-        told = interpreter.told()
-        return {"python": told.python or "?", "polyfleet": VERSION, **told.versions, "ray": version("ray")}
-    found = {"python": platform.python_version(), "polyfleet": VERSION}
+        interpreter_facts = interpreter.told()
+        return {
+            "python": interpreter_facts.python or "?",
+            "polyfleet": VERSION,
+            **interpreter_facts.versions,
+            "ray": version("ray"),
+        }
+    installed = {"python": platform.python_version(), "polyfleet": VERSION}
     for name in interpreter.DISTRIBUTIONS:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def torch_build() -> TorchBuild | None:
-    """None without torch. torch/version.py holds lines like `cuda: Optional[str] = '12.8'`."""
+    """Toolkits of the installed torch, from lines such as `cuda: Optional[str] = '12.8'` in torch/version.py.
+
+    None without torch.
+    """
     if interpreter.is_own():
         spec = find_spec("torch")
         file = spec.origin if spec else None
@@ -57,7 +65,7 @@ def torch_build() -> TorchBuild | None:
 
 
 def mismatches(devices: Sequence[Device], installed: dict[str, str], build: TorchBuild | None) -> list[Finding]:
-    """Hardware this environment's torch cannot use, and extensions built for another torch."""
+    """Report hardware that this environment's torch cannot use, and extensions built for another torch."""
     if build is None:
         return []
     kinds: dict[str, list[str]] = {}
@@ -66,16 +74,18 @@ def mismatches(devices: Sequence[Device], installed: dict[str, str], build: Torc
             kinds.setdefault(device.backend, []).append(device.kind)
     torch = f"torch {installed.get('torch', '?')} in this environment is built for {build}"
     rows = {backend: vendor(backend) for backend in kinds}
-    wrong = [
+    findings = [
         _wrong_build(b, kinds[b], torch if row.torch_build else f"this environment has no {' or '.join(row.packages)}")
         for b, row in rows.items()
         if not _fits(row, build, installed)
     ]
-    return wrong + [f for name in ("torch-xla", "intel-extension-for-pytorch") if (f := _wrong_pair(name, installed))]
+    return findings + [
+        f for name in ("torch-xla", "intel-extension-for-pytorch") if (f := _wrong_pair(name, installed))
+    ]
 
 
 def _fits(row: Vendor, build: TorchBuild, installed: dict[str, str]) -> bool:
-    """A vendor that needs neither a toolkit in torch nor a package fits every torch."""
+    """Return whether torch suits a vendor. One that needs neither a toolkit nor a package fits every torch."""
     if row.torch_build and getattr(build, row.torch_build, ""):
         return True
     return any(name in installed for name in row.packages) or not (row.torch_build or row.packages)
@@ -89,7 +99,7 @@ def _wrong_build(backend: str, kinds: list[str], problem: str) -> Finding:
 
 
 def _wrong_pair(name: str, installed: dict[str, str]) -> Finding | None:
-    """torch-xla and IPEX load only under the torch release they were built with: same first two numbers."""
+    """Report torch-xla or IPEX with another torch: each needs the release it was built with (first two numbers)."""
     if name not in installed or "torch" not in installed or _minor(installed[name]) == _minor(installed["torch"]):
         return None
     return Finding(

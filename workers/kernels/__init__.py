@@ -1,8 +1,7 @@
-"""The same operations, each written well for several kinds of devices: one file per implementation, found by its name.
+"""Kernels: the same operations, optimised for several kinds of devices, with one file per implementation.
 
-Importing this package imports neither torch nor a driver's library. An implementation is one new file here with a class
-`Kernels`, or one outside this package that an installed distribution names in the entry point group
-`polyfleet.kernels`.
+Importing this package imports neither torch nor a driver's library. An implementation is a file here with a class
+`Kernels`, or a class in another distribution that is registered in the entry point group `polyfleet.kernels`.
 """
 
 from functools import cache
@@ -21,46 +20,49 @@ ENTRY_POINTS = "polyfleet.kernels"
 NO_IMPLEMENTATION = {"__init__", "__main__", "base", "kernel_choice", "operators", "resources", "tuner"}
 OWN = tuple(sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in NO_IMPLEMENTATION))
 LOADING_FAILS = (ImportError, OSError, RuntimeError, AttributeError, SyntaxError, TypeError, ValueError)
-"""What the file of another distribution may raise where it is broken."""
+"""Exceptions that a broken file of another distribution may raise."""
 
 
 @cache
 def _outside() -> dict[str, EntryPoint]:
-    """Implementations of other distributions. A name of ours stays ours."""
+    """Implementations of other distributions. They cannot replace a built-in one of the same name."""
     return {e.name: e for e in entry_points(group=ENTRY_POINTS) if e.name not in OWN}
 
 
 def names() -> tuple[str, ...]:
-    """Every implementation that has a file, here or in another distribution."""
+    """Return the names of all implementations, here or in other distributions, whether usable or not."""
     return (*OWN, *sorted(_outside()))
 
 
-def canonical(word: str) -> str:
-    """The implementation for a name in any case. Raises UserError naming the nearest."""
-    name = str(word).lower()
-    if name not in names():
-        raise UserError(f"unknown kernels {word!r}", nearest(name, names()))
-    return name
+def canonical(name: str) -> str:
+    """Return the canonical form of a name in any case. Raises UserError, which names the nearest."""
+    canonical_name = str(name).lower()
+    if canonical_name not in names():
+        raise UserError(f"unknown kernels {name!r}", nearest(canonical_name, names()))
+    return canonical_name
 
 
 def load(name: str) -> "type[KernelBackend]":
-    """The class of an implementation. Being importable does not mean that its driver is there.
+    """Import the class of an implementation. Its driver may still be missing.
 
-    Raises UserError for an unknown word, KernelsUnavailable for a known one whose file or libraries do not load.
+    Raises UserError for an unknown name, KernelsUnavailable if the implementation's file or libraries do not load.
     """
-    found = canonical(name)
+    canonical_name = canonical(name)
     try:
         cls: type[KernelBackend] = (
-            _outside()[found].load() if found in _outside() else import_module(f"workers.kernels.{found}").Kernels
+            _outside()[canonical_name].load()
+            if canonical_name in _outside()
+            else import_module(f"workers.kernels.{canonical_name}").Kernels
         )
     except LOADING_FAILS as e:
-        raise KernelsUnavailable(found, f"its file does not load: {type(e).__name__}: {e}") from e
+        raise KernelsUnavailable(canonical_name, f"its file does not load: {type(e).__name__}: {e}") from e
     return cls
 
 
 def create(name: str, device: Any = None, **options: Any) -> "KernelBackend":
-    """The implementation on a device: a torch.device, its name, or None for the one it computes on by itself. Raises as
-    `load`, KernelsUnavailable with the reason, and UserError for an option it does not have.
+    """Create an implementation for a device: a torch.device, its name, or None for the implementation's default.
+
+    Raises as `load`, KernelsUnavailable with the reason, and UserError for an unknown option.
     """
     cls = load(name)
     if reason := cls.unavailable_reason():
@@ -69,12 +71,12 @@ def create(name: str, device: Any = None, **options: Any) -> "KernelBackend":
 
 
 def available() -> tuple[str, ...]:
-    """Implementations that can compute in this process. Imports torch and every driver's library."""
+    """Return the implementations that can compute in this process. Imports torch and every driver's library."""
     return tuple(name for name in names() if not unavailable_reason(name))
 
 
 def unavailable_reason(name: str) -> str:
-    """Why an implementation cannot be used in this process, "" when it can. Raises UserError for an unknown word."""
+    """Return why an implementation cannot be used in this process, or "". Raises UserError for an unknown name."""
     try:
         return load(name).unavailable_reason()
     except KernelsUnavailable as e:

@@ -1,5 +1,7 @@
-"""`python -m workers.kernels [--json]`: every implementation, and whether it computes here.
-`python -m workers.kernels tune '{"operations": …}'`: measures, and writes a line of JSON for each measurement.
+"""List or measure kernels.
+
+`python -m workers.kernels [--json]` lists every implementation, and whether it is usable here.
+`python -m workers.kernels tune '{"operations": …}'` measures, and writes a line of JSON for each measurement.
 """
 
 import json
@@ -31,19 +33,19 @@ def _list(as_json: bool) -> None:
         os.write(1, json.dumps(rows).encode())
         return
     for row in rows:
-        told = row["reason"] or f"{row['device_name']}{', interpreted' if row['interpreted'] else ''}"
-        sys.stdout.write(f"{'yes' if row['available'] else 'no':4}{row['name']:12}{told}\n")
+        status = row["reason"] or f"{row['device_name']}{', interpreted' if row['interpreted'] else ''}"
+        sys.stdout.write(f"{'yes' if row['available'] else 'no':4}{row['name']:12}{status}\n")
 
 
-def _tune(asked: dict[str, Any]) -> None:
-    """`asked`: operations, kernels, dtypes (lists of names, may be empty), device, compiled, rounds."""
+def _tune(request: dict[str, Any]) -> None:
+    """Measure as in `request`: operations, kernels, dtypes (lists of names, may be empty), device, compiled."""
     from workers.backends.parts.precision import dtype_of
     from workers.kernels.parts import comparison
 
-    dtypes = [dtype_of(name) for name in asked["dtypes"]]
+    dtypes = [dtype_of(name) for name in request["dtypes"]]
     comparison.tune(
-        asked["operations"], asked["kernels"], asked["device"], dtypes, asked["compiled"],
-        told=lambda one: _write(one.to_plain()),
+        request["operations"], request["kernels"], request["device"], dtypes, request["compiled"],
+        on_result=lambda one: _write(one.to_plain()),
     )  # fmt: skip
 
 

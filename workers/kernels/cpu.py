@@ -1,7 +1,7 @@
-"""C++ for the CPU, built by the compiler of this machine on first use: one pass over memory, rows over threads.
+"""C++ kernels for the CPU, built by this machine's compiler on first use: one memory pass, rows split over threads.
 
-Sums are kept in float32 in at least 32 parts, and results do not depend on the number of threads, bit for bit. Threads
-are those that torch may use at the time of the call. Sources: workers/kernels/sources/cpu_*.cpp.
+Sums are accumulated in float32 in at least 32 parts, and results are bit-identical for any number of threads. A call
+uses as many threads as torch may use at that time. Sources: workers/kernels/sources/cpu_*.cpp.
 """
 
 import platform
@@ -21,15 +21,15 @@ from workers.libraries.library import EffectCheck
 from workers.native.compiler import compiler_here, cpu_features
 
 FEATURES = ("sse2", "avx", "f16c", "fma", "avx2", "avx512f", "avx512bw", "avx512vl", "asimd", "asimdhp", "sve")
-"""Of what a CPU names, that which changes what the compiler makes of these sources."""
+"""CPU features that change the code which the compiler generates from these sources."""
 
 
 class Kernels(Direct):
-    """`use_simd` False builds the same sources without vector instructions; `use_parallel` False keeps every call on
-    the thread that makes it. `prove` shows that either is as it was asked for.
+    """Kernels in C++. `use_simd` False builds the same sources without vector instructions; `use_parallel` False runs
+    every call on the caller's thread. `prove` checks that both options took effect.
 
-    With both, products of matrices in float32, and in bfloat16 where the CPU has instructions for it, are torch's:
-    only of those the bits may depend on the number of threads.
+    If both are true, torch computes matrix products in float32, and in bfloat16 if the CPU has instructions for it:
+    only their bits may depend on the number of threads.
     """
 
     name = "cpu"
@@ -41,14 +41,14 @@ class Kernels(Direct):
 
     @classmethod
     def unavailable_reason(cls) -> str:
-        """The kernels themselves are built at the first call. A compiler that builds one small function builds them."""
+        """Check that the compiler can build a small function. The kernels themselves are built at the first call."""
         return native.unavailable_reason()
 
     def device_info(self) -> dict[str, Any]:
-        """`lanes`: float32 values in one vector."""
+        """Describe the CPU and the build. `lanes`: float32 values per vector."""
         try:
-            here = compiler_here()
-            command, version = " ".join(here.command), here.version.splitlines()[0]
+            compiler = compiler_here()
+            command, version = " ".join(compiler.command), compiler.version.splitlines()[0]
         except (NativeUnavailable, IndexError):
             command, version = "", ""
         return {
@@ -64,7 +64,7 @@ class Kernels(Direct):
         }
 
     def prove(self) -> tuple[EffectCheck, EffectCheck]:
-        """What shows that `use_simd` and `use_parallel` are as they were asked for."""
+        """Check that `use_simd` and `use_parallel` took effect."""
         threads = self._threads()
         return cpu_proofs.simd(self.use_simd), cpu_proofs.parallel(self.use_parallel, self._library, threads)
 
@@ -79,26 +79,31 @@ class Kernels(Direct):
 
     def _matmul(self, a_BMK: Tensor, b_BKN: Tensor, out_BMN: Tensor, a_transposed: bool, b_transposed: bool) -> None:
         if self._left_to_torch(out_BMN, b_transposed):
-            a, b = (one.mT if turned else one for one, turned in ((a_BMK, a_transposed), (b_BKN, b_transposed)))
+            a, b = (
+                one.mT if is_transposed else one
+                for one, is_transposed in ((a_BMK, a_transposed), (b_BKN, b_transposed))
+            )
             torch.bmm(a, b, out=out_BMN)
             return
         self._product(a_BMK, b_BKN, out_BMN, a_BMK.shape[1 if a_transposed else 2], a_transposed, b_transposed, 1.0)
 
     def _left_to_torch(self, out_BMN: Tensor, b_transposed: bool) -> bool:
-        """Its BLAS is faster in float32, and in bfloat16 where the CPU has instructions for it; not in float16, nor for
-        one row and a transposed matrix, which is read once. The options hold for our own code alone.
+        """Return whether torch computes a product: its BLAS is faster in float32, and in bfloat16 with CPU support.
+
+        It is not faster in float16, nor for one row and a transposed matrix, which is read once. The options apply only
+        to our own code.
         """
         if not (self.use_simd and self.use_parallel) or (b_transposed and out_BMN.shape[1] == 1):
             return False
         return out_BMN.dtype == torch.float32 or (out_BMN.dtype == torch.bfloat16 and _multiplies_bfloat16())
 
     def _product(
-        self, a: Tensor, b: Tensor, out_BMN: Tensor, depth: int, a_turned: bool, b_turned: bool, scale: float
+        self, a: Tensor, b: Tensor, out_BMN: Tensor, depth: int, a_transposed: bool, b_transposed: bool, scale: float
     ) -> None:
         batch, rows, columns = out_BMN.shape
         sizes = batch, rows, depth, columns
         arrays = _at(a), _at(b), _at(out_BMN)
-        self._library.matmul(DTYPES[out_BMN.dtype], *arrays, *sizes, a_turned, b_turned, scale, self._threads())
+        self._library.matmul(DTYPES[out_BMN.dtype], *arrays, *sizes, a_transposed, b_transposed, scale, self._threads())
 
     def _matmul_vec(self, a_BMK: Tensor, x_BK: Tensor, out_BM: Tensor) -> None:
         self._library.matmul_vec(
@@ -152,12 +157,12 @@ class Kernels(Direct):
 
     def _scores(self, q_BHTD: Tensor, k_BGSD: Tensor, out_BHTS: Tensor, scale: float) -> None:
         batch, groups, many, width = k_BGSD.shape
-        asked, kept = q_BHTD.view(batch * groups, -1, width), k_BGSD.view(batch * groups, many, width)
-        answer = out_BHTS.view(batch * groups, -1, many)
-        if self._left_to_torch(answer, True):
-            torch.baddbmm(answer, asked, kept.mT, beta=0, alpha=scale, out=answer)
+        queries, keys = q_BHTD.view(batch * groups, -1, width), k_BGSD.view(batch * groups, many, width)
+        scores = out_BHTS.view(batch * groups, -1, many)
+        if self._left_to_torch(scores, True):
+            torch.baddbmm(scores, queries, keys.mT, beta=0, alpha=scale, out=scores)
             return
-        self._product(asked, kept, answer, width, False, True, scale)
+        self._product(queries, keys, scores, width, False, True, scale)
 
     def _attention(
         self,
@@ -171,10 +176,10 @@ class Kernels(Direct):
         causal: bool,
     ) -> None:
         batch, heads, tokens, width = q_BHTD.shape
-        groups, kept, value_width = v_BGSE.shape[1:]
+        groups, key_tokens, value_width = v_BGSE.shape[1:]
         self._library.attention(
             *(DTYPES[q_BHTD.dtype], _at(q_BHTD), _at(k_BGSD), _at(v_BGSE), _at(mask_BHTS), _at(out_BHTE), _at(lse_BHT)),
-            *(batch, heads, groups, tokens, kept, width, value_width),
+            *(batch, heads, groups, tokens, key_tokens, width, value_width),
             *(-1 if mask_BHTS is None else MASK_DTYPES[mask_BHTS.dtype], *_steps(mask_BHTS)),
             *(scale, causal, self._threads()),
         )
@@ -232,14 +237,14 @@ def _dtype(vector: Tensor | None, like: Tensor) -> int:
 
 
 def _alike(weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """One type serves both: where one of them is in float32, so becomes the other."""
+    """Convert both to float32 if their dtypes differ, since the kernel takes one dtype for both."""
     if weight is None or bias is None or weight.dtype == bias.dtype:
         return weight, bias
     return weight.float(), bias.float()
 
 
 def _steps(mask_BHTS: Tensor | None) -> list[int]:
-    """How far apart its values are in each dimension, 0 where one serves all."""
+    """Return the mask's stride in each dimension, 0 if the dimension is broadcast."""
     if mask_BHTS is None:
         return [0, 0, 0, 0]
     return [0 if size == 1 else step for size, step in zip(mask_BHTS.shape, mask_BHTS.stride(), strict=True)]
@@ -252,10 +257,10 @@ def _multiplies_bfloat16() -> bool:
 
 @cache
 def _processor() -> str:
-    """The name the processor gives itself, where the system tells it."""
+    """Return the processor's model name, else what the platform reports."""
     try:
-        with Path("/proc/cpuinfo").open() as told:
-            names = [line.partition(":")[2].strip() for line in told if line.startswith(("model name", "Model"))]
+        with Path("/proc/cpuinfo").open() as file:
+            names = [line.partition(":")[2].strip() for line in file if line.startswith(("model name", "Model"))]
     except OSError:
         names = []
     return names[0] if names else platform.processor() or platform.machine()

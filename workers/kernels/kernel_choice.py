@@ -1,6 +1,4 @@
-"""Kernels by name, or for each operation the fastest that was measured. What was asked for by name is never replaced
-without a word.
-"""
+"""Choose kernels by name, or for each operation the fastest measured. Named kernels are never replaced silently."""
 
 import logging
 from collections.abc import Sequence
@@ -24,53 +22,53 @@ def init_kernels(
     device: Any = None,
     **options: Any,
 ) -> "KernelBackend":
-    """The kernels of that name on `device` (None: the one of their own), `options` being arguments of their class.
+    """Create the named kernels on `device` (None: their default), passing `options` to their class.
 
-    "auto" takes for each operation, dtype and class of shapes the fastest right implementation that `polyfleet kernels
-    tune` has measured on this kind of device with this software, and torch's own where none was. Kernels that are
-    absent raise KernelsUnavailable with the reason; with `fallback` the first of these that is available takes their
-    place, which is logged and stays visible as `fallback_from` and `fallback_reason`. Raises NotEnoughMemory where
-    the device has less than `bytes_needed` free, UserError for a word that names no kernels, also among the
-    fallbacks, before anything is tried.
+    "auto" uses, for each operation, dtype and class of shapes, the fastest correct implementation that `polyfleet
+    kernels tune` has measured on this kind of device with this software, and torch's own if none was measured. Raises
+    KernelsUnavailable, with the reason, if the kernels are not usable and no kernels in `fallback` are; otherwise the
+    first usable fallback is used, which is logged and recorded in `fallback_from` and `fallback_reason`. Raises
+    NotEnoughMemory if the device has less than `bytes_needed` free, and UserError, before anything is tried, for an
+    unknown name, also among the fallbacks.
     """
-    wanted, others = _checked(name), _others(fallback)
+    chosen, others = _checked(name), _others(fallback)
     try:
-        found = _made(wanted, device, options)
+        kernels = _made(chosen, device, options)
     except KernelsUnavailable as e:
         if not others:
             raise
-        found = _instead(e, others, device, options)
+        kernels = _instead(e, others, device, options)
     if bytes_needed is not None:
-        _require_memory(found, bytes_needed)
-    return found
+        _require_memory(kernels, bytes_needed)
+    return kernels
 
 
 def list_kernels() -> list[str]:
-    """Names of kernels that can compute in this process. Imports torch and every driver's library."""
+    """Return the names of kernels that can compute in this process. Imports torch and every driver's library."""
     return list(registry.available())
 
 
 def get_kernels_info(name: str) -> dict[str, Any]:
-    """name, available, reason (why not, "" when they are), interpreted, dtypes, gradients (operations whose backward
-    they compute themselves), flushes_subnormals, and what `device_info` tells. Plain data.
+    """Describe kernels as plain data: name, available, reason (why not available, or ""), interpreted, dtypes,
+    gradients (operations whose backward they implement), flushes_subnormals, and the fields of `device_info`.
     """
-    found = registry.canonical(name)
-    reason = registry.unavailable_reason(found)
+    canonical_name = registry.canonical(name)
+    reason = registry.unavailable_reason(canonical_name)
     if reason:
-        return {"name": found, "available": False, "reason": reason}
+        return {"name": canonical_name, "available": False, "reason": reason}
     try:
-        made = registry.create(found)
-        about = made.device_info()
+        kernels = registry.create(canonical_name)
+        about = kernels.device_info()
     except (UserError, KernelsUnavailable) as e:
-        return {"name": found, "available": False, "reason": e.message}
+        return {"name": canonical_name, "available": False, "reason": e.message}
     return {
-        "name": found,
+        "name": canonical_name,
         "available": True,
         "reason": "",
-        "interpreted": made.interpreted,
-        "dtypes": list(made.dtype_names()),
-        "gradients": sorted(made.own_gradients),
-        "flushes_subnormals": made.flushes_subnormals,
+        "interpreted": kernels.interpreted,
+        "dtypes": list(kernels.dtype_names()),
+        "gradients": sorted(kernels.own_gradients),
+        "flushes_subnormals": kernels.flushes_subnormals,
         **about,
     }
 
@@ -83,11 +81,11 @@ def _checked(name: str) -> str:
     return registry.canonical(name)
 
 
-def _others(given: Sequence[str] | str | None) -> tuple[str, ...]:
-    if given is None:
+def _others(fallback: Sequence[str] | str | None) -> tuple[str, ...]:
+    if fallback is None:
         return ()
-    words = given.split(",") if isinstance(given, str) else given
-    return tuple(_checked(word.strip()) for word in words)
+    names = fallback.split(",") if isinstance(fallback, str) else fallback
+    return tuple(_checked(name.strip()) for name in names)
 
 
 def _made(name: str, device: Any, options: dict[str, Any]) -> "KernelBackend":
@@ -104,21 +102,21 @@ def _instead(
     reasons = [f"{refused.kernels}: {refused.reason}"]
     for name in others:
         try:
-            found = _made(name, device, {})
+            kernels = _made(name, device, {})
         except KernelsUnavailable as e:
             reasons.append(f"{e.kernels}: {e.reason}")
             continue
-        found.fallback_from, found.fallback_reason = refused.kernels, refused.reason
-        log.warning("kernels %s take the place of %s: %s", name, refused.kernels, refused.reason)
-        return found
+        kernels.fallback_from, kernels.fallback_reason = refused.kernels, refused.reason
+        log.warning("using kernels %s instead of %s: %s", name, refused.kernels, refused.reason)
+        return kernels
     raise KernelsUnavailable(refused.kernels, f"nor any of the fallbacks ({'; '.join(reasons)})")
 
 
 def _require_memory(kernels: "KernelBackend", bytes_needed: int) -> None:
-    """Of the device of the arrays; what does not tell its free memory is not refused."""
+    """Raise NotEnoughMemory if the device of the arrays reports too little free memory."""
     if isinstance(bytes_needed, bool) or not isinstance(bytes_needed, int) or bytes_needed < 0:
-        raise UserError(f"bytes_needed is {bytes_needed!r}", "give a whole number of at least 0")
+        raise UserError(f"bytes_needed is {bytes_needed!r}", "write an integer of at least 0")
     free = kernels.free_bytes()
     if free is not None and free < bytes_needed:
-        told = f"{kernels.device}: {free / 2**30:.2f} GiB free, {(bytes_needed - free) / 2**30:.2f} missing"
-        raise NotEnoughMemory(bytes_needed, (told,))
+        shortage = f"{kernels.device}: {free / 2**30:.2f} GiB free, {(bytes_needed - free) / 2**30:.2f} missing"
+        raise NotEnoughMemory(bytes_needed, (shortage,))

@@ -1,4 +1,4 @@
-"""The reference: every operation in float64, written as its definition reads. Slow, and what all others are held to."""
+"""Reference kernels: every operation in float64 by its definition. Slow; all others are checked against them."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from workers.kernels.base import KernelBackend
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 QUIET = np.errstate(all="ignore")
-"""Infinities and NaN are answers here, not accidents."""
+"""Infinities and NaN are valid results here, not errors."""
 
 
 class Kernels(KernelBackend):
-    """On tensors in the CPU's memory; also in float64, in which nothing is rounded on the way out."""
+    """Kernels for tensors in the CPU's memory; also in float64, where results are not rounded."""
 
     name = "numpy"
     dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -85,10 +85,10 @@ class Kernels(KernelBackend):
         rows = slice(position, position + length)
         cos, sin = _wide(cos_SP)[rows], _wide(sin_SP)[rows]
         first, second = _pairs(count, pairs)
-        turned = x.copy()
-        turned[..., first] = x[..., first] * cos - x[..., second] * sin
-        turned[..., second] = x[..., second] * cos + x[..., first] * sin
-        _fill(out_BTD, turned)
+        rotated = x.copy()
+        rotated[..., first] = x[..., first] * cos - x[..., second] * sin
+        rotated[..., second] = x[..., second] * cos + x[..., first] * sin
+        _fill(out_BTD, rotated)
 
     @QUIET
     def _scores(self, q_BHTD: Tensor, k_BGSD: Tensor, out_BHTS: Tensor, scale: float) -> None:
@@ -108,12 +108,12 @@ class Kernels(KernelBackend):
     ) -> None:
         scores = _masked(_scores(q_BHTD, k_BGSD) * scale, mask_BHTS, causal)
         values = np.repeat(_wide(v_BGSE), q_BHTD.shape[1] // v_BGSE.shape[1], 1)
-        most = scores.max(-1, keepdims=True, initial=-np.inf)
-        shares = np.exp(scores - np.where(np.isneginf(most), 0.0, most))
+        largest = scores.max(-1, keepdims=True, initial=-np.inf)
+        shares = np.exp(scores - np.where(np.isneginf(largest), 0.0, largest))
         total = shares.sum(-1, keepdims=True)
         _fill(out_BHTE, np.where(total == 0, 0.0, shares / total) @ values)
         if lse_BHT is not None:
-            _fill(lse_BHT, (np.log(total) + np.where(np.isneginf(most), 0.0, most))[..., 0])
+            _fill(lse_BHT, (np.log(total) + np.where(np.isneginf(largest), 0.0, largest))[..., 0])
 
 
 def _wide(tensor: Tensor) -> Array:
@@ -129,21 +129,23 @@ def _silu(x: Array) -> Array:
 
 
 def _pairs(count: int, adjacent: bool) -> tuple[slice, slice]:
-    """Which values rotate with which."""
+    """Return slices of the first and the second values of the pairs that rotate together."""
     if adjacent:
         return slice(0, 2 * count, 2), slice(1, 2 * count, 2)
     return slice(0, count), slice(count, 2 * count)
 
 
 def _scores(q_BHTD: Tensor, k_BGSD: Tensor) -> Array:
-    kept = np.repeat(_wide(k_BGSD), q_BHTD.shape[1] // k_BGSD.shape[1], 1)
-    return _wide(q_BHTD) @ kept.swapaxes(-1, -2)
+    keys = np.repeat(_wide(k_BGSD), q_BHTD.shape[1] // k_BGSD.shape[1], 1)
+    return _wide(q_BHTD) @ keys.swapaxes(-1, -2)
 
 
 def _masked(scores: Array, mask: Tensor | None, causal: bool) -> Array:
     if mask is not None:
         scores = np.where(mask.numpy(), scores, -np.inf) if mask.dtype == torch.bool else scores + _wide(mask)
     if causal:
-        asked, kept = scores.shape[-2:]
-        scores = np.where(np.tril(np.ones((asked, kept), dtype=bool), kept - asked), scores, -np.inf)
+        query_tokens, key_tokens = scores.shape[-2:]
+        scores = np.where(
+            np.tril(np.ones((query_tokens, key_tokens), dtype=bool), key_tokens - query_tokens), scores, -np.inf
+        )
     return scores

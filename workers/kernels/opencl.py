@@ -1,7 +1,7 @@
 """Kernels in OpenCL C, for any device with a driver: sources/opencl_*.cl.
 
-Two forms of each: "items", a row per work-item, for CPUs; "groups", a work-group per row and tiles of matrices in local
-memory, for GPUs. Sums are kept in float32 in at least sixteen parts. Gradients are torch's formulas.
+Each has two forms: "items", with a row per work-item, for CPUs; "groups", with a work-group per row and matrix tiles in
+local memory, for GPUs. Sums are accumulated in float32 in at least sixteen parts. Gradients use formulas in torch.
 """
 
 from functools import cached_property
@@ -23,8 +23,9 @@ MASKS = {torch.bool: 1, torch.float32: 2}
 
 
 class Kernels(KernelBackend):
-    """`on`: words of the name of an OpenCL device, "" for the first, GPUs before CPUs. `form`: "items" or "groups", ""
-    for that of the device. torch's tensors are in the CPU's memory; `to_device` keeps an array on the device.
+    """Kernels in OpenCL C. `on`: part of the name of an OpenCL device ("": the first, GPUs before CPUs). `form`:
+    "items" or "groups" ("": by device). torch's tensors are in the CPU's memory; `to_device` puts an array on the
+    device.
     """
 
     name = "opencl"
@@ -39,17 +40,17 @@ class Kernels(KernelBackend):
         return driving.unavailable_reason()
 
     def device_info(self) -> dict[str, Any]:
-        """`form` is how rows are shared out; `largest_array_bytes` the driver's limit for one."""
-        on = self.driver.device
+        """Describe the device. `form`: how rows are distributed; `largest_array_bytes`: the driver's limit."""
+        device = self.driver.device
         return {
             "device": "cpu",
-            "device_name": on.name.strip(),
-            "driver": on.platform.name.strip(),
-            "version": on.driver_version.strip(),
-            "compiler": on.opencl_c_version.strip(),
+            "device_name": device.name.strip(),
+            "driver": device.platform.name.strip(),
+            "version": device.driver_version.strip(),
+            "compiler": device.opencl_c_version.strip(),
             "form": self.driver.form,
-            "compute_units": int(on.max_compute_units),
-            "memory_bytes": int(on.global_mem_size),
+            "compute_units": int(device.max_compute_units),
+            "memory_bytes": int(device.global_mem_size),
             "largest_array_bytes": self.driver.largest_bytes,
         }
 
@@ -61,7 +62,7 @@ class Kernels(KernelBackend):
         self.driver.forget()
 
     def free_bytes(self) -> int | None:
-        """OpenCL itself does not tell how much memory of a GPU is free."""
+        """Free memory of a CPU device; None for a GPU, since OpenCL does not report it."""
         return super().free_bytes() if self.driver.on_cpu else None
 
     # Memory
@@ -77,15 +78,15 @@ class Kernels(KernelBackend):
         one = operand("value", value)
         if one.buffer is None:
             return one.tensor.cpu()
-        found = torch.empty(one.tensor.shape, dtype=one.tensor.dtype)
-        if found.numel():
+        host = torch.empty(one.tensor.shape, dtype=one.tensor.dtype)
+        if host.numel():
             self.driver.require_own_process()
-            self._asked(lambda driver: driver.cl.enqueue_copy(driver.queue, as_bytes(found), one.buffer))
-        return found
+            self._asked(lambda driver: driver.cl.enqueue_copy(driver.queue, as_bytes(host), one.buffer))
+        return host
 
     def _imported(self, tensor: Tensor, written: bool = False) -> Array:
-        found: Array = self._asked(imported, tensor, written)
-        return found
+        array: Array = self._asked(imported, tensor, written)
+        return array
 
     def _exported(self, array: Array, tensor: Tensor) -> None:
         bring(self.driver, array, tensor)
@@ -96,19 +97,19 @@ class Kernels(KernelBackend):
     def _empty(self, shape: torch.Size, dtype: torch.dtype) -> Resident:
         return Resident(self, shape, dtype, self._asked(empty, shape.numel() * dtype.itemsize))
 
-    def _asked(self, what: Any, *arguments: Any) -> Any:
+    def _asked(self, function: Any, *arguments: Any) -> Any:
         try:
-            return what(self.driver, *arguments)
+            return function(self.driver, *arguments)
         except PolyfleetError:
             raise
         except Exception as e:
             raise self._failure(e) from e
 
     def _failure(self, error: Exception) -> PolyfleetError:
-        told = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         if isinstance(error, (MemoryError, self.driver.cl.MemoryError)):
-            return KernelsFailed(self.name, f"memory of the device ended: {told}", "call it on fewer rows at a time")
-        return KernelsFailed(self.name, told, "use kernels 'torch', and tell us the driver and what was called")
+            return KernelsFailed(self.name, f"the device is out of memory: {reason}", "call it on fewer rows at a time")
+        return KernelsFailed(self.name, reason, "use kernels 'torch', and report the driver and the call to us")
 
     # Launches
 
@@ -125,7 +126,7 @@ class Kernels(KernelBackend):
 
     @cached_property
     def _local(self) -> int:
-        """Work-items of the group that has a row."""
+        """Number of work-items in the group of a row."""
         return 1 if self.driver.form == "items" else self.driver.group
 
     # Rows
@@ -134,17 +135,17 @@ class Kernels(KernelBackend):
         self, x_RC: Array, weight_C: Array | None, out_RC: Array, eps: float, offset: float, round_before_weight: bool
     ) -> None:
         rows, columns = x_RC.shape
-        given = real(eps), real(offset), flag(weight_C is not None), flag(round_before_weight)
-        self._rows("rmsnorm", rows, x_RC, weight_C, x_RC, weight_C, out_RC, long(columns), *given)
+        options = real(eps), real(offset), flag(weight_C is not None), flag(round_before_weight)
+        self._rows("rmsnorm", rows, x_RC, weight_C, x_RC, weight_C, out_RC, long(columns), *options)
 
     def _layernorm(self, x_RC: Array, weight_C: Array | None, bias_C: Array | None, out_RC: Array, eps: float) -> None:
         rows, columns = x_RC.shape
         weight_C, bias_C = self._alike(weight_C, bias_C)
-        given = real(eps), flag(weight_C is not None), flag(bias_C is not None)
-        self._rows("layernorm", rows, x_RC, weight_C or bias_C, x_RC, weight_C, bias_C, out_RC, long(columns), *given)
+        options = real(eps), flag(weight_C is not None), flag(bias_C is not None)
+        self._rows("layernorm", rows, x_RC, weight_C or bias_C, x_RC, weight_C, bias_C, out_RC, long(columns), *options)
 
     def _alike(self, weight: Array | None, bias: Array | None) -> tuple[Array | None, Array | None]:
-        """Of one dtype: programs have one for both."""
+        """Convert both to one dtype, since programs are built with one for both."""
         if weight is None or bias is None or weight.dtype == bias.dtype:
             return weight, bias
         wide = (self.to_host(Resident(self, one.shape, one.dtype, one.buffer)).float() for one in (weight, bias))
@@ -238,7 +239,7 @@ class Kernels(KernelBackend):
 
 
 def _strides(mask: Array | None) -> tuple[np.int64, ...]:
-    """0 where one serves all."""
+    """Return the mask's strides, 0 for dimensions that are broadcast."""
     if mask is None:
         return (long(0),) * 4
     steps = torch.empty(mask.shape, device="meta").stride()

@@ -1,13 +1,12 @@
-"""The operations as operators of torch, `torch.ops.polyfleet.…`: with gradients, under torch.compile, and under
-autocast.
+"""Kernels as torch operators, `torch.ops.polyfleet.…`, which support gradients, torch.compile and autocast.
 
     from workers.kernels import operators
     y = operators.rmsnorm(x, weight, kernels="triton")
 
-The functions here take tensors of torch on any device that the kernels take; `kernels` names an implementation, or
-"auto" (see kernel_choice.py). "torch" is torch's own functions, which a compiler can fuse; all else is one opaque
-operator. Gradients of gradients are refused with a UserError. Autocast takes the dtypes that it takes for torch's own
-of that name.
+The functions here accept torch tensors on any device that the kernels support; `kernels` is the name of an
+implementation, or "auto" (see kernel_choice.py). "torch" calls torch's own functions, which a compiler can fuse; any
+other is one opaque operator. Gradients of gradients raise UserError. Under autocast, the operators use the same dtypes
+as torch's functions of the same names.
 """
 
 import torch
@@ -34,12 +33,12 @@ def rmsnorm(
     if kernels == "torch" and not offset and not round_before_weight:
         return F.rms_norm(x, x.shape[-1:], weight, eps)
     if at_once(x, weight):
-        done: Tensor = kernels_of(kernels, x.device).rmsnorm(
+        output: Tensor = kernels_of(kernels, x.device).rmsnorm(
             x, weight, eps, offset=offset, round_before_weight=round_before_weight
         )
-        return done
-    answer: Tensor = OPS.rmsnorm(x, weight, eps, offset, round_before_weight, kernels)
-    return answer
+        return output
+    result: Tensor = OPS.rmsnorm(x, weight, eps, offset, round_before_weight, kernels)
+    return result
 
 
 def layernorm(
@@ -49,10 +48,10 @@ def layernorm(
     if kernels == "torch":
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
     if at_once(x, weight, bias):
-        done: Tensor = kernels_of(kernels, x.device).layernorm(x, weight, bias, eps)
-        return done
-    answer: Tensor = OPS.layernorm(x, weight, bias, eps, kernels)
-    return answer
+        output: Tensor = kernels_of(kernels, x.device).layernorm(x, weight, bias, eps)
+        return output
+    result: Tensor = OPS.layernorm(x, weight, bias, eps, kernels)
+    return result
 
 
 def softmax(x: Tensor, *, kernels: str = "auto") -> Tensor:
@@ -60,10 +59,10 @@ def softmax(x: Tensor, *, kernels: str = "auto") -> Tensor:
     if kernels == "torch":
         return x.softmax(-1)
     if at_once(x):
-        done: Tensor = kernels_of(kernels, x.device).softmax(x)
-        return done
-    answer: Tensor = OPS.softmax(x, kernels)
-    return answer
+        output: Tensor = kernels_of(kernels, x.device).softmax(x)
+        return output
+    result: Tensor = OPS.softmax(x, kernels)
+    return result
 
 
 def silu(x: Tensor, *, kernels: str = "auto") -> Tensor:
@@ -71,10 +70,10 @@ def silu(x: Tensor, *, kernels: str = "auto") -> Tensor:
     if kernels == "torch":
         return F.silu(x)
     if at_once(x):
-        done: Tensor = kernels_of(kernels, x.device).silu(x)
-        return done
-    answer: Tensor = OPS.silu(x, kernels)
-    return answer
+        output: Tensor = kernels_of(kernels, x.device).silu(x)
+        return output
+    result: Tensor = OPS.silu(x, kernels)
+    return result
 
 
 def swiglu(gate: Tensor, up: Tensor, *, kernels: str = "auto") -> Tensor:
@@ -82,10 +81,10 @@ def swiglu(gate: Tensor, up: Tensor, *, kernels: str = "auto") -> Tensor:
     if kernels == "torch":
         return F.silu(gate) * up
     if at_once(gate, up):
-        done: Tensor = kernels_of(kernels, gate.device).swiglu(gate, up)
-        return done
-    answer: Tensor = OPS.swiglu(gate, up, kernels)
-    return answer
+        output: Tensor = kernels_of(kernels, gate.device).swiglu(gate, up)
+        return output
+    result: Tensor = OPS.swiglu(gate, up, kernels)
+    return result
 
 
 def apply_rope(
@@ -97,10 +96,10 @@ def apply_rope(
             x, cos[position : position + x.shape[-2]], sin[position : position + x.shape[-2]], layout == "pairs"
         )
     if at_once(x, cos, sin):
-        done: Tensor = kernels_of(kernels, x.device).apply_rope(x, cos, sin, position=position, layout=layout)
-        return done
-    answer: Tensor = OPS.apply_rope(x, cos, sin, position, layout, kernels)
-    return answer
+        output: Tensor = kernels_of(kernels, x.device).apply_rope(x, cos, sin, position=position, layout=layout)
+        return output
+    result: Tensor = OPS.apply_rope(x, cos, sin, position, layout, kernels)
+    return result
 
 
 def matmul(a: Tensor, b: Tensor, *, kernels: str = "auto") -> Tensor:
@@ -108,10 +107,10 @@ def matmul(a: Tensor, b: Tensor, *, kernels: str = "auto") -> Tensor:
     if kernels == "torch":
         return torch.matmul(a, b)
     if at_once(a, b):
-        done: Tensor = kernels_of(kernels, a.device).matmul(a, b)
-        return done
-    answer: Tensor = OPS.matmul(a, b, kernels)
-    return answer
+        output: Tensor = kernels_of(kernels, a.device).matmul(a, b)
+        return output
+    result: Tensor = OPS.matmul(a, b, kernels)
+    return result
 
 
 def attention(
@@ -124,13 +123,14 @@ def attention(
     causal: bool = False,
     kernels: str = "auto",
 ) -> Tensor:
-    """See KernelBackend.attention: q [..., H, T, D], k and v [..., G, S, ·]; `causal` counts from the end. A mask
-    that is added has no gradient.
+    """See KernelBackend.attention: q [..., H, T, D], k and v [..., G, S, ·]; `causal` counts from the end.
+
+    An additive mask has no gradient.
     """
     if at_once(q, k, v, mask):
-        done: Tensor = kernels_of(kernels, q.device).attention(q, k, v, scale=scale, mask=mask, causal=causal)
-        return done
-    learns = needs_gradients(q, k, v)
+        output: Tensor = kernels_of(kernels, q.device).attention(q, k, v, scale=scale, mask=mask, causal=causal)
+        return output
+    with_lse = needs_gradients(q, k, v)
     factor = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    answer: Tensor = OPS.attention(q, k, v, mask, factor, causal, learns, kernels)[0]
-    return answer
+    result: Tensor = OPS.attention(q, k, v, mask, factor, causal, with_lse, kernels)[0]
+    return result

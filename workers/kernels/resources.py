@@ -1,8 +1,8 @@
-"""What each configuration of a Triton kernel takes of a device, compiled without one, and whether it may be launched.
+"""Resources of each configuration of a Triton kernel, compiled without a device, and whether it may be launched.
 
-A configuration that spills registers, or wants more threads or shared memory than a program may have, is never
-launched: the table in parts/triton_table.py holds none, sources/resources.json proves it for the sources as they are,
-and parts/triton_launch.py looks there. Imports neither torch nor Triton: compilers run in processes of their own.
+A configuration that spills registers, or needs more threads or shared memory than a program may have, is never
+launched: parts/triton_table.py has no such one, sources/resources.json proves it for the current sources, and
+parts/triton_launch.py checks it there. Imports neither torch nor Triton: compilers run in separate processes.
 """
 
 import json
@@ -31,7 +31,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """A configuration compiled for a target. `refused`: why it may not be launched, "" when it may."""
+    """A configuration compiled for a target. `refused`: why it must not be launched, or ""."""
 
     target: str
     dtype: str
@@ -46,33 +46,32 @@ class Resources:
         return self.config.warps * table.target(self.target).lanes
 
     def to_plain(self) -> dict[str, Any]:
-        """Plain data, as the command line prints it."""
+        """Return plain data, as the command line prints it."""
         form = {"kernel": self.config.kernel, "configuration": str(self.config), "threads": self.threads}
         return {key: value for key, value in asdict(self).items() if key != "config"} | form
 
 
 def allowed(config: Config, on: Target, registers: int = 0, spills: int = 0, shared_bytes: int = 0) -> str:
-    """Why a configuration is not launched on a target, "" where it is: its numbers against the target's."""
+    """Compare a configuration's numbers with a target's limits. Return why it must not be launched, or ""."""
     threads = config.warps * on.lanes
     if threads > on.threads:
-        return f"{threads} threads, {on.name} has {on.threads} for a program"
+        return f"{threads} threads; {on.name} allows {on.threads} per program"
     if spills:
         return f"spills {spills} registers"
     if registers > on.registers:
-        return f"{registers} registers a thread, {on.name} has {on.registers}"
+        return f"{registers} registers per thread; {on.name} has {on.registers}"
     if shared_bytes > on.shared_bytes:
-        return f"{shared_bytes} bytes of shared memory, {on.name} has {on.shared_bytes} for a program"
+        return f"{shared_bytes} bytes of shared memory; {on.name} allows {on.shared_bytes} per program"
     if config.ctas > (table.MOST_IN_CLUSTER if on.clusters else 1):
-        return f"a cluster of {config.ctas}, {on.name} has {table.MOST_IN_CLUSTER if on.clusters else 'none'}"
+        return f"a cluster of {config.ctas}; {on.name} allows {table.MOST_IN_CLUSTER if on.clusters else 'none'}"
     return ""
 
 
 def report(targets: Sequence[str], progress: Progress | None = None, kernels: Collection[str] = ()) -> list[Resources]:
-    """Every configuration that the table may launch on `targets`, compiled by the Triton that is installed; of
-    `kernels` alone where some are named.
+    """Compile, with the installed Triton, every configuration that the table may launch on `targets`.
 
-    `progress(done, all)` is called after each. Raises UserError for an unknown target or kernel, KernelsUnavailable
-    without Triton.
+    `kernels` limits them to these kernels. `progress(done, total)` is called after each. Raises UserError for an
+    unknown target or kernel, KernelsUnavailable without Triton.
     """
     for name in kernels:
         if name not in table.KERNELS:
@@ -82,7 +81,7 @@ def report(targets: Sequence[str], progress: Progress | None = None, kernels: Co
 
 
 def launchable(targets: Sequence[str], triton: tuple[int, int]) -> list[Resources]:
-    """What the table may launch with a version of Triton, not yet compiled."""
+    """List the configurations that the table may launch with a version of Triton, not yet compiled."""
     return [
         Resources(on.name, dtype, config)
         for on in map(_compilable, dict.fromkeys(targets))
@@ -92,36 +91,36 @@ def launchable(targets: Sequence[str], triton: tuple[int, int]) -> list[Resource
 
 
 def measured(jobs: Sequence[Resources], progress: Progress | None = None) -> list[Resources]:
-    """The same with their numbers. What was compiled of the same source before, by the same Triton, is not again."""
-    release, known = installed(), _remembered()
+    """Compile configurations and add their numbers, reusing results for the same source and Triton."""
+    release, stored = installed(), _remembered()
     keys = {job: key_of(job, release) for job in jobs}
-    found = {job: known[key] for job, key in keys.items() if key in known}
-    tell = progress or (lambda done, of: None)
-    tell(len(found), len(keys))
-    lacking = [job for job in keys if job not in found]
-    for number, told in compiled([{"target": j.target, "dtype": j.dtype, **asdict(j.config)} for j in lacking]):
+    numbers = {job: stored[key] for job, key in keys.items() if key in stored}
+    report_progress = progress or (lambda done, of: None)
+    report_progress(len(numbers), len(keys))
+    lacking = [job for job in keys if job not in numbers]
+    for number, reply in compiled([{"target": j.target, "dtype": j.dtype, **asdict(j.config)} for j in lacking]):
         job = lacking[number]
-        found[job] = told
-        _remember(keys[job], told)
-        tell(len(found), len(keys))
-    return [judged(job, found[job]) for job in jobs]
+        numbers[job] = reply
+        _remember(keys[job], reply)
+        report_progress(len(numbers), len(keys))
+    return [judged(job, numbers[job]) for job in jobs]
 
 
 def spilling(rows: Iterable[Resources]) -> list[Resources]:
-    """Those that may not be launched: they spill, exceed a limit, or do not compile."""
+    """Return those that must not be launched: they spill, exceed a limit, or do not compile."""
     return [row for row in rows if row.refused]
 
 
-def judged(row: Resources, told: dict[str, Any]) -> Resources:
-    if "error" in told:
-        return replace(row, refused=f"does not compile: {told['error']}")
-    registers, spills, shared = (int(told[name]) for name in NUMBERS)
+def judged(row: Resources, reply: dict[str, Any]) -> Resources:
+    if "error" in reply:
+        return replace(row, refused=f"does not compile: {reply['error']}")
+    registers, spills, shared = (int(reply[name]) for name in NUMBERS)
     refused = allowed(row.config, table.target(row.target), registers, spills, shared)
     return replace(row, registers=registers, spills=spills, shared_bytes=shared, refused=refused)
 
 
 def installed() -> str:
-    """The release of Triton. Raises KernelsUnavailable without one."""
+    """Return the version of Triton. Raises KernelsUnavailable if it is not installed."""
     try:
         return version("triton")
     except PackageNotFoundError:
@@ -129,7 +128,7 @@ def installed() -> str:
 
 
 def source_hash(module: str) -> str:
-    """Of the text that is compiled: of one file of sources/."""
+    """Hash the file in sources/ that is compiled."""
     return sha256((SOURCES / f"{module}.py").read_bytes()).hexdigest()[:16]
 
 
@@ -143,7 +142,7 @@ def source_hashes() -> dict[str, str]:
 
 
 def key_of(row: Resources, release: str) -> str:
-    """Also which programs are compiled for it, which the table decides."""
+    """Key of a cached result: everything it depends on, including the programs that the table selects."""
     on = table.target(row.target)
     programs = sha256(repr(triton_compile.variants(row.config, row.dtype, on)).encode()).hexdigest()[:8]
     made_by = f"{release} {source_hash(row.config.module)} {_compiler_hash()} {programs}"
@@ -158,11 +157,11 @@ def major_minor(release: str) -> tuple[int, int]:
 def _compilable(name: str) -> Target:
     on = table.target(name)
     if on.vendor == "intel":
-        raise UserError(f"registers of target {name!r} are known to its driver alone", "give one of NVIDIA or AMD")
+        raise UserError(f"only the driver knows the registers of target {name!r}", "name a target of NVIDIA or AMD")
     return on
 
 
-# What was compiled before: lines in POLYFLEET_HOME
+# Cache of earlier results: lines in POLYFLEET_HOME
 
 
 def _cache() -> Path:
@@ -170,8 +169,8 @@ def _cache() -> Path:
 
 
 def _remembered() -> dict[str, dict[str, Any]]:
-    """A line that was cut short is passed over, and what cannot be read counts for nothing."""
-    found: dict[str, dict[str, Any]] = {}
+    """Read the cached results. Truncated lines are skipped; an unreadable file counts as empty."""
+    stored: dict[str, dict[str, Any]] = {}
     try:
         lines = _cache().read_text(errors="replace").splitlines()
     except OSError:
@@ -179,20 +178,20 @@ def _remembered() -> dict[str, dict[str, Any]]:
     for line in lines:
         try:
             value = json.loads(line)
-            found[value["key"]] = {name: int(value[name]) for name in NUMBERS}
+            stored[value["key"]] = {name: int(value[name]) for name in NUMBERS}
         except (ValueError, TypeError, KeyError):
             continue
-    return found
+    return stored
 
 
-def _remember(key: str, told: dict[str, Any]) -> None:
-    """A full disk costs the line, not the report."""
-    if "error" in told:
+def _remember(key: str, reply: dict[str, Any]) -> None:
+    """Cache a result. A full disk loses the line but not the report."""
+    if "error" in reply:
         return
     try:
         private_dir(_cache().parent)
         with _cache().open("a") as file:
-            file.write(json.dumps({"key": key, **told}) + "\n")
+            file.write(json.dumps({"key": key, **reply}) + "\n")
     except (OSError, UserError):
         return
 

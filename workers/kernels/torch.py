@@ -1,7 +1,7 @@
-"""torch's own operations, on any device that it has: what other implementations are measured against.
+"""torch's own operations, on any of its devices: the baseline for measuring other implementations.
 
-Where torch rounds between two operations that are one here (the weight of an RMS norm, the gate of SwiGLU), so does
-this: it is what a model computes without us. Attention has a kernel of its own choice, or one that `attention` names.
+Where torch rounds between two operations that are one here (the weight of an RMS norm, the gate of SwiGLU), this rounds
+too, as a model without our kernels does. torch chooses the kernel for attention, unless `attention` names one.
 """
 
 import platform
@@ -28,7 +28,7 @@ SDPA = {
 
 
 class Kernels(KernelBackend):
-    """`attention`: the kernel of scaled_dot_product_attention, "" for torch's choice."""
+    """Kernels of torch. `attention`: kernel of scaled_dot_product_attention ("": torch's choice)."""
 
     name = "torch"
     dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -60,13 +60,13 @@ class Kernels(KernelBackend):
                 module.synchronize()
 
     def _device(self, device: Any) -> torch.device:
-        """With its number: `cuda` is the device that is chosen now."""
-        wanted = as_device("cpu" if device is None else device)
+        """Return the device with its index: `cuda` is torch's current device."""
+        target = as_device("cpu" if device is None else device)
         try:
-            return torch.empty(0, device=wanted).device
+            return torch.empty(0, device=target).device
         except (RuntimeError, AssertionError) as e:
-            told = str(e).splitlines()[0]
-            raise UserError(f"torch cannot compute on {wanted}: {told}", "name a device that this torch has") from e
+            reason = str(e).splitlines()[0]
+            raise UserError(f"torch cannot compute on {target}: {reason}", "name a device that this torch has") from e
 
     def _failure(self, error: Exception) -> PolyfleetError:
         if isinstance(error, torch.OutOfMemoryError):
@@ -104,8 +104,8 @@ class Kernels(KernelBackend):
     def _layernorm(
         self, x_RC: Tensor, weight_C: Tensor | None, bias_C: Tensor | None, out_RC: Tensor, eps: float
     ) -> Tensor:
-        given = [one for one in (weight_C, bias_C) if one is not None]
-        if all(one.dtype == x_RC.dtype for one in given):
+        present = [one for one in (weight_C, bias_C) if one is not None]
+        if all(one.dtype == x_RC.dtype for one in present):
             return F.layer_norm(x_RC, x_RC.shape[1:], weight_C, bias_C, eps)
         vectors = [None if one is None else formulas.wide(one) for one in (weight_C, bias_C)]
         return F.layer_norm(formulas.wide(x_RC), x_RC.shape[1:], vectors[0], vectors[1], eps).to(x_RC.dtype)
@@ -127,10 +127,10 @@ class Kernels(KernelBackend):
 
     def _scores(self, q_BHTD: Tensor, k_BGSD: Tensor, out_BHTS: Tensor, scale: float) -> None:
         batch, groups, many, width = k_BGSD.shape
-        asked = q_BHTD.reshape(batch * groups, -1, width)
-        kept = k_BGSD.reshape(batch * groups, many, width)
-        answer = out_BHTS.view(batch * groups, -1, many)
-        torch.baddbmm(answer, asked, kept.mT, beta=0, alpha=scale, out=answer)
+        queries = q_BHTD.reshape(batch * groups, -1, width)
+        keys = k_BGSD.reshape(batch * groups, many, width)
+        scores = out_BHTS.view(batch * groups, -1, many)
+        torch.baddbmm(scores, queries, keys.mT, beta=0, alpha=scale, out=scores)
 
     def _attention(
         self,
@@ -146,11 +146,11 @@ class Kernels(KernelBackend):
         if lse_BHT is not None:
             _with_sums(q_BHTD, k_BGSD, v_BGSE, mask_BHTS, out_BHTE, lse_BHT, scale, causal)
             return None
-        asked, kept = q_BHTD.shape[2], k_BGSD.shape[2]
-        square = causal and mask_BHTS is None and asked == kept
-        mask = None if square else _seen(mask_BHTS, asked, kept, causal, q_BHTD)
+        query_tokens, key_tokens = q_BHTD.shape[2], k_BGSD.shape[2]
+        square = causal and mask_BHTS is None and query_tokens == key_tokens
+        mask = None if square else _seen(mask_BHTS, query_tokens, key_tokens, causal, q_BHTD)
         with self._kernel():
-            found = F.scaled_dot_product_attention(
+            output = F.scaled_dot_product_attention(
                 q_BHTD,
                 k_BGSD,
                 v_BGSE,
@@ -159,22 +159,22 @@ class Kernels(KernelBackend):
                 is_causal=square,
                 enable_gqa=q_BHTD.shape[1] != k_BGSD.shape[1],
             )
-        if mask is not None:  # torch is not agreed with itself on a row that sees nothing
+        if mask is not None:  # torch's kernels differ for a row without any visible token
             blind = ~mask if mask.dtype == torch.bool else mask == -torch.inf
-            found = found.masked_fill(blind.all(-1, keepdim=True), 0.0)
-        return found
+            output = output.masked_fill(blind.all(-1, keepdim=True), 0.0)
+        return output
 
     def _kernel(self) -> AbstractContextManager[Any]:
         return sdpa_kernel([SDPA[self.attention_kernel]]) if self.attention_kernel else nullcontext()
 
 
-def _seen(mask: Tensor | None, asked: int, kept: int, causal: bool, like: Tensor) -> Tensor | None:
-    """One mask for torch: bool, or added in the dtype of q."""
+def _seen(mask: Tensor | None, query_tokens: int, key_tokens: int, causal: bool, like: Tensor) -> Tensor | None:
+    """Combine the mask and causality to one mask for torch: bool, or additive in the dtype of q."""
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(like.dtype)
     if not causal:
         return mask
-    corner = torch.ones(asked, kept, dtype=torch.bool, device=like.device).tril(kept - asked)
+    corner = torch.ones(query_tokens, key_tokens, dtype=torch.bool, device=like.device).tril(key_tokens - query_tokens)
     if mask is None:
         return corner
     return mask & corner if mask.dtype == torch.bool else mask.masked_fill(~corner, -torch.inf)
@@ -183,7 +183,7 @@ def _seen(mask: Tensor | None, asked: int, kept: int, causal: bool, like: Tensor
 def _with_sums(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, out: Tensor, lse: Tensor, scale: float, causal: bool
 ) -> None:
-    """With the logarithm of the sums, which torch's function keeps to itself: a group of heads at a time."""
+    """Compute attention and the logarithm of the sums, which torch's function hides, one group of heads at a time."""
     groups = k.shape[1]
     per = q.shape[1] // groups
     for group in range(groups):

@@ -1,8 +1,8 @@
 """Kernels in Triton: one source for GPUs of NVIDIA, AMD and Intel, in sources/triton_*.py.
 
-With TRITON_INTERPRET=1 they are stepped through on the CPU instead, to test them: right, and slow. What is launched is
-decided by parts/triton_table.py, and refused if it was not compiled ahead of time without spills. Double precision is
-not computed.
+With TRITON_INTERPRET=1 they are interpreted on the CPU, for tests: correct but slow. parts/triton_table.py chooses the
+configuration, which is launched only if it was compiled ahead of time without register spills. Double precision is not
+supported.
 """
 
 from functools import lru_cache
@@ -21,11 +21,11 @@ from workers.kernels.parts.triton_gradients import TritonGradients, mask_given
 from workers.kernels.parts.triton_table import Config
 
 MOST_PROGRAMS = (1 << 31) - 1
-"""Of the first dimension of a grid (CUDA C++ Programming Guide, "Technical Specifications"); HIP has the same."""
+"""Limit of a grid's first dimension (CUDA C++ Programming Guide, "Technical Specifications"); same for HIP."""
 
 
 class Kernels(TritonGradients, KernelBackend):
-    """`target`: whose lines of the table are taken, None for those of the device (interpreted: sm_90)."""
+    """Kernels in Triton. `target`: which lines of the table are used (None: the device's; interpreted: sm_90)."""
 
     name = "triton"
 
@@ -34,7 +34,7 @@ class Kernels(TritonGradients, KernelBackend):
         own = table.TARGETS["sm_90"] if self.device.type == "cpu" else launching.target_of(self.device)
         self.target = own if target is None else table.target(target)
         self.interpreted = self.device.type == "cpu"
-        self.flushes_subnormals = self.interpreted  # its conversion to bfloat16 garbles them
+        self.flushes_subnormals = self.interpreted  # the interpreter's conversion to bfloat16 corrupts them
         self.launch = launching.Launcher(self.device, self.target)
         self.version = launching.installed() or (0, 0)
         self._forms = lru_cache(None)(table.rows)
@@ -68,13 +68,13 @@ class Kernels(TritonGradients, KernelBackend):
         return launching.device_here(None if device is None else as_device(device))
 
     def _failure(self, error: Exception) -> PolyfleetError:
-        told = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         if isinstance(error, torch.OutOfMemoryError):
-            return KernelsFailed(self.name, told, "call it on fewer rows at a time")
-        return KernelsFailed(self.name, told, "use kernels 'torch', and tell us what was called on which device")
+            return KernelsFailed(self.name, reason, "call it on fewer rows at a time")
+        return KernelsFailed(self.name, reason, "use kernels 'torch', and report the call and the device to us")
 
     def rows(self, operation: str, columns: int) -> Config:
-        """The form for rows of a width."""
+        """Return the configuration for rows of `columns` values."""
         return self._forms(operation, columns, self.target, self.version)
 
     def _rmsnorm(
@@ -140,14 +140,22 @@ class Kernels(TritonGradients, KernelBackend):
         self._product(q_BHTD, k_BGSD, out_BHTS.flatten(0, 1), q_BHTD.shape[3], heads // groups, scale, False, True)
 
     def _product(
-        self, a: Tensor, b: Tensor, out: Tensor, depth: int, share: int, scale: float, turned_a: bool, turned_b: bool
+        self,
+        a: Tensor,
+        b: Tensor,
+        out: Tensor,
+        depth: int,
+        share: int,
+        scale: float,
+        a_transposed: bool,
+        b_transposed: bool,
     ) -> None:
         batch, rows, columns = out.shape
         config = table.matmul(rows, columns, depth, a.element_size(), self.target)
         programs = batch * -(-rows // config.blocks[0]) * -(-columns // config.blocks[1])
         self.launch(
             config, a.dtype, (_launched(programs),), a, b, out, rows, columns, depth, share, scale,
-            A_TRANSPOSED=turned_a, B_TRANSPOSED=turned_b, IN_FLOAT32=self.interpreted,
+            A_TRANSPOSED=a_transposed, B_TRANSPOSED=b_transposed, IN_FLOAT32=self.interpreted,
         )  # fmt: skip
 
     def _matmul_vec(self, a_BMK: Tensor, x_BK: Tensor, out_BM: Tensor) -> None:
@@ -176,12 +184,12 @@ class Kernels(TritonGradients, KernelBackend):
         batch, heads, length, width = q_BHTD.shape
         groups, many, values = v_BGSE.shape[1:]
         config = table.attention("attention", width, values, q_BHTD.element_size(), self.target, mask_BHTS is not None)
-        mask, strides, how = mask_given(mask_BHTS, q_BHTD)
+        mask, strides, mask_kind = mask_given(mask_BHTS, q_BHTD)
         programs = _launched(batch * heads * _blocks(length, config.blocks[0]))
         self.launch(
             config, q_BHTD.dtype, (programs,), q_BHTD, k_BGSD, v_BGSE, mask, out_BHTE,
             out_BHTE if lse_BHT is None else lse_BHT, length, many, heads, heads // groups, scale, *strides,
-            D=width, E=values, CAUSAL=causal, MASK=how, HAS_LSE=lse_BHT is not None, IN_FLOAT32=self.interpreted,
+            D=width, E=values, CAUSAL=causal, MASK=mask_kind, HAS_LSE=lse_BHT is not None, IN_FLOAT32=self.interpreted,
         )  # fmt: skip
 
 
@@ -197,7 +205,7 @@ def _launched(programs: int) -> int:
     if programs > MOST_PROGRAMS:
         raise KernelsFailed(
             "triton",
-            f"{programs} programs, of which a grid has at most {MOST_PROGRAMS}",
+            f"{programs} programs; a grid can have at most {MOST_PROGRAMS}",
             "call it on fewer rows at a time",
         )
     return programs

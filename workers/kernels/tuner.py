@@ -1,9 +1,8 @@
-"""Which implementation was measured to be the fastest right one: lines of JSON in
-POLYFLEET_HOME/measured/kernels.jsonl.
+"""Store and read measurements of kernels: lines of JSON in POLYFLEET_HOME/measured/kernels.jsonl.
 
-A measurement counts for the kind of device, operation, dtype and class of shapes it was taken for, eager or inside
-torch.compile, and for the software it was taken with. `polyfleet kernels tune` takes them; nothing is measured when an
-operation is called, so that every run takes the same kernels until the next tuning.
+A measurement is valid for one kind of device, operation, dtype and class of shapes, eager or inside torch.compile, and
+for the software that was measured. `polyfleet kernels tune` measures; a call of an operation never does, so that every
+run uses the same kernels until the next tuning.
 """
 
 import hashlib
@@ -19,15 +18,15 @@ from workers import measurement_files
 
 NAME = "kernels"
 BASE = "torch"
-"""What all are measured against, and what is taken where nothing was measured."""
+"""Baseline of all measurements, also used where nothing was measured."""
 REFERENCE = "numpy"
-"""What all are checked against. It is measured only where it is named: it is never the fastest."""
+"""Reference for correctness. It is measured only if it is named, because it is never the fastest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """`dtype` as torch names it without "torch."; `gradient`: the backward is meant; `compiled`: inside
-    torch.compile.
+    """What a measurement is valid for. `dtype` is torch's name without "torch."; `gradient`: the backward;
+    `compiled`: inside torch.compile.
     """
 
     kind: str
@@ -40,7 +39,7 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """`speedup` is torch's time over that of `kernels`, with its interval of 95 %; `right`: its results were."""
+    """One measurement. `speedup`: torch's time divided by that of `kernels`, with a 95 % interval; `right`: correct."""
 
     situation: Situation
     kernels: str
@@ -56,46 +55,48 @@ class Measured:
 
 
 def remember(one: Measured) -> bool:
-    """False where it could not be written."""
+    """Store a measurement. Return False if it could not be written."""
     return measurement_files.add(NAME, one.to_plain())
 
 
 def recorded() -> list[Measured]:
-    """Oldest first. What is no measurement is passed over."""
-    found = []
+    """Read all measurements, oldest first. Other lines are skipped."""
+    measurements = []
     for line in measurement_files.lines(NAME):
         try:
             situation = Situation(*(_typed(line[n], t) for n, t in _SITUATION))
             rest = {n: _typed(line[n], t) for n, t in _REST}
         except (KeyError, TypeError):
             continue
-        found.append(Measured(situation, **rest))
-    return found
+        measurements.append(Measured(situation, **rest))
+    return measurements
 
 
 def choices(kind: str, software: dict[str, str]) -> dict[Situation, str]:
-    """The fastest right implementation in each situation: of those in `software` (name -> what it is made of here), the
-    last measurement each; one that is not faster than torch beyond noise is not chosen.
+    """Return the fastest correct implementation in each situation, by the last measurement of each implementation.
+
+    Only those in `software` (name -> hash of the installed software) are considered, and only if they are faster than
+    torch beyond noise.
     """
     last = {(one.situation, one.kernels): one for one in recorded() if one.situation.kind == kind}
-    found: dict[Situation, Measured] = {}
+    best: dict[Situation, Measured] = {}
     for (situation, name), one in last.items():
         counts = software.get(name) == one.software and one.right and one.low > 1
-        if counts and (situation not in found or one.speedup > found[situation].speedup):
-            found[situation] = one
-    return {situation: one.kernels for situation, one in found.items()}
+        if counts and (situation not in best or one.speedup > best[situation].speedup):
+            best[situation] = one
+    return {situation: one.kernels for situation, one in best.items()}
 
 
 def software_of(kernels: Any) -> str:
-    """One word for what an implementation is made of: torch, its driver and compiler, and our own source."""
+    """Hash of the software of an implementation: torch, driver, compiler and our own source."""
     info = kernels.device_info()
-    told = [str(torch.__version__), *(str(info.get(key, "")) for key in ("driver", "version", "compiler"))]
-    return hashlib.sha256("\0".join([*told, _source(type(kernels).__module__)]).encode()).hexdigest()[:16]
+    parts = [str(torch.__version__), *(str(info.get(key, "")) for key in ("driver", "version", "compiler"))]
+    return hashlib.sha256("\0".join([*parts, _source(type(kernels).__module__)]).encode()).hexdigest()[:16]
 
 
 @cache
 def _source(module: str) -> str:
-    """Of our own implementations the whole package: they share parts. Of another distribution's the module's file."""
+    """Hash the source: this entire package for our implementations, which share parts, else the module's file."""
     folder = Path(__file__).parent
     if module.startswith("workers.kernels."):
         files: Iterable[Path] = sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix != ".pyc")
@@ -120,10 +121,10 @@ _REST: tuple[tuple[str, type], ...] = (
 )
 
 
-def _typed(value: Any, wanted: type) -> Any:
-    """Raises TypeError for a value of another type; a whole number is a number too."""
-    if isinstance(value, bool) != (wanted is bool) or not isinstance(
-        value, (int, float) if wanted is float else wanted
+def _typed(value: Any, expected_type: type) -> Any:
+    """Return a value of the expected type; an int is also accepted as a float. Raises TypeError for another type."""
+    if isinstance(value, bool) != (expected_type is bool) or not isinstance(
+        value, (int, float) if expected_type is float else expected_type
     ):
         raise TypeError(value)
-    return float(value) if isinstance(value, int) and wanted is float else value
+    return float(value) if isinstance(value, int) and expected_type is float else value

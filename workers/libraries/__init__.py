@@ -1,1 +1,1 @@
-"""Execution libraries below a device: what torch computes with, how to switch it, and the proof that it took effect."""
+"""Execution libraries that torch computes with: their switches, and checks that a switch took effect."""

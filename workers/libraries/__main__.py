@@ -1,4 +1,4 @@
-"""`python -m workers.libraries [--json]`: every library, whether it is here, and how it is switched."""
+"""`python -m workers.libraries [--json]`: list all libraries, whether each is available, and how to switch it."""
 
 import json
 import os
@@ -11,8 +11,10 @@ from workers.libraries.registry import LIBRARIES
 
 
 def rows() -> list[dict[str, Any]]:
-    """name, display_name, requires_gpu, devices, required_libraries, available, reason, version, flags, enabled (None
-    without a switch), switch (`in process`, `fresh process`, `launcher` or ``).
+    """Return one dict per library.
+
+    Keys: name, display_name, requires_gpu, devices, required_libraries, available, reason, version, flags, enabled
+    (None without a switch), switch (`in process`, `fresh process`, `launcher` or ``), provable.
     """
     return [_row(library) for library in LIBRARIES.values()]
 
@@ -42,14 +44,14 @@ def how(library: Library) -> str:
 
 
 def main() -> None:
-    found = rows()
+    listed = rows()
     if "--json" in sys.argv:
-        os.write(1, json.dumps(found).encode())
+        os.write(1, json.dumps(listed).encode())
         return
-    for row in found:
+    for row in listed:
         mark = "yes" if row["available"] else "no"
-        told = row["reason"] or " ".join(filter(None, (row["version"], row["switch"] and f"({row['switch']})")))
-        sys.stdout.write(f"{mark:4}{row['name']:12}{row['display_name']:36}{told}\n")
+        details = row["reason"] or " ".join(filter(None, (row["version"], row["switch"] and f"({row['switch']})")))
+        sys.stdout.write(f"{mark:4}{row['name']:12}{row['display_name']:36}{details}\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Why a library cannot be used in this process, "" when it can, and of which version it is."""
+"""Availability of libraries: a function returns the reason why one cannot be used in this process, "" if it can."""
 
 import importlib
 import sys
@@ -34,37 +34,37 @@ def cusparselt() -> str:
 
 
 def built(name: str) -> str:
-    """For mkl, mkldnn, openmp, nnpack: torch.backends.<name>.is_available()."""
-    here = importlib.import_module(f"torch.backends.{name}").is_available()
-    return "" if here else f"torch {torch().__version__} is built without it, or this CPU cannot run it"
+    """Check mkl, mkldnn, openmp or nnpack by torch.backends.<name>.is_available()."""
+    is_available = importlib.import_module(f"torch.backends.{name}").is_available()
+    return "" if is_available else f"torch {torch().__version__} is built without it, or this CPU cannot run it"
 
 
 def triton() -> str:
     if find_spec("triton") is None:
-        return "the package triton is not in this environment"
-    here = torch().cuda.is_available() or torch().xpu.is_available()
-    return "" if here else "triton compiles for GPUs, and torch sees none"
+        return "the package triton is not installed in this environment"
+    has_gpu = torch().cuda.is_available() or torch().xpu.is_available()
+    return "" if has_gpu else "triton compiles for GPUs, but torch sees none"
 
 
 def nki() -> str:
     if find_spec("neuronxcc") is None:
-        return "the package neuronx-cc, which holds NKI, is not in this environment"
-    return "" if find_spec("neuronxcc.nki") else "this neuronx-cc holds no NKI"
+        return "the package neuronx-cc, which contains NKI, is not installed in this environment"
+    return "" if find_spec("neuronxcc.nki") else "the installed neuronx-cc does not contain NKI"
 
 
 def opt_einsum() -> str:
-    here = importlib.import_module("torch.backends.opt_einsum").is_available()
-    return "" if here else "the package opt_einsum is not in this environment"
+    is_available = importlib.import_module("torch.backends.opt_einsum").is_available()
+    return "" if is_available else "the package opt_einsum is not installed in this environment"
 
 
 def mha() -> str:
-    return "" if find_spec("torch.backends.mha") else f"torch {torch().__version__} has no switch for it"
+    return "" if find_spec("torch.backends.mha") else f"torch {torch().__version__} has no torch.backends.mha"
 
 
 def xeon() -> str:
     if not sys.platform.startswith("linux"):
-        return "the launcher is for Linux"
-    return "" if find_spec("torch.backends.xeon") else f"torch {torch().__version__} has no launcher"
+        return "the launcher runs on Linux only"
+    return "" if find_spec("torch.backends.xeon") else f"torch {torch().__version__} has no torch.backends.xeon"
 
 
 def package(name: str) -> str:

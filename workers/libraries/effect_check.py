@@ -1,5 +1,6 @@
-"""Proofs: the library's workload is run with it on or off, and what ran is looked at. The number and its proof belong
-together: a benchmark that says `oneDNN off` keeps this beside it.
+"""Check that a library's switch took effect: run a workload with the library on or off and observe what computed it.
+
+A benchmark with `oneDNN off` stores this evidence with its numbers.
 """
 
 import json
@@ -15,21 +16,22 @@ TIMEOUT_S = 180.0
 
 
 def check_effect(library: Library, on: bool) -> EffectCheck:
-    """With a switch in this process, else in a fresh one. Raises UserError where it is not here, or where there is
-    neither a way to that state nor a workload that would show it.
+    """Run the workload in this process if the library has a switch, else in a new process.
+
+    Raises UserError if the library is unavailable, cannot be set to that state, or has no workload that shows it.
     """
     library.require()
     if library.seen is None or (library.switch is None and not library.launcher and on not in library.fresh):
         raise UserError(
-            f"nothing shows {library.display_name} {_word(on)}",
+            f"no check shows whether {library.display_name} is {_word(on)}",
             f"libraries with a check here: {', '.join(checkable_libraries())}",
         )
     if library.switch is not None:
         with library.enable() if on else library.disable():
-            seen, evidence = library.seen()
+            is_on, evidence = library.seen()
     else:
-        seen, evidence = _in_a_fresh_process(library, on)
-    return EffectCheck(library.name, on, seen == on, evidence)
+        is_on, evidence = _in_a_fresh_process(library, on)
+    return EffectCheck(library.name, on, is_on == on, evidence)
 
 
 def checkable_libraries() -> list[str]:
@@ -39,9 +41,9 @@ def checkable_libraries() -> list[str]:
 
 
 def run_in_new_process(library: Library, on: bool, argv: list[str]) -> subprocess.CompletedProcess[str]:
-    """A Python command in a new process with the library on or off: its variables set, or through its launcher.
+    """Run Python with `argv` in a new process with the library on or off, by its variables or its launcher.
 
-    `argv` is what follows the interpreter. Raises UserError where there is no way to that state.
+    Raises UserError if the library cannot be set to that state.
     """
     if not library.launcher and on not in library.fresh:
         raise UserError(f"{library.display_name} cannot be switched {_word(on)}", library._otherwise(on))
@@ -49,17 +51,22 @@ def run_in_new_process(library: Library, on: bool, argv: list[str]) -> subproces
         [sys.executable, *library.launcher[1:], "--no-python", "--disable-numactl"] if library.launcher and on else []
     )
     unset = {name for state in library.fresh.values() for name in state}
-    kept = {k: v for k, v in os.environ.items() if k not in unset and not (library.launcher and k.startswith("OMP_"))}
-    given = {
-        **kept,
+    inherited = {
+        k: v for k, v in os.environ.items() if k not in unset and not (library.launcher and k.startswith("OMP_"))
+    }
+    environment = {
+        **inherited,
         **library.fresh.get(on, {}),
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *_path()]),
     }
     command = [*launcher, sys.executable, *argv]
     try:
-        return subprocess.run(command, env=given, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        raise FleetError(f"{command[-1]} gave no answer within {TIMEOUT_S:g} s", "see whether torch imports") from None
+        raise FleetError(
+            f"{command[-1]} did not finish within {TIMEOUT_S:g} s",
+            "run `python -c 'import torch'` to check that torch imports",
+        ) from None
 
 
 def _path() -> list[str]:
@@ -67,16 +74,19 @@ def _path() -> list[str]:
 
 
 def _in_a_fresh_process(library: Library, on: bool) -> tuple[bool, str]:
-    done = run_in_new_process(library, on, ["-m", "workers.libraries.workload_main", library.name])
-    answers = [line for line in done.stdout.splitlines() if line.startswith('{"seen"')]
-    if done.returncode or not answers:
-        said = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise FleetError(f"the process that was to show {library.display_name} failed: {said}", "run it by hand")
-    told = json.loads(answers[-1])
-    # MKL tells its calls on stdout by itself: one line per product, before ours.
-    if calls := [line for line in done.stdout.splitlines() if line.startswith("MKL_VERBOSE") and "GEMM" in line]:
+    process = run_in_new_process(library, on, ["-m", "workers.libraries.workload_main", library.name])
+    replies = [line for line in process.stdout.splitlines() if line.startswith('{"seen"')]
+    if process.returncode or not replies:
+        error = (process.stderr.strip().splitlines() or ["no message"])[-1]
+        raise FleetError(
+            f"the process that checks {library.display_name} failed: {error}",
+            f"run `python -m workers.libraries.workload_main {library.name}` to see the error",
+        )
+    reply = json.loads(replies[-1])
+    # MKL itself prints its calls to stdout, one line per matrix product, before the JSON line.
+    if calls := [line for line in process.stdout.splitlines() if line.startswith("MKL_VERBOSE") and "GEMM" in line]:
         return True, calls[0]
-    return told["seen"], told["evidence"]
+    return reply["seen"], reply["evidence"]
 
 
 def _word(on: bool) -> str:

@@ -1,4 +1,4 @@
-"""One execution library: what it is, whether it is here, its switch, and a proof. Importing this imports no torch."""
+"""Description of one execution library: availability, switch and effect check. Importing this imports no torch."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -10,7 +10,7 @@ from cluster.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A switch of the running process: how to read it and how to set it."""
+    """Functions that read and set a library's state in the running process."""
 
     read: Callable[[], bool]
     set: Callable[[bool], Any]
@@ -18,7 +18,7 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class EffectCheck:
-    """What was seen when the library's workload ran with it on or off: `effective` when that is what was wanted."""
+    """Outcome of a library's workload: `effective` if it ran in the state that was `wanted`, with the evidence."""
 
     library: str
     wanted: bool
@@ -28,8 +28,11 @@ class EffectCheck:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """`fresh` has the variables, by state, that a new process needs where there is no `switch`; a launcher is argv to
-    put before the command. `prove` runs a workload as things are and tells whether the library computed it.
+    """One execution library.
+
+    Without a `switch`, `fresh` has the environment variables of a new process by state, and `launcher` is the argv to
+    put before its command. `seen` runs a workload in the current state; it returns whether the library computed it, and
+    the evidence.
     """
 
     name: str
@@ -50,22 +53,25 @@ class Library:
         return not self.unavailable_reason()
 
     def require(self) -> None:
-        """Raises UserError with the reason where it is not here."""
+        """Raise UserError with the reason if the library is unavailable."""
         if reason := self.unavailable_reason():
-            raise UserError(f"{self.display_name} cannot be used here: {reason}", "`polyfleet backends --libraries`")
+            raise UserError(
+                f"{self.display_name} cannot be used here: {reason}",
+                "run `polyfleet backends --libraries` to see which libraries are available",
+            )
 
     def enable(self) -> AbstractContextManager[None]:
-        """On inside a `with`, then as it was. Raises UserError where it is not here, or has no such switch."""
+        """Switch the library on inside a `with`. Raises UserError if it is unavailable or has no switch."""
         self.require()
         return self._switched(True)
 
     def disable(self) -> AbstractContextManager[None]:
-        """Off inside a `with`, then as it was. Raises UserError where it has no such switch."""
+        """Switch the library off inside a `with`. Raises UserError if it has no switch."""
         return self._switched(False)
 
     @contextmanager
     def _switched(self, on: bool) -> Iterator[None]:
-        """torch keeps these switches per process, not per thread: whoever computes meanwhile is switched too."""
+        """Set the switch, and restore it at the end. It applies to all threads: torch has one state per process."""
         if self.switch is None:
             raise UserError(f"{self.display_name} cannot be switched in a running process", self._otherwise(on))
         before = self.switch.read()
@@ -80,4 +86,4 @@ class Library:
             return f"start the process through `{' '.join(self.launcher)}`"
         if self.fresh.get(on):
             return "start the process with " + " ".join(f"{k}={v}" for k, v in self.fresh[on].items())
-        return "it is part of this build of torch" if self.available else "it is not here"
+        return "it is part of this build of torch" if self.available else "nothing to do: it is not available here"

@@ -1,4 +1,4 @@
-"""The fourteen libraries, in the order users know them from torch.backends. Importing this imports no torch."""
+"""The fourteen libraries, in the order of torch.backends. Importing this imports no torch."""
 
 from functools import partial
 
@@ -55,9 +55,9 @@ def list_libraries() -> list[str]:
 
 
 def get_library(name: str) -> Library:
-    """By name or alias in any case. Raises UserError naming the nearest."""
-    word = str(name).lower()
-    found = ALIASES.get(word, word)
-    if found not in LIBRARIES:
-        raise UserError(f"unknown library {name!r}", nearest(word, [*LIBRARIES, *ALIASES]))
-    return LIBRARIES[found]
+    """Return a library by name or alias, in any case. Raises UserError naming the nearest."""
+    requested = str(name).lower()
+    resolved = ALIASES.get(requested, requested)
+    if resolved not in LIBRARIES:
+        raise UserError(f"unknown library {name!r}", nearest(requested, [*LIBRARIES, *ALIASES]))
+    return LIBRARIES[resolved]

@@ -1,6 +1,6 @@
-"""Switches of the running process. torch is imported when one is read or set.
+"""Switches of libraries in the running process. Reading or setting one imports torch.
 
-Only `enabled` is touched: torch.backends.mkldnn.flags() would also reset precision and determinism, and
+They change only `enabled`: torch.backends.mkldnn.flags() would also reset precision and determinism, and
 set_flags(deterministic=True) switches oneDNN off (its default for `enabled`).
 """
 
@@ -15,7 +15,7 @@ def _module(name: str) -> Any:
 
 
 def _property(name: str) -> Switch:
-    """For modules whose `enabled` is a property that asks torch itself."""
+    """Make the switch of a module whose `enabled` is a property."""
     return Switch(lambda: bool(_module(name).enabled), lambda on: setattr(_module(name), "enabled", on))
 
 

@@ -1,4 +1,4 @@
-"""What this build of torch says of itself."""
+"""Build settings of the installed torch."""
 
 import re
 from functools import cache
@@ -12,11 +12,11 @@ def configuration() -> str:
 
 
 def flags(names: tuple[str, ...]) -> list[str]:
-    """`USE_MKL=ON` for each of the names that the build settings have."""
-    return [f"{name}={found[1]}" for name in names if (found := re.search(rf"\b{name}=([^,\s]*)", configuration()))]
+    """Return `NAME=value`, such as `USE_MKL=ON`, for each of `names` in the build settings."""
+    return [f"{name}={match[1]}" for name in names if (match := re.search(rf"\b{name}=([^,\s]*)", configuration()))]
 
 
 def release(pattern: str) -> str:
-    """The first group of a pattern in the configuration, "" without."""
-    found = re.search(pattern, configuration())
-    return found[1] if found else ""
+    """Return the first group of a pattern in the build settings, "" without a match."""
+    match = re.search(pattern, configuration())
+    return match[1] if match else ""

@@ -1,6 +1,4 @@
-"""`python -m workers.libraries.workload_main NAME` runs a library's workload as this process is, and prints what
-was seen.
-"""
+"""`python -m workers.libraries.workload_main NAME`: run a library's workload in this process and print the outcome."""
 
 import json
 import sys
@@ -9,10 +7,10 @@ from workers.libraries.registry import get_library
 
 
 def main(name: str) -> None:
-    look = get_library(name).seen
-    assert look is not None
-    seen, evidence = look()
-    sys.stdout.write("\n" + json.dumps({"seen": seen, "evidence": evidence}) + "\n")
+    observe = get_library(name).seen
+    assert observe is not None
+    is_on, evidence = observe()
+    sys.stdout.write("\n" + json.dumps({"seen": is_on, "evidence": evidence}) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Workloads that show which library computed them, by the names of the operators that ran or of the threads."""
+"""Workloads that show which library computed them, by the names of operators or the number of threads."""
 
 import os
 from collections.abc import Callable
@@ -9,28 +9,28 @@ Seen = tuple[bool, str]
 
 
 def recorded_operators(work: Callable[[], Any], shapes: bool = False) -> list[Any]:
-    """Events of one run, after one that is not looked at: libraries set themselves up in the first."""
+    """Profile one run, after a warm-up run in which libraries initialize themselves. Returns the profiler's events."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
     with torch.inference_mode():
         work()
-        with profile(activities=[ProfilerActivity.CPU], record_shapes=shapes) as watched:
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=shapes) as profiler:
             work()
-    return list(watched.events())
+    return list(profiler.events())
 
 
 def which_ran(work: Callable[[], Any], yes: str, no: str) -> Seen:
-    """Whether an operator whose name has `yes` ran, else one that has `no`."""
+    """Return True and the name of an operator that contains `yes`, or False and one that contains `no`."""
     names = [event.name for event in recorded_operators(work)]
-    for wanted, answer in ((yes, True), (no, False)):
-        if found := [name for name in names if wanted in name]:
-            return answer, found[0]
-    return False, "neither was seen: " + ", ".join(sorted(set(names)))
+    for part, is_on in ((yes, True), (no, False)):
+        if matches := [name for name in names if part in name]:
+            return is_on, matches[0]
+    return False, "neither operator ran; these did: " + ", ".join(sorted(set(names)))
 
 
 def convolution() -> Seen:
-    """Large enough that torch does not keep it for its own loop, and a batch below what NNPACK takes."""
+    """Convolve a batch large enough that torch does not use its own loop, and too small for NNPACK."""
     import torch
 
     images, kernels = torch.rand(4, 32, 28, 28), torch.rand(32, 32, 3, 3)
@@ -39,7 +39,7 @@ def convolution() -> Seen:
 
 
 def nnpack() -> Seen:
-    """Torch asks NNPACK only where oneDNN is off and the batch has at least 16 images."""
+    """Convolve with oneDNN off and 17 images: torch uses NNPACK only without oneDNN and for at least 16 images."""
     import torch
 
     from workers.libraries.switches import MKLDNN
@@ -63,7 +63,7 @@ def attention_layer() -> Seen:
 
 
 def einsum() -> Seen:
-    """ij,jk,kl with a narrow l: the cheap order multiplies jk and kl first, plain torch goes from left to right."""
+    """Compute ij,jk,kl with a narrow l: opt_einsum multiplies jk and kl first, plain torch goes left to right."""
     import torch
 
     a, b, c = torch.rand(64, 64), torch.rand(64, 64), torch.rand(64, 4)
@@ -76,31 +76,33 @@ def einsum() -> Seen:
 def capability() -> Seen:
     import torch
 
-    found = torch.backends.cpu.get_cpu_capability()
-    return found not in ("DEFAULT", "NO AVX"), f"CPU capability {found}"
+    capability_name = torch.backends.cpu.get_cpu_capability()
+    return capability_name not in ("DEFAULT", "NO AVX"), f"CPU capability {capability_name}"
 
 
 def threads() -> Seen:
-    """Threads of this process after a product large enough to be shared out."""
+    """Count the threads of this process after a matrix product large enough to be parallel."""
     import torch
 
     torch.rand(512, 512) @ torch.rand(512, 512)
     torch.rand(1 << 20).exp()
-    asked, running = torch.get_num_threads(), len(list(Path("/proc/self/task").glob("*")))
-    return asked > 1, f"{asked} threads asked for, {running} in the process"
+    configured, running = torch.get_num_threads(), len(list(Path("/proc/self/task").glob("*")))
+    return configured > 1, f"{configured} threads configured, {running} in the process"
 
 
 def product() -> Seen:
-    """For a process whose MKL tells every call on stdout (MKL_VERBOSE=1): the caller looks there."""
+    """Compute a product in a process whose MKL prints every call to stdout (MKL_VERBOSE=1), where the caller looks."""
     import torch
 
     torch.rand(256, 256) @ torch.rand(256, 256)
-    return False, "no line of MKL"
+    return False, "MKL printed no line"
 
 
 def placement() -> Seen:
-    """What the launcher sets for its child: threads bound to cores, and told to OpenMP."""
+    """Read what the launcher sets for its child process: OpenMP threads, bound to cores."""
     import torch
 
-    asked, cores = os.environ.get("OMP_NUM_THREADS", ""), sorted(os.sched_getaffinity(0))
-    return bool(asked), f"OMP_NUM_THREADS={asked or 'unset'}, on cores {cores}, {torch.get_num_threads()} threads"
+    configured, cores = os.environ.get("OMP_NUM_THREADS", ""), sorted(os.sched_getaffinity(0))
+    return bool(
+        configured
+    ), f"OMP_NUM_THREADS={configured or 'unset'}, on cores {cores}, {torch.get_num_threads()} threads"

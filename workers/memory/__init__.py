@@ -1,1 +1,1 @@
-"""How much memory a model will need, before anything of it is allocated: by tracing a module, or by formulas."""
+"""Estimate how much memory a model needs before any is allocated: by tracing the module, or by formulas."""

@@ -1,4 +1,4 @@
-"""Operations as torch composes them, where a library loaded beside torch has put its own kernel in their place."""
+"""Run torch's own composite operations where another library has replaced them with its kernels."""
 
 from typing import Any
 
@@ -8,8 +8,10 @@ from torch.overrides import TorchFunctionMode
 
 
 class ComposedOps(TorchFunctionMode):
-    """IPEX 2.8 registers a `layer_norm` for the CPU that fake tensors cannot differentiate: forward would keep nothing
-    of it, with a warning only. torch's own form of it is built from one that they can.
+    """Replace `layer_norm` by torch's composite form while entered.
+
+    IPEX 2.8 registers a `layer_norm` for the CPU that fake tensors cannot differentiate: forward would save nothing for
+    backward, with only a warning. torch's own form calls `native_layer_norm`, which they can differentiate.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

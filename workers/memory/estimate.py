@@ -1,5 +1,6 @@
-"""`estimate_memory`: one question for a module, a transformer's plain numbers, or a configuration of one. No torch is
-imported unless a module is given.
+"""`estimate_memory` for a module, a transformer's dimensions, or its configuration.
+
+torch is imported only if a module is passed.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,15 +17,15 @@ EXECUTIONS = ("eager", "xla")
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes on one device. Each part is what it needs by itself; they do not all live at once.
+    """Estimated bytes on one device. The parts are not all live at the same time, so their sum exceeds the total.
 
-    total_bytes  the most that is live at one moment, which `peak` names (forward, backward, step): weights and
-                 optimizer state, and activations, or at the optimizer's step gradients, and workspace.
-    activations  in training what forward keeps for backward; in inference inputs, outputs and everything between.
-    workspace    what comes on top at that moment: gradients of activations, temporaries of the optimizer.
-    found_by     how: what was traced or which formulas, and what they leave out.
+    total_bytes  maximum that is live at one moment, which `peak` names (forward, backward, step): weights, optimizer
+                 state, workspace, and activations or, at the optimizer's step, gradients.
+    activations  in training what forward saves for backward; in inference inputs, outputs and everything between.
+    workspace    additional bytes at that moment: gradients of activations, temporaries of the optimizer.
+    found_by     method: what was traced or which formulas were used, and what they leave out.
 
-    Left out always: the process and its libraries, a kernel's own scratch, an allocator's fragmentation and caches.
+    Never included: the process and its libraries, scratch memory of kernels, an allocator's fragmentation and caches.
     """
 
     weights_bytes: int
@@ -39,8 +40,8 @@ class MemoryEstimate:
 
     def __str__(self) -> str:
         parts = ("weights", "gradients", "optimizer_state", "activations", "kv_cache", "workspace")
-        told = ", ".join(f"{p.replace('_', ' ')} {_size(n)}" for p in parts if (n := getattr(self, f"{p}_bytes")))
-        return f"{_size(self.total_bytes)} at its peak, in {self.peak} ({told}); {self.found_by}"
+        sizes = ", ".join(f"{p.replace('_', ' ')} {_size(n)}" for p in parts if (n := getattr(self, f"{p}_bytes")))
+        return f"{_size(self.total_bytes)} at its peak, in {self.peak} ({sizes}); {self.found_by}"
 
 
 def _size(count: int) -> str:
@@ -59,52 +60,53 @@ def estimate_memory(
     loss: Callable[[Any], Any] | None = None,
     execution: str = "eager",
 ) -> MemoryEstimate:
-    """Memory of one call, or of one training step after the first.
+    """Estimate the memory of one call, or of one training step after the first.
 
-    A torch.nn.Module is traced on fake tensors: nothing of it is allocated, copied or changed. It needs `sample_input`
-    (a tensor, a tuple of arguments or a dict of keyword arguments; meta tensors will do), whose first dimension becomes
-    `batch`, and the second of token ids `seq`; a module with a `config.vocab_size` needs only the two. `loss` makes the
-    scalar to train on from the module's output; left out, the output's own `loss`, else its mean.
+    A torch.nn.Module is traced on fake tensors: no tensor of it is allocated, copied or changed. It needs
+    `sample_input` (a tensor, a tuple of arguments or a dict of keyword arguments; meta tensors are accepted). Its first
+    dimension is replaced by `batch`, the second dimension of token ids by `seq`; a module with a `config.vocab_size`
+    needs only these two. `loss` computes the scalar to train on from the module's output (default: the output's own
+    `loss`, else its mean).
 
-    A TransformerShape, or a mapping or object with a transformer's numbers (`hidden_size` or `n_embd`, ...), is
-    computed from: see workers.memory.transformer_shape for the derivation.
+    For a TransformerShape, or a mapping or object with a transformer's dimensions (`hidden_size` or `n_embd`, ...), the
+    estimate is computed by formulas: workers.memory.transformer_shape derives them.
 
-    `dtype` is that of weights and activations: a module's own, a shape's bytes per element where None. `optimizer` is
-    a name, None for gradients alone, or for a module also a function of its parameters. `execution` is "eager", or
-    "xla" where one compiled program makes the step. Raises UserError for what cannot be estimated, naming the nearest
-    word; nothing is changed.
+    `dtype` applies to weights and activations (None: the module's own, or the shape's bytes per element). `optimizer`
+    is a name, None for gradients alone, or, for a module, also a function of its parameters. `execution` is "eager", or
+    "xla" if one compiled program computes the step. Raises UserError for what cannot be estimated, naming the nearest
+    valid choice. Does not change its arguments.
     """
     check_choice("mode", mode, MODES)
     check_choice("execution", execution, EXECUTIONS)
     for name, size in (("batch", batch), ("seq", seq)):
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise UserError(f"{name} is {size!r}", "give a whole number of at least 1")
+            raise UserError(f"{name} is {size!r}", "write an integer of at least 1")
     training = mode == "training"
     if (shape := as_shape(model_or_config)) is not None:
         if execution != "eager":
-            raise UserError("formulas know eager execution only", "give the module itself to estimate it for XLA")
+            raise UserError("formulas cover eager execution only", "pass the module itself to estimate it for XLA")
         formulas = import_module("workers.memory.formulas")
-        found: MemoryEstimate = formulas.estimate(shape, batch or 1, seq, dtype, training, optimizer)
-        return found
+        result: MemoryEstimate = formulas.estimate(shape, batch or 1, seq, dtype, training, optimizer)
+        return result
     runs = import_module("workers.memory.traced_run")
     request = runs.TraceRequest(batch, seq, dtype, training, optimizer if training else None, loss, execution == "xla")
     traced: MemoryEstimate = runs.estimate(model_or_config, sample_input, request)
     return traced
 
 
-def as_shape(given: Any) -> TransformerShape | None:
-    """None for what holds no transformer's numbers itself, as a module does not."""
-    if isinstance(given, TransformerShape):
-        return given
-    if isinstance(given, Mapping):
-        return TransformerShape.from_config(given)
-    if hasattr(given, "parameters") or isinstance(given, type):
+def as_shape(value: Any) -> TransformerShape | None:
+    """Convert a configuration to a TransformerShape. Return None for a module or another object without attributes."""
+    if isinstance(value, TransformerShape):
+        return value
+    if isinstance(value, Mapping):
+        return TransformerShape.from_config(value)
+    if hasattr(value, "parameters") or isinstance(value, type):
         return None
-    named = given.to_dict() if callable(getattr(given, "to_dict", None)) else getattr(given, "__dict__", {})
-    return TransformerShape.from_config(named) if named else None
+    numbers = value.to_dict() if callable(getattr(value, "to_dict", None)) else getattr(value, "__dict__", {})
+    return TransformerShape.from_config(numbers) if numbers else None
 
 
-def check_choice(what: str, word: Any, valid: tuple[str, ...]) -> None:
-    """Raises UserError naming the nearest of `valid`."""
-    if word not in valid:
-        raise UserError(f"unknown {what} {word!r}", nearest(str(word).lower(), valid))
+def check_choice(what: str, value: Any, valid: tuple[str, ...]) -> None:
+    """Raise UserError, which names the nearest valid choice, unless `value` is one of `valid`."""
+    if value not in valid:
+        raise UserError(f"unknown {what} {value!r}", nearest(str(value).lower(), valid))

@@ -1,4 +1,4 @@
-"""Fake copies of a model and of its input: shapes, strides and dtypes, and no memory."""
+"""Fake copies of a model and of its input: they have shapes, strides and dtypes but no memory."""
 
 import copy
 from typing import Any
@@ -12,44 +12,50 @@ from workers.optimizers.pass_context import Sample, as_sample
 
 
 def fake_copy(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
-    """A copy whose tensors are fake: they have shapes and no memory. Ties stay; the device is the CPU."""
+    """Copy `model` with fake tensors on the CPU. Tied weights remain tied. Raises UserError if it cannot be copied."""
     fakes = {id(t): _fake(t, dtype) for t in tensors_in(model)}
     try:
-        twin: nn.Module = copy.deepcopy(model, fakes)
+        fake_model: nn.Module = copy.deepcopy(model, fakes)
     except (TypeError, RuntimeError) as e:
-        raise UserError(f"the model cannot be copied: {e}", "estimate it before what cannot be copied is added") from e
-    return twin
+        raise UserError(
+            f"the model cannot be copied: {e}", "estimate it before you add the part that cannot be copied"
+        ) from e
+    return fake_model
 
 
 def _fake(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Called in a FakeTensorMode. Contiguous or in the strides of the original, parameters as parameters."""
-    wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=wanted, device="cpu")
-    return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+    """Make a fake tensor with the strides of the original; a Parameter remains one. Call it in a FakeTensorMode."""
+    target_dtype = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=target_dtype, device="cpu")
+    return nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
 
 
 def sample_for(model: nn.Module, sample_input: Any, batch: int | None, seq: int | None) -> Sample:
-    """Raises UserError where there is none and the module does not tell, or where it is on another device."""
+    """Return the sample input, or token ids of (batch, seq) for a module that has `config.vocab_size`.
+
+    Raises UserError if there is neither, or if the input is on another device than the model.
+    """
     if sample_input is None and getattr(getattr(model, "config", None), "vocab_size", None) and seq:
         sample_input = torch.empty(batch or 1, seq, dtype=torch.long, device="meta")
     sample = as_sample(sample_input)
     if sample is None:
         raise UserError(
-            "a module is traced, which takes an input",
-            "give sample_input, or seq for a module whose config tells vocab_size",
+            "a module is traced, which needs an input",
+            "pass sample_input, or seq for a module whose config has vocab_size",
         )
-    here = {t.device.type for t in tensors_in(model)} | {"meta"}
-    elsewhere = {t.device.type for t in tensors_of(sample)} - here
-    if elsewhere and here != {"meta"}:
+    model_devices = {t.device.type for t in tensors_in(model)} | {"meta"}
+    other_devices = {t.device.type for t in tensors_of(sample)} - model_devices
+    if other_devices and model_devices != {"meta"}:
         raise UserError(
-            f"the sample input is on {', '.join(sorted(elsewhere))}, the model on {', '.join(sorted(here - {'meta'}))}",
-            "move one to the other, or give a sample input on the meta device",
+            f"the sample input is on {', '.join(sorted(other_devices))}, "
+            f"the model on {', '.join(sorted(model_devices - {'meta'}))}",
+            "move one to the other, or pass a sample input on the meta device",
         )
     return sample
 
 
 def fake_sample(sample: Sample, batch: int | None, seq: int | None, dtype: torch.dtype | None) -> Sample:
-    """Of those sizes and that dtype, without memory. Called in a FakeTensorMode."""
+    """Copy `sample` to fake tensors with these sizes and this dtype. Call it in a FakeTensorMode."""
 
     def resized(tensor: torch.Tensor) -> torch.Tensor:
         shape = list(tensor.shape)
@@ -57,8 +63,8 @@ def fake_sample(sample: Sample, batch: int | None, seq: int | None, dtype: torch
             shape[0] = batch
         if seq and len(shape) == 2 and not tensor.is_floating_point():
             shape[1] = seq
-        wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-        return torch.empty(shape, dtype=wanted, device="cpu")
+        target_dtype = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        return torch.empty(shape, dtype=target_dtype, device="cpu")
 
     return Sample(map_tensors(sample.args, resized), map_tensors(sample.kwargs, resized))
 

@@ -1,9 +1,8 @@
-"""Tracing a backward without starting autograd in this process.
+"""Trace a backward pass in a forked child, so that autograd does not start in this process.
 
-torch starts autograd's device threads at the first backward, for the devices that are open by then. torch-xla's are
-not: a backward before its device is opened makes every later one on it fail ("device_ready_queues_", seen with torch
-2.8). Estimating comes before opening, so where torch-xla is installed the trace runs in a forked child, which touches
-no device.
+torch starts autograd's device threads at the first backward, for the devices that are open at that time. If torch-xla's
+device is not open yet, every later backward on it fails ("device_ready_queues_", observed with torch 2.8). An estimate
+is made before devices are opened, so where torch-xla is installed the trace runs in a child, which uses no device.
 """
 
 import json
@@ -19,15 +18,17 @@ STARTED_HERE = "autograd's threading in combination with fork"
 
 
 def run_forked(trace: Callable[[], MemoryEstimate]) -> MemoryEstimate:
-    """What `trace` returns or the UserError it raises."""
+    """Call `trace`, in a forked child if torch-xla is installed. Return its result or raise its UserError."""
     if find_spec("torch_xla") is None or not hasattr(os, "fork"):
         return trace()
-    told = json.loads(_in_child(trace) or '{"failed": "the child that traced it ended without a word"}')
-    if STARTED_HERE in str(told):
-        return trace()  # autograd has started in this process already: nothing is left to keep apart
-    if "failed" in told:
-        raise UserError(told["failed"], told.get("remedy", ""))
-    return MemoryEstimate(**told)
+    result = json.loads(
+        _in_child(trace) or '{"failed": "the child process that traced the model ended without a result"}'
+    )
+    if STARTED_HERE in str(result):
+        return trace()  # Autograd has already started in this process, so a child protects nothing.
+    if "failed" in result:
+        raise UserError(result["failed"], result.get("remedy", ""))
+    return MemoryEstimate(**result)
 
 
 def _in_child(trace: Callable[[], MemoryEstimate]) -> str:
@@ -39,8 +40,8 @@ def _in_child(trace: Callable[[], MemoryEstimate]) -> str:
         finally:
             os._exit(0)
     os.close(writer)
-    with os.fdopen(reader) as answer:
-        text = answer.read()
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
     os.waitpid(child, 0)
     return text
 

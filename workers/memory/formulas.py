@@ -1,4 +1,4 @@
-"""Memory of a transformer from its plain numbers. The derivations are at the properties of TransformerShape."""
+"""Compute a transformer's memory from its dimensions. The properties of TransformerShape derive the formulas."""
 
 from typing import Any
 
@@ -23,14 +23,14 @@ def estimate(
             weights, activations_bytes=live, kv_cache_bytes=cached, total_bytes=weights + live + cached, found_by=FOUND
         )
     rule = find_optimizer(optimizer) if optimizer is not None else OptimizerFacts("", 0, 0)
-    kept = int(tokens * shape.kept_per_token * element)
+    saved = int(tokens * shape.kept_per_token * element)
     return _training(
-        weights, rule.states * weights, kept, _backward(shape, tokens, element), _step(shape, rule, element)
+        weights, rule.states * weights, saved, _backward(shape, tokens, element), _step(shape, rule, element)
     )
 
 
 def _backward(shape: TransformerShape, tokens: int, element: float) -> int:
-    """Backward begins with the gradients of log-softmax and logits; those of one feed-forward are the next largest."""
+    """Workspace of backward: gradients of log-softmax and logits, or those of one feed-forward layer if larger."""
     return int(tokens * max(2 * shape.vocab, 2 * shape.feed) * element)
 
 
@@ -38,14 +38,16 @@ def _step(shape: TransformerShape, rule: OptimizerFacts, element: float) -> int:
     return int(rule.temporaries * shape.largest_weight * element)
 
 
-def _training(weights: int, state: int, kept: int, backward: int, step: int) -> MemoryEstimate:
-    """While backward frees activations it makes gradients, both evenly: the most is live at its start, or at the step,
-    when all gradients are there.
+def _training(weights: int, state: int, saved: int, backward: int, step: int) -> MemoryEstimate:
+    """Combine the parts of a training step.
+
+    Backward frees activations as evenly as it allocates gradients, so the peak is at its start or at the optimizer's
+    step, when all gradients exist.
     """
-    at_backward, at_step = kept + backward, weights + step
+    at_backward, at_step = saved + backward, weights + step
     in_step = at_step > at_backward
     return MemoryEstimate(
-        weights, weights, state, kept,
+        weights, weights, state, saved,
         workspace_bytes=step if in_step else backward,
         total_bytes=weights + state + max(at_backward, at_step),
         peak="step" if in_step else "backward",
@@ -54,8 +56,8 @@ def _training(weights: int, state: int, kept: int, backward: int, step: int) -> 
 
 
 def _bytes_of(dtype: Any) -> int:
-    """Of a word or a torch.dtype."""
-    word = long_name(str(dtype).removeprefix("torch."))
-    if word not in BYTES:
-        raise UserError(f"unknown dtype {word!r}", nearest(word, [*BYTES, *SHORT]))
-    return BYTES[word]
+    """Bytes per element of a dtype, given by name or as a torch.dtype."""
+    name = long_name(str(dtype).removeprefix("torch."))
+    if name not in BYTES:
+        raise UserError(f"unknown dtype {name!r}", nearest(name, [*BYTES, *SHORT]))
+    return BYTES[name]

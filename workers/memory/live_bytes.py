@@ -1,4 +1,4 @@
-"""Which bytes are live while torch computes on fake tensors: each storage from when it appears until it is freed."""
+"""Count the live bytes while torch computes on fake tensors."""
 
 import weakref
 from typing import Any, Self
@@ -9,10 +9,10 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts every storage an operation returns while this mode is entered, and forgets it when torch frees it.
+    """Count every storage an operation returns while this mode is entered, until torch frees it.
 
-    Storages have no address on fake tensors, so they are told apart by identity; a view adds nothing. What a kernel
-    allocates and frees inside one operation is not seen: no Python code runs there.
+    Storages of fake tensors have no address, so they are distinguished by identity; a view adds nothing. Memory that a
+    kernel allocates and frees inside one operation is not counted: no Python code runs there.
     """
 
     def __init__(self) -> None:
@@ -26,11 +26,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def watch(self, value: Any) -> int:
-        """Count the storages of the tensors in `value` that are not counted yet; their bytes."""
+        """Count the storages of the tensors in `value` that are not counted yet. Return their bytes."""
         return sum(self._add(t.untyped_storage()) for t in tree_leaves(value) if isinstance(t, torch.Tensor))
 
     def __enter__(self) -> Self:
-        """`peak` is of the time entered, from what is live now."""
+        """Restart `peak` from the bytes that are live now."""
         self.peak = self.now
         super().__enter__()  # type: ignore[no-untyped-call]
         return self

@@ -1,4 +1,4 @@
-"""Optimizers by name: which of torch's it is, and how many tensors as large as a weight it keeps for each."""
+"""Optimizers by name: torch's class, and how many tensors as large as a weight it holds for each weight."""
 
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ class OptimizerFacts(NamedTuple):
     torch_name: str
     states: int
     temporaries: int
-    """Tensors as large as a weight that its step holds beside these, for one weight at a time."""
+    """Further tensors as large as a weight that its step allocates, for one weight at a time."""
     options: dict[str, Any] = {}  # noqa: RUF012
 
 
@@ -28,11 +28,11 @@ OPTIMIZERS: dict[str, OptimizerFacts] = {
 }
 
 
-def find_optimizer(word: Any) -> OptimizerFacts:
-    """Raises UserError for another word, naming the nearest."""
-    if not isinstance(word, str):
-        raise UserError(f"{word!r} is no optimizer's name", nearest("", list(OPTIMIZERS)))
-    name = word.lower()
+def find_optimizer(optimizer: Any) -> OptimizerFacts:
+    """Look up an optimizer by name. Raises UserError, which names the nearest, if there is none."""
+    if not isinstance(optimizer, str):
+        raise UserError(f"{optimizer!r} is not the name of an optimizer", nearest("", list(OPTIMIZERS)))
+    name = optimizer.lower()
     if name not in OPTIMIZERS:
-        raise UserError(f"unknown optimizer {word!r}", nearest(name, list(OPTIMIZERS)))
+        raise UserError(f"unknown optimizer {optimizer!r}", nearest(name, list(OPTIMIZERS)))
     return OPTIMIZERS[name]

@@ -1,4 +1,4 @@
-"""One call, or two training steps, of a module on fake tensors, watched: the real peak without the real memory."""
+"""Trace one call, or two training steps, of a module on fake tensors: its true peak, without using the memory."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -25,7 +25,7 @@ from workers.torch_logs import silenced
 
 TRACED = "traced on fake tensors"
 COMPILED = f"{TRACED}, as one compiled XLA program"
-# A shape that depends on values has no answer without them.
+# A shape that depends on values cannot be computed on fake tensors, which have none.
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
 
@@ -42,7 +42,7 @@ class TraceRequest:
 
 @dataclass(slots=True)
 class TracedBytes:
-    """Bytes of the last training step: what forward kept, all gradients, those of them that are views, the peaks."""
+    """Bytes of the last training step: saved by forward, all gradients, gradients that are views, and the peaks."""
 
     kept: int = 0
     gradients: int = 0
@@ -53,11 +53,11 @@ class TracedBytes:
 
 
 def estimate(model: Any, sample_input: Any, request: TraceRequest) -> MemoryEstimate:
-    """Raises UserError where the module cannot be traced; the caller's module is only read."""
+    """Estimate a module's memory by tracing it. Raises UserError if it cannot be traced. Does not change it."""
     if not isinstance(model, nn.Module):
         raise UserError(
             f"memory of a {type(model).__name__} cannot be estimated",
-            "give a torch.nn.Module, a TransformerShape, or a configuration with a transformer's numbers",
+            "pass a torch.nn.Module, a TransformerShape, or a configuration with a transformer's dimensions",
         )
     dtype = _floating(request.dtype)
     sample = sample_for(model, sample_input, request.batch, request.seq)
@@ -76,103 +76,119 @@ def _trace(
 ) -> MemoryEstimate:
     try:
         with silenced(), FakeTensorMode(allow_non_fake_inputs=True), ComposedOps(), _attention(request.xla):
-            twin, inputs = fake_copy(model, dtype), fake_sample(sample, request.batch, request.seq, dtype)
-            return _train(twin, inputs, make, request) if request.training else _infer(twin, inputs, request.xla)
+            fake_model, inputs = fake_copy(model, dtype), fake_sample(sample, request.batch, request.seq, dtype)
+            return (
+                _train(fake_model, inputs, make, request)
+                if request.training
+                else _infer(fake_model, inputs, request.xla)
+            )
     except NEEDS_VALUES as e:
         raise UserError(
             f"the model cannot be traced without data: {type(e).__name__} at {e}",
-            "estimate the part before the step that reads values, or give a TransformerShape",
+            "estimate the part before the step that reads values, or pass a TransformerShape",
         ) from e
-    except Exception as e:  # the user's forward on tensors without values: anything may come out of it
+    except Exception as e:  # the user's forward may raise anything on tensors without values
         if isinstance(e, UserError) or STARTED_HERE in str(e):
             raise
         raise UserError(
             f"the model fails on this sample input: {(str(e) or type(e).__name__).splitlines()[0]}",
-            "give as sample_input what one call of the model takes",
+            "pass as sample_input the arguments of one call of the model",
         ) from e
 
 
 def _infer(model: nn.Module, inputs: Sample, xla: bool) -> MemoryEstimate:
     live, weights = LiveBytes(), tensors_in(model)
-    held = live.watch(weights)
+    weights_bytes = live.watch(weights)
     live.watch(tensors_of(inputs))
     model.eval()
     with torch.no_grad(), live:
         output = model(*inputs.args, **inputs.kwargs)
-    viewed = _views(tree_leaves(output)) if xla else 0
-    needed, found = live.peak - held, COMPILED if xla else TRACED
+    view_bytes = _views(tree_leaves(output)) if xla else 0
+    activations, method = live.peak - weights_bytes, COMPILED if xla else TRACED
     return MemoryEstimate(
-        held, activations_bytes=needed, workspace_bytes=viewed, total_bytes=held + needed + viewed, found_by=found
+        weights_bytes,
+        activations_bytes=activations,
+        workspace_bytes=view_bytes,
+        total_bytes=weights_bytes + activations + view_bytes,
+        found_by=method,
     )
 
 
 def _train(
     model: nn.Module, inputs: Sample, make: Callable[[Any], Any] | None, request: TraceRequest
 ) -> MemoryEstimate:
-    """The first step makes the optimizer's state, the second is the one that counts."""
+    """Trace two training steps: the first creates the optimizer's state, the second is measured."""
     model.train()
     live, weights = LiveBytes(), tensors_in(model)
-    held = live.watch(weights)
+    weights_bytes = live.watch(weights)
     live.watch(tensors_of(inputs))
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
         raise UserError("no weight of the model requires a gradient", "estimate it with mode='inference'")
     optimizer = make(trained) if make else None
     _step(model, inputs, optimizer, request.loss, live)
-    state = _bytes(value for kept in optimizer.state.values() for value in kept.values()) if optimizer else 0
+    state = (
+        _bytes(value for parameter_state in optimizer.state.values() for value in parameter_state.values())
+        if optimizer
+        else 0
+    )
     views: list[int] = []
     for weight in trained:
         weight.register_hook(lambda gradient: views.append(_views([gradient])))  # type: ignore[no-untyped-call]
-    seen = _step(model, inputs, optimizer, request.loss, live)
-    seen.viewed = sum(views)
-    return (_compiled if request.xla else _eager)(held, state, seen)
+    traced = _step(model, inputs, optimizer, request.loss, live)
+    traced.viewed = sum(views)
+    return (_compiled if request.xla else _eager)(weights_bytes, state, traced)
 
 
 def _step(model: nn.Module, inputs: Sample, optimizer: Any, loss: Any, live: LiveBytes) -> TracedBytes:
-    """Zero gradients, forward, backward, step; each phase with its own peak."""
-    seen, before = TracedBytes(), live.now
+    """Run one training step and measure the peak of each phase: forward, backward and the optimizer's step."""
+    traced, before = TracedBytes(), live.now
     with live:
         value = _loss(model(*inputs.args, **inputs.kwargs), loss)
-    seen.forward, seen.kept = live.peak, live.now - before
+    traced.forward, traced.kept = live.peak, live.now - before
     with live:
         value.backward()  # type: ignore[no-untyped-call]
         del value
-    seen.backward = live.peak
-    seen.gradients = _bytes(p.grad for p in model.parameters())
+    traced.backward = live.peak
+    traced.gradients = _bytes(p.grad for p in model.parameters())
     if optimizer is not None:
         with live:
             optimizer.step()
-        seen.step = live.peak
+        traced.step = live.peak
     model.zero_grad()
-    return seen
+    return traced
 
 
-def _eager(weights: int, state: int, seen: TracedBytes) -> MemoryEstimate:
-    peak, total = max(("forward", seen.forward), ("backward", seen.backward), ("step", seen.step), key=lambda p: p[1])
-    there = weights + state + (seen.gradients if peak == "step" else seen.kept)
+def _eager(weights: int, state: int, traced: TracedBytes) -> MemoryEstimate:
+    peak, total = max(
+        ("forward", traced.forward), ("backward", traced.backward), ("step", traced.step), key=lambda p: p[1]
+    )
+    accounted = weights + state + (traced.gradients if peak == "step" else traced.kept)
     return MemoryEstimate(
-        weights, seen.gradients, state, seen.kept,
-        workspace_bytes=max(total - there, 0), total_bytes=total, peak=peak, found_by=TRACED,
+        weights, traced.gradients, state, traced.kept,
+        workspace_bytes=max(total - accounted, 0), total_bytes=total, peak=peak, found_by=TRACED,
     )  # fmt: skip
 
 
-def _compiled(weights: int, state: int, seen: TracedBytes) -> MemoryEstimate:
-    """One program makes the whole step. Its arguments, weights and state, are donated: their new values take their
-    place. Gradients are results of it, and a gradient that is a view (a linear layer's, transposed) one beside what it
-    views. Temporaries are what backward holds, its gradients too, or the optimizer's step, with every gradient at hand.
-    Read off XLA's buffer assignments; what the compiler fuses, lays out anew or computes twice is not modelled.
+def _compiled(weights: int, state: int, traced: TracedBytes) -> MemoryEstimate:
+    """Estimate a step that one XLA program computes.
+
+    Its arguments, weights and state, are donated: the new values reuse their memory. Gradients are results of the
+    program. A gradient that is a view (a linear layer's, transposed) is a result in addition to the tensor it views.
+    Temporaries are those of backward, including its gradients, or those of the optimizer's step, when all gradients
+    exist. Derived from XLA's buffer assignments; fusion, changed layouts and recomputation are not modelled.
     """
-    temporaries = max(seen.backward, seen.step - seen.gradients) - weights - state
+    temporaries = max(traced.backward, traced.step - traced.gradients) - weights - state
     return MemoryEstimate(
-        weights, seen.gradients, state, seen.kept,
-        workspace_bytes=max(seen.viewed + temporaries - seen.kept, 0),
-        total_bytes=weights + state + seen.gradients + seen.viewed + max(temporaries, seen.kept),
+        weights, traced.gradients, state, traced.kept,
+        workspace_bytes=max(traced.viewed + temporaries - traced.kept, 0),
+        total_bytes=weights + state + traced.gradients + traced.viewed + max(temporaries, traced.kept),
         peak="step", found_by=COMPILED,
     )  # fmt: skip
 
 
 def _views(values: Any) -> int:
-    """Bytes of the tensors that are views: torch-xla hands both the view and what it views out of a program."""
+    """Bytes of the tensors that are views: torch-xla returns both the view and its base from a program."""
     return _bytes(t for t in values if isinstance(t, torch.Tensor) and t._is_view())
 
 
@@ -184,12 +200,14 @@ def _loss(output: Any, loss: Any) -> torch.Tensor:
     else:
         value = sum(t.mean() for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad)
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        raise UserError("the loss is no scalar tensor", "give as loss a function of the model's output that makes one")
+        raise UserError(
+            "the loss is not a scalar tensor", "pass as loss a function that computes a scalar from the model's output"
+        )
     return value
 
 
 def _attention(xla: bool) -> AbstractContextManager[Any]:
-    """XLA has no fused attention kernel of torch's: there, scores are computed and kept."""
+    """XLA has none of torch's fused attention kernels, so it computes the scores and keeps them in memory."""
     return sdpa_kernel(SDPBackend.MATH) if xla else nullcontext()
 
 
@@ -200,12 +218,14 @@ def _maker(optimizer: Any) -> Callable[[Any], Any] | None:
     return lambda weights: getattr(torch.optim, rule.torch_name)(weights, lr=1e-3, **rule.options)
 
 
-def _floating(word: Any) -> torch.dtype | None:
-    if word is None:
+def _floating(requested_dtype: Any) -> torch.dtype | None:
+    if requested_dtype is None:
         return None
-    dtype = dtype_of(word)
+    dtype = dtype_of(requested_dtype)
     if not dtype.is_floating_point:
-        raise UserError(f"weights are not trained or run in {word}", "give a floating-point dtype, such as bfloat16")
+        raise UserError(
+            f"weights are not trained or run in {requested_dtype}", "write a floating-point dtype, such as bfloat16"
+        )
     return dtype
 
 

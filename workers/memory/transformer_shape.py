@@ -1,4 +1,4 @@
-"""A transformer as plain numbers, and how many weights, activations and cached keys follow from them."""
+"""A transformer's dimensions, and the number of weights, activations and cached keys that follow from them."""
 
 import math
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 from cluster.errors import UserError
 
-# The names other libraries give to the same number; the first that is there counts.
+# Names of the same dimension in other libraries. The first one present is used.
 CONFIG_NAMES = {
     "hidden": ("hidden", "hidden_size", "n_embd", "d_model", "dim"),
     "layers": ("layers", "num_hidden_layers", "n_layer", "num_layers", "n_layers"),
@@ -20,15 +20,17 @@ CONFIG_NAMES = {
     "tied_head": ("tied_head", "tie_word_embeddings"),
 }
 OWN = ("bytes_per_element", "positions", "gated", "bias")
-# Families with positions that are looked up in a table as long as the context; others rotate or bias and store none.
+# Families with a table of learned positions as long as the context. Others use rotary embeddings or biases, not stored.
 LEARNED_POSITIONS = ("gpt2", "bert", "roberta", "opt", "gpt_bigcode")
 
 
 @dataclass(frozen=True)
 class TransformerShape:
-    """`seq` tokens are looked at at once. kv_heads 0 is as many as heads, intermediate 0 is four times hidden,
-    head_size 0 is hidden / heads. `positions` rows of learned positions (and segments); `gated` a feed-forward with
-    three matrices (SwiGLU); `bias` linear layers and norms with biases (GPT-2, BERT), False for Llama's kin.
+    """Dimensions of a transformer whose context is `seq` tokens.
+
+    Defaults: kv_heads 0 means heads, intermediate 0 means 4 * hidden, head_size 0 means hidden / heads. `positions` is
+    the number of rows of learned positions (and segments); `gated`: the feed-forward has three matrices (SwiGLU);
+    `bias`: linear layers and norms have biases (GPT-2, BERT; False for models like Llama).
     """
 
     hidden: int
@@ -50,29 +52,31 @@ class TransformerShape:
             value = getattr(self, field.name)
             needed = field.name in ("hidden", "layers", "vocab", "heads", "seq", "bytes_per_element")
             if not isinstance(value, int | float) or not 0 <= value < math.inf or (needed and not value):
-                raise UserError(f"{field.name} of a transformer is {value!r}", "give a positive number")
+                raise UserError(f"{field.name} of a transformer is {value!r}", "write a positive number")
         if self.heads % self.kv:
-            raise UserError(f"{self.heads} heads cannot share {self.kv} kv_heads", "give a divisor of heads")
+            raise UserError(f"{self.heads} heads cannot share {self.kv} kv_heads", "write a divisor of heads")
         if not self.head_size and self.hidden % self.heads:
-            raise UserError(f"hidden {self.hidden} is no multiple of {self.heads} heads", "give head_size")
+            raise UserError(f"hidden {self.hidden} is not a multiple of {self.heads} heads", "set head_size")
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "TransformerShape":
-        """From a mapping with our names or those of common configurations. Raises UserError naming what is missing."""
+        """Read a mapping with our names or those of common libraries. Raises UserError that names missing entries."""
         if not isinstance(config, Mapping):
-            raise UserError(f"{type(config).__name__} is no configuration", "give a dict with a transformer's numbers")
-        found = {ours: v for ours, names in CONFIG_NAMES.items() if (v := _first(config, names)) is not None}
-        found |= {name: config[name] for name in OWN if name in config}
-        missing = [name for name in ("hidden", "layers", "vocab", "heads", "seq") if name not in found]
+            raise UserError(
+                f"{type(config).__name__} is not a configuration", "pass a dict with a transformer's dimensions"
+            )
+        values = {ours: v for ours, names in CONFIG_NAMES.items() if (v := _first(config, names)) is not None}
+        values |= {name: config[name] for name in OWN if name in config}
+        missing = [name for name in ("hidden", "layers", "vocab", "heads", "seq") if name not in values]
         if missing:
-            known = "; ".join(f"{name}: {', '.join(CONFIG_NAMES[name])}" for name in missing)
-            raise UserError(f"the configuration does not tell {', '.join(missing)}", f"add one name of each of {known}")
+            choices = "; ".join(f"{name}: {', '.join(CONFIG_NAMES[name])}" for name in missing)
+            raise UserError(f"the configuration lacks {', '.join(missing)}", f"add one name for each: {choices}")
         if (family := config.get("model_type")) is not None:
             learned = family in LEARNED_POSITIONS
-            found.setdefault("positions", (found["seq"] + config.get("type_vocab_size", 0)) if learned else 0)
-            found.setdefault("bias", learned)
-            found.setdefault("gated", not learned and config.get("hidden_act") in ("silu", "swish", None))
-        return cls(**found)
+            values.setdefault("positions", (values["seq"] + config.get("type_vocab_size", 0)) if learned else 0)
+            values.setdefault("bias", learned)
+            values.setdefault("gated", not learned and config.get("hidden_act") in ("silu", "swish", None))
+        return cls(**values)
 
     @property
     def kv(self) -> int:
@@ -84,7 +88,7 @@ class TransformerShape:
 
     @property
     def width(self) -> int:
-        """Of all heads together."""
+        """Elements of all heads together."""
         return self.heads * (self.head_size or self.hidden // self.heads)
 
     @property
@@ -93,7 +97,9 @@ class TransformerShape:
 
     @property
     def weights(self) -> int:
-        """Per layer: query and output (hidden x width), key and value (hidden x kv_width), two or three feed-forward
+        """Number of weights.
+
+        Per layer: query and output (hidden x width), key and value (hidden x kv_width), two or three feed-forward
         matrices, two norms. Once: embeddings, learned positions, the last norm, and a head unless it is tied.
         """
         attention = 2 * self.hidden * self.width + 2 * self.hidden * self.kv_width
@@ -110,12 +116,12 @@ class TransformerShape:
 
     @property
     def kept_per_token(self) -> int:
-        """Elements forward keeps for backward, per token, with fused attention (its scores are computed anew).
+        """Elements per token that forward saves for backward, with fused attention (which recomputes its scores).
 
         Per layer: input and output of both norms (4 hidden), query, key and value, the attention's output (which the
-        output layer reads too), and of the feed-forward what the activation reads and what it gives: 2 feed, or with a
-        gate 4 (gate, its activation, up, their product). Once: input and output of the last norm, and the log-softmax
-        of the logits (vocab). For GPT-2 that is 16 hidden per layer.
+        output layer reads too), and in the feed-forward the activation's input and output: 2 feed, or with a gate 4
+        (gate, its activation, up, their product). Once: input and output of the last norm, and the log-softmax of the
+        logits (vocab). For GPT-2 that is 16 hidden per layer.
         """
         feed_forward = (4 if self.gated else 2) * self.feed
         per_layer = 4 * self.hidden + 2 * self.width + 2 * self.kv_width + feed_forward
@@ -123,14 +129,16 @@ class TransformerShape:
 
     @property
     def live_per_token(self) -> int:
-        """The most elements alive at once where nothing is kept, per token: in a feed-forward the residual, the norm's
-        output and both sides of the activation (and the gate); at the head its input and the logits.
+        """Maximum elements per token that are live at once in inference.
+
+        In a feed-forward: the residual, the norm's output, the activation's input and output (and the gate). At the
+        head: its input and the logits.
         """
         return max(2 * self.hidden + (3 if self.gated else 2) * self.feed, self.hidden + self.vocab)
 
     @property
     def cached_per_token(self) -> int:
-        """A key and a value of every layer."""
+        """Elements of the KV cache per token: a key and a value of every layer."""
         return 2 * self.layers * self.kv_width
 
 

@@ -1,6 +1,6 @@
-"""Compiled CPU code: C++ sources, built on first use for this CPU, and called through ctypes, which frees the GIL.
+"""Compiled CPU code: C++ sources, built on first use for this CPU and called through ctypes, which releases the GIL.
 
-A node needs no compiler: who asks for a library catches NativeUnavailable and has another form of the same work.
+A node needs no compiler: each caller of `library` catches NativeUnavailable and falls back to another implementation.
 `POLYFLEET_NATIVE=off` turns compiled code off. Nothing here imports torch.
 """
 
@@ -27,7 +27,7 @@ _known: dict[tuple[object, ...], "ctypes.CDLL | NativeUnavailable"] = {}
 
 
 def _after_fork() -> None:
-    """A process forked while another thread builds would wait for ever."""
+    """Replace the lock: a process forked while another thread builds would wait for it forever."""
     global _lock
     _lock = threading.Lock()
 
@@ -38,13 +38,13 @@ os.register_at_fork(after_in_child=_after_fork)
 def library(
     name: str, sources: Sequence["str | Path"] = (), flags: Sequence[str] = (), build: bool = True
 ) -> ctypes.CDLL:
-    """The shared library built from `sources`, by default `<name>.cpp`; relative ones lie in workers/native/sources.
-    `flags` follow FLAGS. Functions need `extern "C"`, and `argtypes` and `restype` set by the caller.
+    """Return the shared library built from `sources` (default: `<name>.cpp`), relative to workers/native/sources.
 
-    Built once per node for these sources, the headers beside them, these flags, this compiler and this CPU, and loaded
-    once per process; what failed is not tried again in this process. Without `build` one that
-    is not there yet is not built. Raises NativeUnavailable where compiled code is turned off, or cannot be built or
-    loaded; ValueError for flags that change arithmetic in the whole process.
+    `flags` are added after FLAGS. Functions must be `extern "C"`; the caller sets their `argtypes` and `restype`.
+    A library is built once per node for these sources, the headers beside them, these flags, this compiler and this
+    CPU, and loaded once per process. A failure is not retried in this process. If `build` is false, only a library that
+    was built earlier is loaded. Raises NativeUnavailable if compiled code is turned off, or cannot be built or loaded;
+    ValueError for flags that change the arithmetic of the entire process.
     """
     if not re.fullmatch(r"[A-Za-z0-9_]+", name):
         raise ValueError(f"{name!r} cannot be the name of a library: use letters, digits and '_'")
@@ -54,26 +54,26 @@ def library(
     paths = tuple(SOURCES / source for source in sources or [f"{name}.cpp"])
     key = (name, paths, tuple(flags), os.environ.get("CXX", ""))
     with _lock:
-        known = _known.get(key) or _found_or_built(name, paths, tuple(flags), build)
-        if known is None:
-            raise NativeUnavailable(f"the library {name} was not built on this node yet")
-        _known[key] = known
-    if isinstance(known, NativeUnavailable):
-        raise NativeUnavailable(known.reason)
-    return known
+        loaded = _known.get(key) or _found_or_built(name, paths, tuple(flags), build)
+        if loaded is None:
+            raise NativeUnavailable(f"the library {name} has not been built on this node yet")
+        _known[key] = loaded
+    if isinstance(loaded, NativeUnavailable):
+        raise NativeUnavailable(loaded.reason)
+    return loaded
 
 
 def unavailable_reason() -> str:
-    """Why compiled code cannot be had in this process, or "". Builds a library of one function to find out, once."""
+    """Return why this process cannot use compiled code, or "". Builds a library of one function once to check."""
     try:
         probe = library("probe")
     except NativeUnavailable as e:
         return e.reason
-    return "" if probe.polyfleet_probe(20) == 41 else "what the compiler builds does not compute what it should"
+    return "" if probe.polyfleet_probe(20) == 41 else "a library that the compiler built computes a wrong result"
 
 
 def turned_off() -> str:
-    """Why this user wants no compiled code, or ""."""
+    """Return a message if the environment turns compiled code off, else ""."""
     value = os.environ.get(SWITCH, "")
     return f"{SWITCH}={value} turns compiled code off" if value.strip().lower() in _OFF else ""
 
@@ -90,12 +90,15 @@ def _found_or_built(
 def _loaded(
     name: str, sources: tuple[Path, ...], flags: tuple[str, ...], compiler: Compiler, build: bool
 ) -> ctypes.CDLL | None:
-    """From the store, or built into it; from a folder of this process alone where there is no store, or where nothing
-    can be loaded from it, as from a file system that is mounted noexec."""
+    """Load the library from the store, after building it there if necessary.
+
+    If the store is unusable, or nothing can be loaded from it (a file system mounted noexec), build it in a temporary
+    folder of this process. Return None if it is not built and `build` is false.
+    """
     store, key = Store(), compiler.key(sources, flags)
     with suppress(OSError):
-        if found := store.find(name, key):
-            return ctypes.CDLL(str(found))
+        if path := store.find(name, key):
+            return ctypes.CDLL(str(path))
     if not build:
         return None
     try:
@@ -103,9 +106,9 @@ def _loaded(
             built = Path(folder) / f"{name}.so"
             compile_into(built, sources, flags, compiler)
             with suppress(OSError):
-                if kept := store.keep(name, key, built):
-                    return ctypes.CDLL(str(kept))
-            return ctypes.CDLL(str(built))  # may be deleted once it is loaded
+                if stored := store.keep(name, key, built):
+                    return ctypes.CDLL(str(stored))
+            return ctypes.CDLL(str(built))  # the file may be deleted once it is loaded
     except OSError as e:
         where = f"; {store.reason}" if store.reason else ""
         raise NativeUnavailable(f"the library {name} cannot be built or loaded: {e}{where}") from e

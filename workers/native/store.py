@@ -1,7 +1,7 @@
-"""Built libraries, kept for the next process: below POLYFLEET_HOME, which nodes of different CPUs may share.
+"""Store built libraries for later processes, below POLYFLEET_HOME, which nodes with different CPUs may share.
 
-A file is named by what it was built from and by the hash of its content, so that one that was cut, or changed by
-somebody, is not loaded. Only this user can write here.
+A file's name contains the hash of everything it was built from and the hash of its content, so that a truncated or
+modified file is not loaded. Only this user can write here.
 """
 
 import hashlib
@@ -20,18 +20,18 @@ _HASH_LETTERS = 32
 
 
 class Store:
-    """`reason` says why nothing can be kept, or is ""."""
+    """Folder of built libraries. `reason` says why nothing can be stored, or is ""."""
 
     def __init__(self) -> None:
         self.folder, self.reason = Path(FOLDER), ""
         try:
             self.folder = paths.private_dir(paths.home() / FOLDER)
             self.reason = _open_to_others(self.folder)
-        except (OSError, RuntimeError, UserError) as e:  # a RuntimeError where this user has no home
-            self.reason = f"nothing can be kept: {e}"
+        except (OSError, RuntimeError, UserError) as e:  # a RuntimeError if this user has no home folder
+            self.reason = f"nothing can be stored: {e}"
 
     def find(self, name: str, key: str) -> Path | None:
-        """What was built before; None where there is nothing, or nothing that is as it was written."""
+        """Return the library that was built earlier, or None. Deletes files that changed after they were written."""
         if self.reason:
             return None
         for path in sorted(self.folder.glob(f"{name}-{key[:_HASH_LETTERS]}-*.so")):
@@ -41,7 +41,7 @@ class Store:
         return None
 
     def keep(self, name: str, key: str, built: Path) -> Path | None:
-        """Put there at once and durable, whoever else does the same; None where nothing can be kept."""
+        """Store the library atomically and durably, safe against concurrent writers. Return None if that fails."""
         if self.reason:
             return None
         part = self.folder / f".{name}.{os.getpid()}.{threading.get_ident()}.part"
@@ -65,10 +65,10 @@ def _file_name(name: str, key: str, content: Path) -> str:
 
 
 def _open_to_others(path: Path) -> str:
-    """Why another user could have written it, or "". A link is never trusted."""
-    found = path.lstat()
-    if stat.S_ISLNK(found.st_mode):
+    """Return why another user could have written `path`, or "". A link is never trusted."""
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
         return f"{path} is a link"
-    if found.st_uid != os.geteuid():
-        return f"{path} belongs to user {found.st_uid}"
-    return f"{path} can be written by other users" if found.st_mode & 0o022 else ""
+    if status.st_uid != os.geteuid():
+        return f"{path} belongs to user {status.st_uid}"
+    return f"{path} can be written by other users" if status.st_mode & 0o022 else ""

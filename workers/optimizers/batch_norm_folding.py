@@ -1,4 +1,4 @@
-"""Batch norm folded into the convolution before it, for inference. Classes, names and forward code stay as they are."""
+"""Fold batch norms into the convolutions before them, for inference. Classes, names and forward code do not change."""
 
 import copy
 from collections.abc import Callable, Iterable
@@ -14,30 +14,29 @@ CONVOLUTIONS: dict[type[nn.Module], type[nn.Module]] = {
 
 
 class NotTraceable(Exception):
-    """The model's forward depends on data in a way torch.fx cannot follow; the text says how."""
+    """The model's forward depends on data in a way torch.fx cannot trace; the text contains the error."""
 
 
 def pairs(model: nn.Module) -> list[tuple[str, str]]:
-    """Names of each convolution of an eval-mode model that feeds a batch norm and nothing else, and of that norm.
+    """Find the (convolution, batch norm) names of an eval-mode model where the convolution feeds only that norm.
 
-    The graph is only read. No traced code is run later, so nothing of the traced sizes can be baked in. Raises
-    NotTraceable.
+    The traced graph is only read. Its code is never run, so no traced size can become a constant. Raises NotTraceable.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     calls = _calls(model)
     once = {str(n.target) for n in calls if sum(m.target == n.target for m in calls) == 1}
-    found = []
+    foldable = []
     for conv, bn in ((n.args[0], n) for n in calls if n.args):
         if not isinstance(conv, fx.Node) or conv.op != "call_module" or len(conv.users) != 1:
             continue
         names = str(conv.target), str(bn.target)
         if once.issuperset(names) and _foldable(modules[names[0]], modules[names[1]], modules):
-            found.append(names)
-    return found
+            foldable.append(names)
+    return foldable
 
 
 def fold(model: nn.Module, names: Iterable[tuple[str, str]]) -> Callable[[], None]:
-    """Fold these pairs of `model`, in place; calling what is returned puts the modules back that were there."""
+    """Fold these pairs of `model` in place. Returns a function that restores the original modules."""
     before = {name: model.get_submodule(name) for pair in names for name in pair}
     for conv, bn in names:
         _put(model, conv, fuse_conv_bn_eval(before[conv], before[bn]))  # type: ignore[type-var, arg-type]
@@ -51,11 +50,11 @@ def fold(model: nn.Module, names: Iterable[tuple[str, str]]) -> Callable[[], Non
 
 
 def _calls(model: nn.Module) -> list[fx.Node]:
-    """Traced is a copy with the same parameters: a forward may leave proxies in attributes, and change buffers."""
+    """Trace a copy that shares the parameters, because a forward may leave proxies in attributes or change buffers."""
     try:
-        traced = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
-        return [node for node in fx.symbolic_trace(traced).graph.nodes if node.op == "call_module"]
-    except Exception as e:  # tracing runs the user's forward on proxies: anything may come out of it
+        model_copy = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+        return [node for node in fx.symbolic_trace(model_copy).graph.nodes if node.op == "call_module"]
+    except Exception as e:  # tracing runs the user's forward on proxies, which may raise anything
         raise NotTraceable(f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else ''}") from e
 
 

@@ -1,7 +1,7 @@
-"""The compilers: torch's inductor, or what a device has in its place. One that fails is a reason, not a later crash.
+"""Compile a model with torch's inductor or the device's own compiler. A failure becomes the reason to skip the pass.
 
-A model is compiled in place, as `Module.compile` does: it stays what it is, with its names. Nothing is wrapped twice,
-and a copy is not compiled.
+A model is compiled in place, as by `Module.compile`: its class and names do not change. A model is never wrapped twice,
+and a copy of it is not compiled.
 """
 
 import importlib
@@ -25,47 +25,47 @@ IPEX = "intel_extension_for_pytorch"
 _NUMBERS = itertools.count()
 
 
-def compile_model(model: nn.Module, work: PassContext) -> nn.Module:
-    """By the compiler that the device's traits name. Raises Skip; leaves its name in work.details["compile"]."""
-    traits = work.backend.traits
+def compile_model(model: nn.Module, context: PassContext) -> nn.Module:
+    """Compile with the compiler of the device's traits. Raises SkipPass. Sets context.details["compile"]."""
+    traits = context.backend.traits
     if not traits.compiler:
-        raise SkipPass(f"{work.backend.kind} has no compiler")
-    if work.compiled or model._compiled_call_impl is not None:
-        raise SkipPass("the model is compiled already")
-    if traits.graph_captures and (work.sample is None or work.learns(model)):
-        work.details["compile"] = "XLA's own, inherent: each new graph is compiled when it first runs"
+        raise SkipPass(f"{context.backend.kind} has no compiler")
+    if context.compiled or model._compiled_call_impl is not None:
+        raise SkipPass("the model is already compiled")
+    if traits.graph_captures and (context.sample is None or context.learns(model)):
+        context.details["compile"] = "XLA's own, inherent: each new graph is compiled when it first runs"
         return model
     if traits.compiler == "ipex":
-        return _ipex(model, work)
-    if traits.compiler == "inductor" and (reason := _no_compiler(work.backend.device.type)):
+        return _ipex(model, context)
+    if traits.compiler == "inductor" and (reason := _no_compiler(context.backend.device.type)):
         raise SkipPass(reason)
-    mode = None if work.compile_mode == "default" or not traits.autotunes else work.compile_mode
-    return compiled_with(model, work, traits.compiler, mode)
+    mode = None if context.compile_mode == "default" or not traits.autotunes else context.compile_mode
+    return compiled_with(model, context, traits.compiler, mode)
 
 
-def compiled_with(model: nn.Module, work: PassContext, compiler: str, mode: str | None = None) -> nn.Module:
-    """With a compiler of torch.compile; where there is a sample and the model is in eval mode, it compiles now."""
-    called = f"{compiler}, {mode}" if mode else compiler
+def compiled_with(model: nn.Module, context: PassContext, compiler: str, mode: str | None = None) -> nn.Module:
+    """Compile with a backend of torch.compile: now if there is a sample for inference, else at the first call."""
+    description = f"{compiler}, {mode}" if mode else compiler
     model._compiled_call_impl = torch.compile(_own_frame(model), backend=compiler, mode=mode)
-    if work.sample is None or work.learns(model):
-        work.details["compile"] = f"{called}, at the first call"
+    if context.sample is None or context.learns(model):
+        context.details["compile"] = f"{description}, at the first call"
         return model
-    given = work.sample.copy()
+    sample = context.sample.copy()
     try:
         with torch.no_grad(), unchanged(model):
-            model(*given.args, **given.kwargs)
-    except RuntimeError as e:  # every error of dynamo and its back ends is one
+            model(*sample.args, **sample.kwargs)
+    except RuntimeError as e:  # every error of dynamo and its back ends is a RuntimeError
         model._compiled_call_impl = None
         raise SkipPass(f"{compiler} failed: {str(e).strip().splitlines()[0]}") from e
-    work.details["compile"] = called
+    context.details["compile"] = description
     return model
 
 
 def _own_frame(model: nn.Module) -> Callable[..., Any]:
-    """The call of `model` as a function with a code object of its own, for the compiler to begin at.
+    """Return a function that calls `model`, with its own code object, as the entry point for the compiler.
 
-    `Module.compile` begins at torch's own code, and compiles nothing of a model made of torch's modules alone
-    (nn.Sequential). And torch counts compilations per code object: of models that share one, the ninth runs uncompiled.
+    `Module.compile` starts at torch's own code and compiles nothing of a model that consists only of torch's modules
+    (nn.Sequential). Also, torch counts compilations per code object: the ninth model that shares one runs uncompiled.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -75,19 +75,19 @@ def _own_frame(model: nn.Module) -> Callable[..., Any]:
     return FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
 
 
-def max_autotune(model: nn.Module, work: PassContext) -> nn.Module:
-    """Only a wish: the compiler, which comes after, heeds it."""
-    if not work.backend.traits.autotunes:
-        raise SkipPass(f"the compiler {work.backend.traits.compiler} has no such mode")
-    work.compile_mode = "max-autotune-no-cudagraphs" if work.training else "max-autotune"
+def max_autotune(model: nn.Module, context: PassContext) -> nn.Module:
+    """Set the compile mode; the `compile` pass, which runs later, uses it."""
+    if not context.backend.traits.autotunes:
+        raise SkipPass(f"the compiler {context.backend.traits.compiler} has no such mode")
+    context.compile_mode = "max-autotune-no-cudagraphs" if context.training else "max-autotune"
     return model
 
 
 class _Packed:
-    """Calls of a model, computed by IPEX's operators on packed weights of their own while gradients are off.
+    """Compute a model's calls with IPEX's operators on separately packed weights while gradients are off.
 
-    The model stays what it is: its parameters, names and checkpoints. Packed weights are made anew when a parameter has
-    changed since, and a call that needs gradients computes with the model itself.
+    The model's parameters, names and checkpoints do not change. Weights are packed again after a parameter has changed,
+    and a call that needs gradients uses the model itself.
     """
 
     def __init__(self, model: nn.Module):
@@ -107,32 +107,32 @@ class _Packed:
 
 
 def _optimised(model: nn.Module) -> nn.Module:
-    """A copy with IPEX's operators. It converts the weights of a lower precision itself, so that one is told to it."""
+    """Return a copy that uses IPEX's operators. IPEX converts the weights to a lower precision itself."""
     ipex: Any = importlib.import_module(IPEX)
-    mine = deep_copy(model)
-    lowered = mine.__dict__.get(RUN)
-    restore(mine)
-    given = {"dtype": lowered.dtype} if isinstance(lowered, Lowered) else {}
-    packed: nn.Module = ipex.optimize(mine, inplace=True, **given)
+    model_copy = deep_copy(model)
+    lowered = model_copy.__dict__.get(RUN)
+    restore(model_copy)
+    options = {"dtype": lowered.dtype} if isinstance(lowered, Lowered) else {}
+    packed: nn.Module = ipex.optimize(model_copy, inplace=True, **options)
     if lowered is not None:
         override(packed, lowered)
     return packed
 
 
-def _ipex(model: nn.Module, work: PassContext) -> nn.Module:
-    if work.learns(model):
-        raise SkipPass("IPEX repacks weights for training in a layout that checkpoints cannot carry")
+def _ipex(model: nn.Module, context: PassContext) -> nn.Module:
+    if context.learns(model):
+        raise SkipPass("IPEX repacks weights for training in a layout that checkpoints cannot store")
     try:
         model._compiled_call_impl = _Packed(model)
     except (AssertionError, RuntimeError, NotImplementedError) as e:
         raise SkipPass(f"IPEX failed: {(str(e).strip().splitlines() or [type(e).__name__])[0]}") from e
-    work.details["compile"] = "IPEX operators"
+    context.details["compile"] = "IPEX operators"
     return model
 
 
 def _no_compiler(device_type: str) -> str:
     if device_type == "cpu":
         names = [os.environ.get("CXX", ""), "g++", "clang++"]
-        found = any(n and shutil.which(n) for n in names)
-        return "" if found else "inductor needs a C++ compiler (g++ or clang++) on this node"
+        has_compiler = any(n and shutil.which(n) for n in names)
+        return "" if has_compiler else "inductor needs a C++ compiler (g++ or clang++) on this node"
     return "" if importlib.util.find_spec("triton") else "inductor needs the package triton in this environment"

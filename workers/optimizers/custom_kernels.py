@@ -1,4 +1,4 @@
-"""Kernels in place of modules that they were measured to be faster than: a pass of level O3, and a function for it."""
+"""Replace modules by kernels that were measured to be faster: a pass of level O3, and a function that measures."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -23,95 +23,95 @@ if TYPE_CHECKING:
     from workers.backends.base import BaseBackend
 
 CLOSE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
-"""How far an output may move, relative to its largest value: each kernel rounds once where a module rounded in between.
-"""
+"""Maximum change of an output, relative to its largest value: a kernel rounds once, a module also in between."""
 
 
-def custom_kernels(model: nn.Module, work: PassContext) -> nn.Module:
-    """What is stored for this device and software decides; nothing is measured here."""
-    if work.sample is None:
-        raise SkipPass("without a sample input nobody knows of which sizes its rows are")
-    want = outputs(model, work.sample)
-    fitted = _fitted(model, work.sample, work)
+def custom_kernels(model: nn.Module, context: PassContext) -> nn.Module:
+    """Insert the kernels that stored measurements for this device and software prefer. Measures nothing itself."""
+    if context.sample is None:
+        raise SkipPass("the sizes of its rows are unknown without a sample input")
+    expected = outputs(model, context.sample)
+    fitted = _fitted(model, context.sample, context)
     if not fitted.chosen:
         raise SkipPass(_why(fitted))
-    _require_close(model, work.sample, want)
-    work.details["custom_kernels"] = str(fitted)
+    _require_close(model, context.sample, expected)
+    context.details["custom_kernels"] = str(fitted)
     return model
 
 
 def prepare_model_with_custom_kernels(
     backend: "BaseBackend", model: nn.Module, sample_input: Any = None, dtype: "str | torch.dtype | None" = None
 ) -> PreparedModel:
-    """A copy of `model` on the device, in `dtype` where one is given, with kernels where they are faster than its
-    modules in a call with `sample_input`: that is measured now, and stored as `polyfleet kernels tune` does. The
-    report says which modules have which kernels with what gain, and why others have none; `restore_model` takes them
-    out again.
+    """Copy `model` to the device (in `dtype` unless None) with kernels where they are faster than its modules.
 
-    Raises UserError without a sample input, for a dtype that the device has no units for, and for what is no Module.
+    The times of a call with `sample_input` are measured now and stored, as `polyfleet kernels tune` does. The report
+    lists which modules have which kernels with what gain, and why others have none; `restore_model` removes them.
+
+    Raises UserError without a sample input, for a dtype the device has no units for, and for an object that is not a
+    Module.
     """
     from workers.kernels.models.kernel_times import measure_calls
     from workers.optimizers.preparation import own_copy, require_module
 
     require_module(model)
-    wanted = precision_of(dtype)
-    backend.require_dtype(wanted)
+    target_dtype = precision_of(dtype)
+    backend.require_dtype(target_dtype)
     sample = as_sample(sample_input)
     if sample is None:
-        raise UserError("custom kernels are chosen by measuring, and there is no sample input", "give sample_input")
-    mine = own_copy(model, backend)
-    mine = mine if dtype is None else mine.to(wanted)
-    given = _cast(backend.to_device(sample), mine)
-    work = PassContext(backend, wanted, mine.training, given)
-    want = outputs(mine, given)
-    measure_calls(mine, given, backend.device)
-    fitted = _fitted(mine, given, work)
+        raise UserError("custom kernels are chosen by measuring, which needs a sample input", "pass sample_input")
+    model_copy = own_copy(model, backend)
+    model_copy = model_copy if dtype is None else model_copy.to(target_dtype)
+    inputs = _cast(backend.to_device(sample), model_copy)
+    context = PassContext(backend, target_dtype, model_copy.training, inputs)
+    expected = outputs(model_copy, inputs)
+    measure_calls(model_copy, inputs, backend.device)
+    fitted = _fitted(model_copy, inputs, context)
     if fitted.chosen:
-        _require_close(mine, given, want)
+        _require_close(model_copy, inputs, expected)
     applied = ["placement", *([f"custom_kernels: {fitted}"] if fitted.chosen else [])]
     skipped = fitted.left if fitted.chosen else {"custom_kernels": _why(fitted), **fitted.left}
-    backend.report = PreparedModel(mine, applied, skipped)
+    backend.report = PreparedModel(model_copy, applied, skipped)
     return backend.report
 
 
 def restore_model(model: nn.Module) -> nn.Module:
-    """The model itself, computing by its own modules again, to the bit as before it got kernels."""
+    """Remove the kernels and return the model: it computes with its own modules, bit for bit as before."""
     kernel_insertion.restore(model)
     return model
 
 
-def _fitted(model: nn.Module, sample: Sample, work: PassContext) -> Fitted:
+def _fitted(model: nn.Module, sample: Sample, context: PassContext) -> Fitted:
     try:
         return kernel_insertion.fit(
-            model, sample, work.backend.device, learns=work.learns(model), compiled=work.compiles
+            model, sample, context.backend.device, learns=context.learns(model), compiled=context.compiles
         )
     except (TypeError, RuntimeError) as e:
         kernel_insertion.restore(model)
         raise SkipPass(f"the model does not run with kernels: {str(e).splitlines()[0]}") from e
 
 
-def _require_close(model: nn.Module, sample: Sample, want: list[torch.Tensor]) -> None:
-    """Raises Skip for a model that answers otherwise with kernels, after these are taken out."""
-    have = outputs(model, sample)
-    limit = max(CLOSE.get(one.dtype, CLOSE[torch.float32]) for one in [*have, *want])
+def _require_close(model: nn.Module, sample: Sample, expected: list[torch.Tensor]) -> None:
+    """Raise SkipPass, after removing the kernels, if they change the model's output too much."""
+    actual = outputs(model, sample)
+    limit = max(CLOSE.get(one.dtype, CLOSE[torch.float32]) for one in [*actual, *expected])
     try:
-        require_close(have, want, limit)
+        require_close(actual, expected, limit)
     except SkipPass:
         kernel_insertion.restore(model)
         raise
 
 
 def _why(fitted: Fitted) -> str:
-    """The reason that most modules have."""
+    """Why no kernels are used: the most frequent reason."""
     reasons = list(fitted.left.values())
     if not reasons:
-        return "no module of the model computes what kernels have"
+        return "no module of the model computes an operation that kernels implement"
     most = max(dict.fromkeys(reasons), key=reasons.count)
-    return f"{len(reasons)} modules are left as they are, most of them because: {most}"
+    return f"{len(reasons)} modules are unchanged, most of them because: {most}"
 
 
 def _cast(sample: Sample, model: nn.Module) -> Sample:
-    """Floating-point inputs in the dtype of the model's weights."""
+    """Convert floating-point inputs to the dtype of the model's weights."""
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
     def cast(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Hashes of weights and inputs: equal where two machines compute the same thing."""
+"""Hashes of weights and inputs, to check that two machines compute the same thing."""
 
 import hashlib
 from typing import Any
@@ -11,7 +11,7 @@ from workers.backends.parts.device_transfer import tensors_of
 
 
 def weights_sha256(model: nn.Module) -> str:
-    """Of names, dtypes, shapes and bits of the state dict."""
+    """Hash names, dtypes, shapes and bits of the state dict."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())
@@ -20,7 +20,7 @@ def weights_sha256(model: nn.Module) -> str:
 
 
 def inputs_sha256(value: Any) -> str:
-    """Of dtypes, shapes and bits of all tensors in nested data."""
+    """Hash dtypes, shapes and bits of all tensors in nested data."""
     digest = hashlib.sha256()
     for tensor in tensors_of(value):
         _add(digest, tensor)
@@ -28,8 +28,9 @@ def inputs_sha256(value: Any) -> str:
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
-    """Of one tensor's dtype, shape and bits: tells whether a call changed it. Of a layout without plain bits (sparse,
-    quantised, nested) it is torch's counter of changes made in place.
+    """Hash one tensor's dtype, shape and bits, to detect whether a call changed it.
+
+    For a layout without plain bits (sparse, quantised, nested), return torch's counter of in-place changes instead.
     """
     digest = xxhash.xxh3_128()
     try:

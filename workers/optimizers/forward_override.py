@@ -1,7 +1,7 @@
-"""Another forward for one module, in a way that survives copying: a copy runs its own weights, not those it came from.
+"""Override the forward of one module such that a copy of the module computes with its own weights.
 
-The module's class, its names and its state dict stay what they are. `forward` becomes a bound method, which `deepcopy`
-binds to the copy; a closure over the old forward would go on computing with the old module.
+The module's class, names and state dict do not change. `forward` becomes a bound method, which `deepcopy` binds to the
+copy; a closure over the old forward would continue to compute with the old module.
 """
 
 from collections.abc import Callable
@@ -14,8 +14,9 @@ RUN, BEFORE = "_polyfleet_run", "_polyfleet_forward_before"
 
 
 def override(module: nn.Module, run: Callable[..., Any]) -> None:
-    """`run(call, *args, **kwargs)` in the place of the module's forward, where `call` is that forward. `run` must be
-    copied by `deepcopy` as it should be: a function of a file, or an object that holds no module.
+    """Replace the module's forward by `run(call, *args, **kwargs)`, where `call` is the original forward.
+
+    `deepcopy` must copy `run` correctly: it is a module-level function, or an object that holds no nn.Module.
     """
     restore(module)
     before = module.__dict__.get("forward")
@@ -28,7 +29,7 @@ def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def restore(module: nn.Module) -> None:
-    """Undo to `override`; nothing on a module that has none."""
+    """Undo `override`. Does nothing for a module without one."""
     if module.__dict__.pop(RUN, None) is None:
         return
     del module.__dict__["forward"]

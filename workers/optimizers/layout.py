@@ -1,4 +1,4 @@
-"""Passes that change no number by more than rounding: memory layout, and batch norms folded into convolutions."""
+"""Passes that change results only by rounding: memory layout, and batch norms folded into convolutions."""
 
 import torch
 from torch import nn
@@ -7,45 +7,49 @@ from workers.backends.parts.precision import name_of
 from workers.optimizers import batch_norm_folding
 from workers.optimizers.pass_context import PassContext, SkipPass, outputs, require_close
 
-# How far a pass called safe may move an output: relative to the largest output, and at least this much.
+# Maximum change of an output by a safe pass: relative to the largest output, or absolute if that is larger.
 SAFE_RELATIVE, SAFE_ABSOLUTE = 1e-3, 1e-5
 
 
-def channels_last(model: nn.Module, work: PassContext) -> nn.Module:
+def channels_last(model: nn.Module, context: PassContext) -> nn.Module:
     if not any(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in model.modules()):
         raise SkipPass("the model has no 2-d convolution")
-    precision = name_of(work.dtype)
-    if precision not in work.backend.traits.channels_last:
-        raise SkipPass(f"convolutions of {work.backend.kind} in {precision} are not known to be faster on it")
-    if work.sample is None:
-        raise SkipPass("it cannot be checked without a sample input: a forward that uses view() fails on this layout")
-    want = outputs(model, work.sample)
+    precision = name_of(context.dtype)
+    if precision not in context.backend.traits.channels_last:
+        raise SkipPass(
+            f"convolutions of {context.backend.kind} in {precision} have not been measured to be faster in this layout"
+        )
+    if context.sample is None:
+        raise SkipPass("cannot be checked without a sample input: a forward that uses view() fails in this layout")
+    expected = outputs(model, context.sample)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     try:
-        require_close(outputs(model, work.sample), want, SAFE_RELATIVE, SAFE_ABSOLUTE)
+        require_close(outputs(model, context.sample), expected, SAFE_RELATIVE, SAFE_ABSOLUTE)
     except (SkipPass, RuntimeError) as e:
         model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-        raise e if isinstance(e, SkipPass) else SkipPass(f"the model fails on it: {str(e).splitlines()[0]}") from e
+        raise (
+            e if isinstance(e, SkipPass) else SkipPass(f"the model fails in this layout: {str(e).splitlines()[0]}")
+        ) from e
     return model
 
 
-def fold_conv_bn(model: nn.Module, work: PassContext) -> nn.Module:
-    if work.learns(model):
+def fold_conv_bn(model: nn.Module, context: PassContext) -> nn.Module:
+    if context.learns(model):
         raise SkipPass("batch norm learns during training: call model.eval() first for inference")
     try:
         pairs = batch_norm_folding.pairs(model)
     except batch_norm_folding.NotTraceable as e:
         raise SkipPass(f"the model cannot be traced: {e}") from e
     if not pairs:
-        raise SkipPass("no convolution is followed by a batch norm alone")
-    want = outputs(model, work.sample) if work.sample is not None else []
+        raise SkipPass("no convolution feeds only a batch norm")
+    expected = outputs(model, context.sample) if context.sample is not None else []
     undo = batch_norm_folding.fold(model, pairs)
     try:
-        if work.sample is not None:
-            require_close(outputs(model, work.sample), want, SAFE_RELATIVE, SAFE_ABSOLUTE)
+        if context.sample is not None:
+            require_close(outputs(model, context.sample), expected, SAFE_RELATIVE, SAFE_ABSOLUTE)
     except SkipPass:
         undo()
         raise
-    work.folded = tuple(pairs)
-    work.details["fold_conv_bn"] = f"{len(pairs)} pair{'s' if len(pairs) > 1 else ''}"
+    context.folded = tuple(pairs)
+    context.details["fold_conv_bn"] = f"{len(pairs)} pair{'s' if len(pairs) > 1 else ''}"
     return model

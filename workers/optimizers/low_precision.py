@@ -1,4 +1,4 @@
-"""Lower precision around a model whose parameters and outputs stay float32."""
+"""Run a model in a lower precision while its parameters and outputs stay float32."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from workers.optimizers.pass_context import PassContext, SkipPass
 
 @dataclass(frozen=True)
 class Lowered:
-    """Runs a forward in a lower precision where torch deems that safe; what it returns is float32 again."""
+    """Run a forward in a lower precision where torch considers that safe. Its outputs are converted to float32."""
 
     device_type: str
     dtype: torch.dtype
@@ -27,20 +27,20 @@ class Lowered:
         return map_tensors(output, lambda tensor: tensor.float() if tensor.dtype == self.dtype else tensor)
 
 
-def autocast(model: nn.Module, work: PassContext) -> nn.Module:
-    """The model's own forward is replaced: its type, its names and its checkpoints stay what they are."""
-    if work.dtype == torch.float32:
-        raise SkipPass("the precision asked for is float32")
-    work.backend.require_dtype(work.dtype)
-    if work.training:
-        require_trainable(work.dtype)
-    override(model, Lowered(work.backend.device.type, work.dtype))
-    work.details["autocast"] = name_of(work.dtype)
+def autocast(model: nn.Module, context: PassContext) -> nn.Module:
+    """Override the model's forward with one under autocast. Its type, names and checkpoints do not change."""
+    if context.dtype == torch.float32:
+        raise SkipPass("the requested precision is float32")
+    context.backend.require_dtype(context.dtype)
+    if context.training:
+        require_trainable(context.dtype)
+    override(model, Lowered(context.backend.device.type, context.dtype))
+    context.details["autocast"] = name_of(context.dtype)
     return model
 
 
 def require_trainable(dtype: torch.dtype) -> None:
-    """Raises UserError for float16."""
+    """Raise UserError for float16, which a plain training loop cannot use."""
     if dtype == torch.float16:
-        remedy = "ask for bfloat16, or for float32 and use torch.autocast with a GradScaler in your loop"
+        remedy = "use bfloat16, or float32 with torch.autocast and a GradScaler in your loop"
         raise UserError("training in float16 needs loss scaling, which a plain loop lacks", remedy)

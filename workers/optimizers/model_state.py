@@ -1,5 +1,6 @@
-"""State of a model beside its parameters: buffers, and attributes that are tensors, numbers or texts. A forward may
-change it. What a list or an object in an attribute holds is not restored.
+"""Save and restore a model's state besides its parameters, which a forward may change.
+
+That is buffers, and attributes that are tensors, numbers or strings. Contents of lists or objects are not restored.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +21,7 @@ MAX_NESTING = 4
 
 
 class Table:
-    """Buffers or attributes of one module, as they are when the table is made. Tensors are copied to the host."""
+    """Snapshot of the buffers or attributes of one module. Tensors are copied to the host."""
 
     def __init__(self, values: dict[str, Any]):
         self._values, self._names = values, {*values, *OWN}
@@ -31,7 +32,7 @@ class Table:
         self._contents = [(tensor, tensor.detach().cpu().clone(), tensor_digest(tensor)) for tensor in tensors]
 
     def restore(self) -> None:
-        """Restore every value, and remove tensors that were added since."""
+        """Restore every value, and remove tensors that were added since the snapshot."""
         new = [name for name, value in self._values.items() if name not in self._names and has_tensors(value)]
         for name in new:
             del self._values[name]
@@ -39,16 +40,14 @@ class Table:
         self._restore_contents()
 
     def restore_changed(self) -> None:
-        """Restore every value that was not None, and keep tensors that were added since, such as a table that the first
-        call computes.
-        """
+        """Restore every value that was not None. Tensors added since then, such as a computed table, are kept."""
         self._values.update({name: value for name, value in self._before.items() if value is not None})
         self._restore_contents()
 
     def _restore_contents(self) -> None:
         with torch.no_grad():
             for tensor, content, digest in self._contents:
-                if tensor_digest(tensor) != digest:  # to write what is there already would cost a device a transfer
+                if tensor_digest(tensor) != digest:  # an unneeded copy would cost a transfer
                     tensor.copy_(content)
 
 
@@ -58,8 +57,9 @@ def tables(model: nn.Module) -> list[Table]:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Restore the state of `model` at the end, so that trial calls advance no cache or counter. A model with lazy
-    modules keeps what its first call initializes.
+    """Restore the state of `model` at the end, so that trial calls advance no cache or counter.
+
+    A model with lazy modules keeps what its first call initializes.
     """
     before = [] if any(map(is_lazy, (*model.parameters(), *model.buffers()))) else tables(model)
     try:
@@ -74,7 +74,7 @@ def has_tensors(value: Any) -> bool:
 
 
 def tensors_in(value: Any, nesting: int = MAX_NESTING) -> Iterator[Tensor]:
-    """In nested lists, tuples, mappings and plain objects, such as a cache of keys and values."""
+    """Iterate over tensors in nested lists, tuples, mappings and plain objects, such as a key-value cache."""
     if isinstance(value, Tensor):
         yield value
     if nesting == 0 or isinstance(value, (Tensor, *PLAIN, *OPAQUE)):
@@ -90,5 +90,5 @@ def tensors_in(value: Any, nesting: int = MAX_NESTING) -> Iterator[Tensor]:
 
 
 def _has_own_bits(tensor: Tensor) -> bool:
-    """Whether it can be written to: not one without memory, nor one whose elements share it."""
+    """Return whether `tensor` can be written: it has memory, and its elements do not share it."""
     return not tensor.is_meta and tensor.layout == torch.strided and (0 not in tensor.stride() or tensor.numel() <= 1)

@@ -1,5 +1,6 @@
-"""The optimiser: every pass of a level is tried on the sample input, measured against going on without it, and kept
-only if the result stays right and does not get slower.
+"""The optimiser: try every pass of a level on the sample input, and measure the model with and without it.
+
+A pass is kept only if the result stays correct and does not become slower.
 """
 
 from time import perf_counter
@@ -26,21 +27,21 @@ if TYPE_CHECKING:
     from workers.backends.base import BaseBackend
     from workers.config import PolyfleetConfig
 
-# How far a result may be from the float32 model, relative to its largest value, where the caller says nothing: as far
-# as rounding in that precision takes it, and for quantised weights as far as those are.
+# Default tolerance: maximum difference from the float32 model, relative to its largest value. It covers rounding in
+# that precision; quantised weights have their own limit.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 QUANTIZED = ("int8_weights", "fp8_linear")
 
 
 def get_optimizer(name: "str | None" = None, config: "PolyfleetConfig | None" = None) -> "ModelOptimizer":
-    """The optimiser of a back end by its name, or of the best that is here. Raises as `get_backend` does."""
+    """Return the optimiser of a back end by name (None: the best of this machine). Raises as `get_backend` does."""
     from workers.selection.factory import get_backend
 
     return ModelOptimizer(get_backend(name, config))
 
 
 def get_available_strategies(name: "str | None" = None) -> list[OptimizationStrategy]:
-    """Every pass, with what it was measured to bring on this machine's devices of that back end."""
+    """List every pass, with its measured speed-up on this machine's devices of that back end."""
     return get_optimizer(name).get_available_strategies()
 
 
@@ -75,25 +76,25 @@ class ModelOptimizer:
         memory_bytes: int | None = None,
         inplace: bool = False,
     ) -> tuple[nn.Module, OptimizationResult]:
-        """(the optimised model on the device, what was done, left and measured).
+        """Return (the optimised model on the device, which passes were applied and skipped, with measurements).
 
-        `tolerance` is the largest error allowed, relative to the largest value of the float32 model's output (for
-        training: of each gradient too). With a tolerance and no `dtype`, a lower precision the device has is tried as
-        well. `memory_bytes` is what a training step may take (default: what is free). With `inplace` the caller's
-        module itself is placed and changed.
+        `tolerance` is the maximum error, relative to the largest value of the float32 model's output (in training also
+        of each gradient). If it is set and `dtype` is None, a lower precision that the device supports is tried too.
+        `memory_bytes` limits the memory of a training step (default: what is free). With `inplace` the caller's module
+        itself is moved and changed.
 
-        Raises UserError for what cannot be optimised; nothing is changed then.
+        Raises UserError, without any change, for an object that cannot be optimised.
         """
         chosen = OptimizationLevel.from_string(level)
-        _require_number("tolerance", tolerance, 1, "give a relative error of at least 0 and below 1")
-        _require_number("memory_bytes", memory_bytes, float("inf"), "give the bytes that a training step may take")
-        work = self._work(model, sample_input, dtype, tolerance, for_training, memory_bytes)
-        if work.sample is None:
-            return self._unmeasured(model, chosen, work, inplace)
+        _require_number("tolerance", tolerance, 1, "write a relative error of at least 0 and below 1")
+        _require_number("memory_bytes", memory_bytes, float("inf"), "write the bytes that a training step may use")
+        context = self._work(model, sample_input, dtype, tolerance, for_training, memory_bytes)
+        if context.sample is None:
+            return self._unmeasured(model, chosen, context, inplace)
         with self.backend:
-            done = _Trials(model, work, tolerance).run(chosen)
-            final = done.build(model) if inplace else done.current
-            return final, done.result(final, chosen)
+            trials = _Trials(model, context, tolerance).run(chosen)
+            final = trials.build(model) if inplace else trials.current
+            return final, trials.result(final, chosen)
 
     def _work(
         self,
@@ -110,32 +111,34 @@ class ModelOptimizer:
             )
         sample = as_sample(sample_input)
         device_transfer.check_device(sample, self.backend.device)
-        wanted = precision_of(self.backend.precision if dtype is None else dtype)
-        self.backend.require_dtype(wanted)
-        if dtype is None and wanted == torch.float32 and tolerance is not None:
-            wanted = self._lower_precision()
-        given: Sample | None = self.backend.to_device(sample)
-        return PassContext(self.backend, wanted, training, given, memory, compile_mode_of(self.backend.config))
+        target_dtype = precision_of(self.backend.precision if dtype is None else dtype)
+        self.backend.require_dtype(target_dtype)
+        if dtype is None and target_dtype == torch.float32 and tolerance is not None:
+            target_dtype = self._lower_precision()
+        inputs: Sample | None = self.backend.to_device(sample)
+        return PassContext(self.backend, target_dtype, training, inputs, memory, compile_mode_of(self.backend.config))
 
     def _lower_precision(self) -> torch.dtype:
         native = [d for d in (torch.bfloat16, torch.float16) if self.backend.supports_dtype(d)]
         return native[0] if native else torch.float32
 
     def _unmeasured(
-        self, model: nn.Module, level: OptimizationLevel, work: PassContext, inplace: bool
+        self, model: nn.Module, level: OptimizationLevel, context: PassContext, inplace: bool
     ) -> tuple[nn.Module, OptimizationResult]:
-        mine = _on_device(model if inplace else deep_copy(model), work)
-        done = passes.run(mine, level, work)
-        mark(done.model, level, done.applied)
-        told = "without a sample input nothing was measured, and nothing checked"
-        return done.model, OptimizationResult(False, done.model, level, done.applied, done.skipped, [told])
+        own_model = _on_device(model if inplace else deep_copy(model), context)
+        prepared = passes.run(own_model, level, context)
+        mark(prepared.model, level, prepared.applied)
+        warning = "without a sample input nothing was measured or checked"
+        return prepared.model, OptimizationResult(
+            False, prepared.model, level, prepared.applied, prepared.skipped, [warning]
+        )
 
 
 class _Trials:
-    """The passes kept so far, and what was measured of each. A candidate is always built from a fresh copy."""
+    """Trials of passes: those kept so far, with measurements. A candidate is always built from a fresh copy."""
 
-    def __init__(self, model: nn.Module, work: PassContext, tolerance: float | None):
-        self.model, self.work, self.tolerance = model, work, tolerance
+    def __init__(self, model: nn.Module, context: PassContext, tolerance: float | None):
+        self.model, self.work, self.tolerance = model, context, tolerance
         self.kept: list[passes.Pass] = []
         self.skipped: dict[str, str] = {}
         self.races: dict[str, TimingComparison] = {}
@@ -143,19 +146,19 @@ class _Trials:
         self.compile_s = 0.0
         self.warnings: list[str] = []
         self.changes_inputs = False
-        self.timer = Timer(work.backend)
-        self.kind = work.backend.kind
+        self.timer = Timer(context.backend)
+        self.kind = context.backend.kind
         self.base = self.build(deep_copy(model))
         self.want = self._reference()
-        have = self._outcome(self.base)
-        self.current, self.error = self.base, largest_difference(have, self.want)
-        if reason := self._unjudged(have):
+        actual = self._outcome(self.base)
+        self.current, self.error = self.base, largest_difference(actual, self.want)
+        if reason := self._unjudged(actual):
             self.warnings.append(reason)
 
     def run(self, level: OptimizationLevel) -> "_Trials":
         for one in sorted(passes.passes_for_level(level), key=lambda p: p.first):
             if self.warnings:
-                self.skipped[one.name] = "the model's result cannot be judged: see the warnings"
+                self.skipped[one.name] = "the model's result cannot be checked: see the warnings"
                 continue
             try:
                 self._try(one)
@@ -163,36 +166,40 @@ class _Trials:
                 self.skipped[one.name] = str(e)
         return self
 
-    def build(self, mine: nn.Module, extra: "passes.Pass | None" = None) -> nn.Module:
-        """The kept passes, and one more, over a model that is ours. Raises Skip where that one does not apply."""
-        wanted = [*self.kept, *([extra] if extra else [])]
+    def build(self, own_model: nn.Module, extra: "passes.Pass | None" = None) -> nn.Module:
+        """Apply the kept passes, and `extra`, to a model that we own. Raises SkipPass if `extra` does not apply."""
+        selected = [*self.kept, *([extra] if extra else [])]
         self.work.details, self.work.compile_mode = {}, compile_mode_of(self.work.backend.config)
-        done = passes.apply(_on_device(mine, self.work), wanted, self.work)
-        if extra is not None and extra.name in done.skipped:
-            raise SkipPass(done.skipped[extra.name])
-        if done.skipped:
-            raise SkipPass("; ".join(f"{name} fails beside it: {reason}" for name, reason in done.skipped.items()))
-        return done.model
+        prepared = passes.apply(_on_device(own_model, self.work), selected, self.work)
+        if extra is not None and extra.name in prepared.skipped:
+            raise SkipPass(prepared.skipped[extra.name])
+        if prepared.skipped:
+            raise SkipPass(
+                "; ".join(f"{name} fails together with it: {reason}" for name, reason in prepared.skipped.items())
+            )
+        return prepared.model
 
     def _try(self, one: passes.Pass) -> None:
         if one.name == "max_autotune" and not any(p.name == "compile" for p in self.kept):
             raise SkipPass("the compiler was not kept")
-        begun = perf_counter()
+        started = perf_counter()
         candidate = self.build(deep_copy(self.model), one)
-        have = self._outcome(candidate)
-        built_s = perf_counter() - begun
-        error = largest_difference(have, self.want)
-        if reason := trial.not_finite(have):
+        actual = self._outcome(candidate)
+        built_s = perf_counter() - started
+        error = largest_difference(actual, self.want)
+        if reason := trial.not_finite(actual):
             raise SkipPass(f"rolled back: {reason}")
         if not error.max_rel <= (limit := self._limit(one)):
-            raise SkipPass(f"rolled back: off by {error.max_rel:.2g} of the largest value, more than {limit:.2g}")
-        raced = self._race(self.current, candidate)
-        self.races[one.name] = raced
-        self._remember(one.name, raced.ratio.median)
-        # What saves memory may cost time: that is its purpose.
-        if raced.slower and one.name != "activation_checkpointing":
-            low, high = raced.ratio.low, raced.ratio.high
-            raise SkipPass(f"rolled back: {raced.ratio.median:.2f} times the speed ({low:.2f} to {high:.2f}) is slower")
+            raise SkipPass(f"rolled back: the error is {error.max_rel:.2g} of the largest value, more than {limit:.2g}")
+        comparison = self._race(self.current, candidate)
+        self.races[one.name] = comparison
+        self._remember(one.name, comparison.ratio.median)
+        # A pass that saves memory may cost time: that is its purpose.
+        if comparison.slower and one.name != "activation_checkpointing":
+            low, high = comparison.ratio.low, comparison.ratio.high
+            raise SkipPass(
+                f"rolled back: {comparison.ratio.median:.2f} times the speed ({low:.2f} to {high:.2f}) is slower"
+            )
         self.kept.append(one)
         self.details = dict(self.work.details)
         self.current, self.error = candidate, error
@@ -200,7 +207,7 @@ class _Trials:
             self.compile_s += built_s
 
     def _race(self, first: nn.Module, second: nn.Module) -> TimingComparison:
-        """Both on the same inputs: copies, where a call changes them in place."""
+        """Compare the times of both on the same inputs, or on copies if a call changes them in place."""
         inputs = Inputs(self._sample())
         before, after = (trial.make_call(one, self.work, inputs) for one in (first, second))
         inputs.probe(before)
@@ -215,31 +222,31 @@ class _Trials:
         return max([self._own_tolerance(), *lossy])
 
     def _own_tolerance(self) -> float:
-        """How far the untouched model may be from its float32 twin: its own parameters may be of a lower precision."""
+        """Tolerance for the untouched model against its float32 form: its parameters may have a lower precision."""
         dtypes = {p.dtype for p in self.model.parameters()}
-        found = max([TOLERANCE[torch.float32], *(TOLERANCE[d] for d in dtypes if d in TOLERANCE)])
-        return found if self.tolerance is None else max(self.tolerance, found)
+        tolerance = max([TOLERANCE[torch.float32], *(TOLERANCE[d] for d in dtypes if d in TOLERANCE)])
+        return tolerance if self.tolerance is None else max(self.tolerance, tolerance)
 
-    def _unjudged(self, have: list[torch.Tensor]) -> str:
-        """Why nothing that is done to this model can be shown to be right, "" where it can."""
-        for values, who in ((self.want, "of the untouched model"), (have, "of the model on this device")):
+    def _unjudged(self, actual: list[torch.Tensor]) -> str:
+        """Return why no pass can be checked on this model, or ""."""
+        for values, source in ((self.want, "of the untouched model"), (actual, "of the model on this device")):
             if reason := trial.not_finite(values):
-                return f"{reason} {who}: whether a pass changes it cannot be told"
-        again = largest_difference(self._outcome(self.base), have)
+                return f"{reason} {source}: a change by a pass cannot be detected"
+        again = largest_difference(self._outcome(self.base), actual)
         if not again.max_rel <= self._own_tolerance():
             return (
                 f"two calls of the untouched model differ by {again.max_rel:.2g} of the largest value: "
-                "its output is random, and whether a pass changes it cannot be told"
+                "its output is random, so a change by a pass cannot be detected"
             )
         if not self.error.max_rel <= self._own_tolerance():
             return (
-                f"the untouched model is off by {self.error.max_rel:.2g} of the largest value from itself in float32, "
+                f"the untouched model differs by {self.error.max_rel:.2g} of the largest value from itself in float32, "
                 f"more than {self._own_tolerance():g}"
             )
         return ""
 
     def _reference(self) -> list[torch.Tensor]:
-        """Of the caller's model in float32, untouched, on the same device."""
+        """Compute the outcome of the caller's model in float32, without passes, on the same device."""
         plain = _on_device(deep_copy(self.model).float(), self.work)
         sample = self.work.sample
         assert sample is not None
@@ -247,15 +254,15 @@ class _Trials:
         exact = PassContext(self.work.backend, torch.float32, self.work.training, as_float)
         return self._outcome(plain, exact)
 
-    def _outcome(self, model: nn.Module, work: PassContext | None = None) -> list[torch.Tensor]:
+    def _outcome(self, model: nn.Module, context: PassContext | None = None) -> list[torch.Tensor]:
         try:
-            return trial.outcome(model, work or self.work)
+            return trial.outcome(model, context or self.work)
         except (RuntimeError, TypeError, ValueError, IndexError) as e:
-            said = str(e).strip().splitlines()
-            if model is getattr(self, "base", model) or work is not None:
-                raise UserError(f"the model fails on its sample input: {said[0] if said else e!r}",
-                                "give an input that the model takes") from e  # fmt: skip
-            raise SkipPass(f"the model fails with it: {said[0] if said else repr(e)}") from e
+            lines = str(e).strip().splitlines()
+            if model is getattr(self, "base", model) or context is not None:
+                raise UserError(f"the model fails on its sample input: {lines[0] if lines else e!r}",
+                                "pass an input that the model accepts") from e  # fmt: skip
+            raise SkipPass(f"the model fails with this pass: {lines[0] if lines else repr(e)}") from e
 
     def _sample(self) -> Sample:
         assert self.work.sample is not None
@@ -268,11 +275,11 @@ class _Trials:
         names = [p.name for p in passes.PASSES if p in self.kept]
         applied = ["placement", *(f"{n}: {self.details[n]}" if n in self.details else n for n in names)]
         mark(final, level, applied)
-        whole = self._race(self.base, final)
+        overall = self._race(self.base, final)
         metrics = {
-            "latency_before_s": list(whole.first_s),
-            "latency_after_s": list(whole.second_s),
-            "speedup": list(whole.ratio),
+            "latency_before_s": list(overall.first_s),
+            "latency_after_s": list(overall.second_s),
+            "speedup": list(overall.ratio),
             "max_abs_error": self.error.max_abs,
             "max_rel_error": self.error.max_rel,
             "tolerance": max((self._limit(p) for p in self.kept), default=self.tolerance or TOLERANCE[torch.float32]),
@@ -280,7 +287,7 @@ class _Trials:
             "model_bytes_after": trial.model_bytes(final),
             **self._peaks(final),
             "compile_s": self.compile_s,
-            "passes": {name: list(raced.ratio) for name, raced in self.races.items()},
+            "passes": {name: list(comparison.ratio) for name, comparison in self.races.items()},
         }
         return OptimizationResult(not self.warnings, final, level, applied, self.skipped, self.warnings, metrics)
 
@@ -293,13 +300,13 @@ class _Trials:
 
 
 def _require_number(name: str, value: Any, below: float, remedy: str) -> None:
-    """None, or a number from 0 to below `below`. Raises UserError."""
+    """Raise UserError unless `value` is None or a number with 0 <= value < below."""
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < below:
         raise UserError(f"{name} is {value!r}", remedy)
 
 
-def _on_device(model: nn.Module, work: PassContext) -> nn.Module:
-    mine = placed(model, work.backend)
-    return mine if work.training else mine.eval()
+def _on_device(model: nn.Module, context: PassContext) -> nn.Module:
+    moved = placed(model, context.backend)
+    return moved if context.training else moved.eval()

@@ -1,4 +1,4 @@
-"""How far one result is from another, in float64 on the CPU, whichever side was computed first."""
+"""Differences between two results, computed in float64 on the CPU."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from workers.backends.parts.device_transfer import tensors_of
 
 
 class Difference(NamedTuple):
-    """`max_rel` is max |have - want| over max |want|; inf when either has a NaN or infinity the other has not."""
+    """`max_rel` is max |actual - expected| / max |expected|; inf if only one has a NaN or infinity at a position."""
 
     max_abs: float
     max_rel: float
@@ -18,7 +18,7 @@ class Difference(NamedTuple):
 
 
 def all_tensors(output: Any) -> list[torch.Tensor]:
-    """Every tensor of a model's output, in order. Raises UserError when there is none."""
+    """Return every tensor of a model's output, in order. Raises UserError if there is none."""
     if hasattr(output, "to_tuple"):  # outputs of transformers models
         output = output.to_tuple()
     tensors = tensors_of(output)
@@ -28,25 +28,27 @@ def all_tensors(output: Any) -> list[torch.Tensor]:
 
 
 def first_tensor(output: Any) -> torch.Tensor:
-    """The first tensor of a model's output. Raises UserError when there is none."""
+    """Return the first tensor of a model's output. Raises UserError if there is none."""
     return all_tensors(output)[0]
 
 
-def largest_difference(have: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> Difference:
-    """The largest difference of any pair, each relative to its own largest value; inf where their numbers differ."""
-    if len(have) != len(want):
+def largest_difference(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> Difference:
+    """Return the largest difference of any pair, each relative to its own largest value; inf if the counts differ."""
+    if len(actual) != len(expected):
         return Difference(float("inf"), float("inf"), 0.0)
-    found = [difference(a, b) for a, b in zip(have, want, strict=True)]
-    return Difference(max(d.max_abs for d in found), max(d.max_rel for d in found), max(d.largest for d in found))
+    differences = [difference(a, b) for a, b in zip(actual, expected, strict=True)]
+    return Difference(
+        max(d.max_abs for d in differences), max(d.max_rel for d in differences), max(d.largest for d in differences)
+    )
 
 
-def difference(have: torch.Tensor, want: torch.Tensor) -> Difference:
-    """Raises UserError when the shapes differ."""
-    if have.shape != want.shape:
+def difference(actual: torch.Tensor, expected: torch.Tensor) -> Difference:
+    """Compare two tensors of one shape. Raises UserError if the shapes differ."""
+    if actual.shape != expected.shape:
         raise UserError(
-            f"outputs have shapes {tuple(have.shape)} and {tuple(want.shape)}", "make the model deterministic"
+            f"outputs have shapes {tuple(actual.shape)} and {tuple(expected.shape)}", "make the model deterministic"
         )
-    a, b = (t.detach().cpu().to(torch.complex128 if t.is_complex() else torch.float64) for t in (have, want))
+    a, b = (t.detach().cpu().to(torch.complex128 if t.is_complex() else torch.float64) for t in (actual, expected))
     if a.numel() == 0:
         return Difference(0.0, 0.0, 0.0)
     finite = torch.isfinite(a) & torch.isfinite(b)

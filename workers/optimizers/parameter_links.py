@@ -1,8 +1,8 @@
-"""Whose parameters an optimizer holds, and pointing it at those of the model that will be trained.
+"""Find out whose parameters an optimizer holds, and bind it to those of the model that will be trained.
 
-People build the optimizer before or after they prepare the model. A copy's parameters therefore remember, weakly, which
-parameters they were copied from: an optimizer of the original can be bound to the copy, and one of another model is
-told from it. An optimizer bound to neither would step on weights that nobody uses, without any error.
+Users build the optimizer before or after they prepare the model. Parameters of a copy therefore hold weak references to
+those they were copied from: an optimizer of the original can be bound to the copy, and one of another model is
+detected. An optimizer of neither would update unused weights without any error.
 """
 
 import weakref
@@ -21,16 +21,16 @@ _ANCESTORS: Any = WeakIdKeyDictionary()
 
 
 def record_origin(copied: nn.Module, original: nn.Module) -> None:
-    """Of parameters that have the same name in a copy and in what it was copied from."""
+    """Record which parameter of the original each parameter of a copy comes from, by name."""
     named = dict(original.named_parameters())
-    for name, mine in copied.named_parameters():
-        theirs = named.get(name)
-        if theirs is not None and mine is not theirs:
-            _ANCESTORS[mine] = (weakref.ref(theirs), *_ANCESTORS.get(theirs, ()))
+    for name, parameter in copied.named_parameters():
+        source = named.get(name)
+        if source is not None and parameter is not source:
+            _ANCESTORS[parameter] = (weakref.ref(source), *_ANCESTORS.get(source, ()))
 
 
 def update_after_move(moved: Moved, model: nn.Module, before: list[nn.Parameter]) -> None:
-    """Parameters that a move replaced (XLA) descend from those that were there `before`."""
+    """Record that parameters which a move replaced (XLA) come from those in `before`."""
     for old in before:
         new = moved.get(id(old))
         if new is not None and new is not old:
@@ -38,31 +38,31 @@ def update_after_move(moved: Moved, model: nn.Module, before: list[nn.Parameter]
 
 
 def check_parameters(optimizer: torch.optim.Optimizer, model: nn.Module, device: torch.device) -> None:
-    """Raises UserError for an optimizer that would train something else than `model`; changes nothing."""
-    own, known = {id(p) for p in model.parameters()}, _descendants(model)
-    held = list(_held(optimizer))
-    strangers = [p for p in held if id(p) not in known]
-    if len(strangers) == len(held):
+    """Raise UserError for an optimizer that would train anything but `model`. Changes nothing."""
+    own_ids, related = {id(p) for p in model.parameters()}, _descendants(model)
+    tensors = list(_held(optimizer))
+    unrelated = [p for p in tensors if id(p) not in related]
+    if len(unrelated) == len(tensors):
         raise UserError(
-            f"none of the {len(held)} tensors that the optimizer holds is a parameter of the model",
-            "build it from the parameters of the model that you give here, or of the one that model was prepared from",
+            f"none of the {len(tensors)} tensors that the optimizer holds is a parameter of the model",
+            "build it from the parameters of the model that you pass, or of the one that it was prepared from",
         )
-    if strangers and any(id(p) not in own for p in held if id(p) in known):
+    if unrelated and any(id(p) not in own_ids for p in tensors if id(p) in related):
         raise UserError(
-            f"{len(strangers)} of the {len(held)} tensors that the optimizer holds have no counterpart in the prepared"
-            " model",
-            "give the model that the optimizer was built from; folding and quantizing replace parameters",
+            f"{len(unrelated)} of the {len(tensors)} tensors that the optimizer holds have no counterpart in the "
+            "prepared model",
+            "pass the model that the optimizer was built from; folding and quantizing replace parameters",
         )
-    away = [p for p in strangers if p.device.type != device.type]
-    if away:
+    misplaced = [p for p in unrelated if p.device.type != device.type]
+    if misplaced:
         raise UserError(
-            f"the optimizer holds {len(away)} tensors that are not the model's and stay on {away[0].device}",
-            "build it from the parameters of the model that is given, all parts in one module",
+            f"the optimizer holds {len(misplaced)} tensors that are not the model's and stay on {misplaced[0].device}",
+            "build it from the parameters of the model that you pass, with all parts in one module",
         )
 
 
 def bind(optimizer: torch.optim.Optimizer, model: nn.Module, device: torch.device, fused: bool) -> None:
-    """Point `optimizer`, in place, at the parameters of `model`, which is on `device`; its state comes along.
+    """Bind `optimizer`, in place and with its state, to the parameters of `model`, which is on `device`.
 
     Schedulers that hold it stay valid. `fused` says whether torch's fused and foreach steps run on this device.
     """
@@ -76,10 +76,10 @@ def _held(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 
 def _descendants(model: nn.Module) -> Moved:
-    """id of a parameter, or of one it descends from -> the parameter. Only ids of living tensors are in it."""
-    found: Moved = {}
+    """Map the id of each parameter, and of those it was copied from, to the parameter. Only for tensors still alive."""
+    descendants: Moved = {}
     for parameter in model.parameters():
         for ancestor in (reference() for reference in _ANCESTORS.get(parameter, ())):
             if ancestor is not None:
-                found.setdefault(id(ancestor), parameter)
-    return found | {id(p): p for p in model.parameters()}
+                descendants.setdefault(id(ancestor), parameter)
+    return descendants | {id(p): p for p in model.parameters()}

@@ -1,4 +1,4 @@
-"""What optimisation works on: a model, one call's inputs, the back end, and the words for what was and was not done."""
+"""Types shared by optimisation passes: the inputs of one call, the context of a pass, and the prepared model."""
 
 import copy
 from dataclasses import dataclass, field
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class PreparedModel(NamedTuple):
-    """A model ready to use, what was done to it (`name` or `name: detail`), and what was not (name -> reason).
+    """A model ready to use, the passes applied (`name` or `name: detail`) and those skipped (name -> reason).
 
-    `folded` are the names of each convolution and of the batch norm that became part of it: see prepared_model.py.
+    `folded` lists the names of each convolution and the batch norm folded into it: see prepared_model.py.
     """
 
     model: nn.Module
@@ -39,21 +39,21 @@ class Sample(NamedTuple):
     kwargs: dict[str, Any]
 
     def copy(self) -> "Sample":
-        """A deep copy: a call may change it in place. Views of one storage stay views of one."""
+        """Return a deep copy, since a call may change it in place. Views of one storage stay views of one storage."""
         memo: dict[int, Any] = {id(t): t.detach().clone() for t in tensors_of(self) if not t.is_leaf}
         try:
             return copy.deepcopy(self, memo)
-        except (TypeError, RuntimeError):  # an object that cannot be copied is shared, the tensors beside it are not
+        except (TypeError, RuntimeError):  # share an object that cannot be copied, but copy the tensors
             return Sample(*map_tensors(tuple(self), lambda t: t.detach().clone()))
 
 
 @dataclass(slots=True)
 class PassContext:
-    """What a pass may look at. `sample` is one call's inputs on the device, or None.
+    """What a pass may use. `sample` is one call's inputs on the device, or None.
 
-    `memory_bytes` is what training may take (None: all that is free); `compile_mode` is for torch.compile. `compiled`:
-    the caller has wrapped the model in torch.compile. `compiles`: a later pass does. `details` and `folded` are what
-    passes tell of what they did.
+    `memory_bytes` limits the memory of training (None: all that is free); `compile_mode` is for torch.compile.
+    `compiled`: the caller has wrapped the model in torch.compile. `compiles`: a later pass will compile it. Passes
+    record their results in `details` and `folded`.
     """
 
     backend: "BaseBackend"
@@ -68,13 +68,13 @@ class PassContext:
     compiles: bool = False
 
     def learns(self, model: nn.Module) -> bool:
-        """Whether what only inference allows would be wrong: the work is training, or the model is in that mode."""
+        """Return whether inference-only changes are wrong: the work is training, or the model is in training mode."""
         return self.training or model.training
 
 
 def as_sample(value: Any) -> Sample | None:
-    """What a sample factory returned: a tuple or list is positional arguments, a dict with string keys keyword ones,
-    else one argument.
+    """Convert the value of a sample factory: a tuple or list holds positional arguments, a dict keyword arguments; any
+    other value is one argument.
     """
     if value is None or isinstance(value, Sample):
         return value
@@ -84,34 +84,34 @@ def as_sample(value: Any) -> Sample | None:
 
 
 def outputs(model: nn.Module, sample: Sample) -> list[torch.Tensor]:
-    """Every tensor of one call, in eval mode and without gradients, so that looking changes nothing."""
-    training, given = model.training, sample.copy()
+    """Return every output tensor of one call in eval mode without gradients. The model's state is restored."""
+    training, inputs = model.training, sample.copy()
     model.eval()
     try:
         with torch.no_grad(), unchanged(model):
-            return all_tensors(model(*given.args, **given.kwargs))
+            return all_tensors(model(*inputs.args, **inputs.kwargs))
     finally:
         model.train(training)
 
 
 def require_close(
-    have: list[torch.Tensor], want: list[torch.Tensor], relative: float, absolute: float = 0.0
+    actual: list[torch.Tensor], expected: list[torch.Tensor], relative: float, absolute: float = 0.0
 ) -> Difference:
-    """Raises Skip when a pass moved an output by more than `relative` of its largest value, and than `absolute`."""
-    moved = largest_difference(have, want)
-    if not (moved.max_rel <= relative or moved.max_abs <= absolute):
+    """Raise SkipPass if a pass changed an output by more than `relative` of its largest value, and by > `absolute`."""
+    difference = largest_difference(actual, expected)
+    if not (difference.max_rel <= relative or difference.max_abs <= absolute):
         raise SkipPass(
-            f"rolled back: the output moved by {moved.max_rel:.2g} of its largest value, more than {relative:g}"
+            f"rolled back: the output changed by {difference.max_rel:.2g} of its largest value, more than {relative:g}"
         )
-    return moved
+    return difference
 
 
 def deep_copy(model: nn.Module) -> nn.Module:
-    """A deep copy in the mode of the original. Raises UserError where the model cannot be copied."""
+    """Return a deep copy in the mode of the original. Raises UserError if the model cannot be copied."""
     try:
         return copy.deepcopy(model)
     except (TypeError, RuntimeError) as e:
         raise UserError(
             f"the model cannot be copied: {e}",
-            "keep tensors that need gradients out of its attributes; for training, inplace=True moves it itself",
+            "keep tensors that need gradients out of its attributes, or train the model itself with inplace=True",
         ) from e

@@ -1,7 +1,7 @@
-"""The passes of each level. Each returns the changed model, or says why it does not apply.
+"""The passes of each level. A pass returns the changed model, or raises SkipPass with the reason.
 
-O0 placement only. O1 numerically safe: layout, folding, and the precision that was asked for. O2 adds the compiler, and
-recomputed activations where a training step would not fit. O3 adds fewer bits, kernels and the compiler's search.
+O0: placement only. O1: numerically safe: layout, folding, and the requested precision. O2 adds the compiler, and
+recomputed activations if a training step would not fit. O3 adds quantisation, kernels and the compiler's search.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ O1, O2, O3 = OptimizationLevel.O1, OptimizationLevel.O2, OptimizationLevel.O3
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """`first` is the lowest level that has it. `change` may alter the model it is given, which is ours."""
+    """One pass. `first` is the lowest level that includes it. `change` may modify its model, which we own."""
 
     name: str
     first: OptimizationLevel
@@ -32,9 +32,9 @@ class Pass:
     requires: tuple[str, ...] = ()
 
 
-# In the order in which they are applied to a model: what rewrites modules before what wraps them, the compiler last.
+# In the order of application: passes that rewrite modules, then those that wrap them, then the compiler.
 PASSES = (
-    Pass("channels_last", O1, channels_last, "convolutions read images with their channels side by side",
+    Pass("channels_last", O1, channels_last, "convolutions read images with adjacent channels",
          ("a 2-d convolution", "a sample input to check it on")),
     Pass("fold_conv_bn", O1, fold_conv_bn, "batch norms become part of the convolution before them",
          ("inference", "a forward that torch.fx can trace")),
@@ -46,8 +46,8 @@ PASSES = (
          ("a sample input", "measurements: `polyfleet kernels tune`")),
     Pass("activation_checkpointing", O2, activation_checkpointing, "repeated blocks recompute what backward needs",
          ("training", "repeated blocks", "a step that would not fit")),
-    Pass("autocast", O1, autocast, "products in a lower precision where torch deems that safe",
-         ("units for that precision", "a precision asked for, or a tolerance that allows it")),
+    Pass("autocast", O1, autocast, "products in a lower precision where torch considers that safe",
+         ("units for that precision", "a requested precision, or a tolerance that allows it")),
     Pass("max_autotune", O3, max_autotune, "the compiler tries several kernels and keeps the fastest", ("inductor",)),
     Pass("compile", O2, compile_model, "operators fused and compiled: inductor, openxla, or IPEX's operators",
          ("a compiler for this device",)),
@@ -58,32 +58,32 @@ def passes_for_level(level: str | OptimizationLevel) -> tuple[Pass, ...]:
     return tuple(p for p in PASSES if p.first <= OptimizationLevel.from_string(level))
 
 
-def run(model: nn.Module, level: str | OptimizationLevel, work: PassContext) -> PreparedModel:
-    """All passes of `level` over `model`, which must be ours to change and on its device."""
-    return apply(model, passes_for_level(level), work)
+def run(model: nn.Module, level: str | OptimizationLevel, context: PassContext) -> PreparedModel:
+    """Apply all passes of `level` to `model`, which must be on its device and ours to change."""
+    return apply(model, passes_for_level(level), context)
 
 
-def apply(model: nn.Module, passes: Iterable[Pass], work: PassContext) -> PreparedModel:
-    """These passes, in the order of PASSES, over the user's module inside what may be wrapped around it."""
-    wanted = {p.name for p in passes}
+def apply(model: nn.Module, passes: Iterable[Pass], context: PassContext) -> PreparedModel:
+    """Apply these passes, in the order of PASSES, to the user's module inside any wrappers."""
+    names = {p.name for p in passes}
     applied, skipped = ["placement"], {}
-    work.folded, inner = (), unwrap(model)
-    work.compiled = hasattr(model, "_orig_mod")
-    work.compiles = work.compiled or "compile" in wanted
-    given = inner
+    context.folded, inner = (), unwrap(model)
+    context.compiled = hasattr(model, "_orig_mod")
+    context.compiles = context.compiled or "compile" in names
+    original = inner
     for one in PASSES:
-        if one.name not in wanted:
+        if one.name not in names:
             continue
         try:
-            inner = one.change(inner, work)
-            applied.append(f"{one.name}: {work.details[one.name]}" if one.name in work.details else one.name)
+            inner = one.change(inner, context)
+            applied.append(f"{one.name}: {context.details[one.name]}" if one.name in context.details else one.name)
         except SkipPass as e:
             skipped[one.name] = str(e)
-    return PreparedModel(model if inner is given else inner, applied, skipped, work.folded)
+    return PreparedModel(model if inner is original else inner, applied, skipped, context.folded)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The user's module inside torch.compile's and the data-parallel wrapper."""
+    """Return the user's module inside torch.compile's and the data-parallel wrapper."""
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel):
             model = model.module

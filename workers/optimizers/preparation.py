@@ -1,7 +1,7 @@
-"""Turning a caller's model into one ready for a device: copied, placed, its passes applied. Functions over a back end.
+"""Prepare a caller's model for a device: copy it, move it, apply its passes. Functions over a back end.
 
-Preparing what was prepared before starts from the model as it was: nothing is wrapped twice, and what the caller does
-not name anew (precision, level) stays as it was prepared.
+Preparing a prepared model starts from the original form: nothing is wrapped twice. A precision or level that the caller
+does not pass again is kept.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Dtype = str | torch.dtype | None
 Level = str | OptimizationLevel | None
 MARK = "_polyfleet_prepared"
-"""On a prepared module: (level, precision) it was prepared with, and whether its compiler is ours."""
+"""Attribute of a prepared module: the level and precision it was prepared with, and whether we compiled it."""
 
 
 class Mark(NamedTuple):
@@ -37,7 +37,7 @@ class Mark(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """A model and its optimizer ready to train, with what was and was not done."""
+    """A model and its optimizer ready to train, with the passes applied and skipped."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
@@ -54,12 +54,13 @@ def prepare(
     *,
     inference: bool = False,
 ) -> PreparedModel:
-    """A copy on the device, in the model's own mode, or in eval mode for `inference`. See
-    CompatMethods.prepare_model.
+    """Prepare a copy on the device, in the model's own mode, or in eval mode for `inference`.
+
+    See CompatMethods.prepare_model.
     """
-    chosen, work = _work(backend, model, level, sample_input, dtype, training=False)
-    mine = own_copy(model, backend)
-    backend.report = _pass(mine.eval() if inference else mine, chosen, work)
+    chosen, context = _work(backend, model, level, sample_input, dtype, training=False)
+    own_model = own_copy(model, backend)
+    backend.report = _pass(own_model.eval() if inference else own_model, chosen, context)
     return backend.report
 
 
@@ -72,52 +73,53 @@ def prepare_training(
     sample_input: Any = None,
     inplace: bool = False,
 ) -> Trained:
-    """See CompatMethods.optimize_for_training. What a caller gets wrong is refused before anything is copied or
-    moved.
+    """Prepare a model and its optimizer for training. Wrong arguments are refused before anything is copied or moved.
+
+    See CompatMethods.optimize_for_training.
     """
-    chosen, work = _work(backend, model, level, sample_input, dtype, training=True)
+    chosen, context = _work(backend, model, level, sample_input, dtype, training=True)
     if optimizer is not None:
         parameter_links.check_parameters(optimizer, model, backend.device)
-    mine = placed(model, backend) if inplace else own_copy(model, backend)
-    backend.report = _pass(mine, chosen, work)
+    own_model = placed(model, backend) if inplace else own_copy(model, backend)
+    backend.report = _pass(own_model, chosen, context)
     if optimizer is not None:
-        parameter_links.bind(optimizer, mine, backend.device, backend.traits.fused_optimizers)
+        parameter_links.bind(optimizer, own_model, backend.device, backend.traits.fused_optimizers)
     return Trained(backend.report.model, optimizer, backend.report.applied, backend.report.skipped)
 
 
 def _work(
     backend: "BaseBackend", model: nn.Module, level: Level, sample_input: Any, dtype: Dtype, training: bool
 ) -> tuple[OptimizationLevel, PassContext]:
-    """Everything a caller can get wrong is refused here, before anything is copied or moved."""
+    """Check the arguments, before anything is copied or moved. Return the level and the context of the passes."""
     require_module(model)
     before: Mark | None = unwrap(model).__dict__.get(MARK)
-    usual = (before.level, before.precision) if before else (backend.optimization_level, backend.precision)
-    chosen = OptimizationLevel.from_string(usual[0] if level is None else level)
+    defaults = (before.level, before.precision) if before else (backend.optimization_level, backend.precision)
+    chosen = OptimizationLevel.from_string(defaults[0] if level is None else level)
     sample = as_sample(sample_input)
-    wanted = precision_of(usual[1] if dtype is None else dtype)
-    backend.require_dtype(wanted)
+    target_dtype = precision_of(defaults[1] if dtype is None else dtype)
+    backend.require_dtype(target_dtype)
     if training:
-        require_trainable(wanted)
+        require_trainable(target_dtype)
     device_transfer.check_device(sample, backend.device)
     mode = compile_mode_of(backend.config)
-    return chosen, PassContext(backend, wanted, training, backend.to_device(sample), compile_mode=mode)
+    return chosen, PassContext(backend, target_dtype, training, backend.to_device(sample), compile_mode=mode)
 
 
 def require_module(model: Any) -> None:
-    """Raises UserError for what is no Module."""
+    """Raise UserError for an object that is not a Module."""
     if not isinstance(model, nn.Module):
         raise UserError(f"a model must be a torch.nn.Module, not {type(model).__name__}", "return the module itself")
 
 
 def own_copy(model: nn.Module, backend: "BaseBackend") -> nn.Module:
-    """A copy on the device, without what an earlier preparation put around it."""
-    mine = deep_copy(model)
-    parameter_links.record_origin(mine, model)
-    return placed(mine, backend)
+    """Return a copy on the device, without the overrides of an earlier preparation."""
+    model_copy = deep_copy(model)
+    parameter_links.record_origin(model_copy, model)
+    return placed(model_copy, backend)
 
 
 def placed(model: nn.Module, backend: "BaseBackend") -> nn.Module:
-    """Itself on the device, and without what an earlier preparation put around it."""
+    """Move the model itself to the device, and remove the overrides of an earlier preparation."""
     before = list(model.parameters())
     parameter_links.update_after_move(device_transfer.move_module(model, backend.device), model, before)
     inner = unwrap(model)
@@ -131,13 +133,13 @@ def placed(model: nn.Module, backend: "BaseBackend") -> nn.Module:
     return model
 
 
-def _pass(model: nn.Module, level: OptimizationLevel, work: PassContext) -> PreparedModel:
-    done = passes.run(model, level, work)
-    mark(done.model, level, done.applied)
-    return done
+def _pass(model: nn.Module, level: OptimizationLevel, context: PassContext) -> PreparedModel:
+    prepared = passes.run(model, level, context)
+    mark(prepared.model, level, prepared.applied)
+    return prepared
 
 
 def mark(model: nn.Module, level: OptimizationLevel, applied: list[str]) -> None:
-    """Remember how `model` was prepared, for whoever prepares it again."""
-    told = dict(entry.partition(": ")[::2] for entry in applied)
-    unwrap(model).__dict__[MARK] = Mark(level.value, told.get("autocast", "float32"), "compile" in told)
+    """Record how `model` was prepared, for a later preparation."""
+    details = dict(entry.partition(": ")[::2] for entry in applied)
+    unwrap(model).__dict__[MARK] = Mark(level.value, details.get("autocast", "float32"), "compile" in details)

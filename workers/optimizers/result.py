@@ -1,4 +1,4 @@
-"""What an optimiser returns beside the model: what it did, what it left and why, and what it measured."""
+"""Result of an optimisation: passes applied, passes skipped with reasons, and measurements."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,13 +10,13 @@ from workers.optimization_levels import OptimizationLevel
 
 @dataclass(frozen=True, slots=True)
 class OptimizationResult:
-    """`success` is false where the model could not be shown to be right: nothing was measured, see `warnings`.
+    """Outcome of `optimize`. `success` is false if the model could not be checked; `warnings` contains the reason.
 
     optimizations_skipped  name -> reason, with the numbers where a pass was tried and rolled back
     metrics                latency_before_s, latency_after_s, speedup: [median, low, high] with 95 % confidence;
                            max_abs_error, max_rel_error against the untouched model in float32; tolerance;
                            model_bytes_before, model_bytes_after; peak_bytes_before, peak_bytes_after (None where the
-                           device tells no peak); compile_s; passes: name -> its own [median, low, high] speed-up
+                           device reports no peak); compile_s; passes: name -> its own [median, low, high] speed-up
     """
 
     success: bool
@@ -28,7 +28,7 @@ class OptimizationResult:
     metrics: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data: everything but the model."""
+        """Return everything but the model as plain data."""
         return {
             "success": self.success,
             "level": self.level.value,
@@ -41,7 +41,7 @@ class OptimizationResult:
 
 @dataclass(frozen=True, slots=True)
 class OptimizationStrategy:
-    """One pass as a user may know it. `measured_speedup` is from this machine's history: None where it has none."""
+    """Description of one pass. `measured_speedup` comes from this machine's history (None: never measured)."""
 
     name: str
     description: str

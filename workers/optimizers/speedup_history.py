@@ -1,4 +1,4 @@
-"""What passes have been measured to bring on this machine: lines of JSON in POLYFLEET_HOME."""
+"""History of measured speed-ups of passes on this machine: lines of JSON in POLYFLEET_HOME."""
 
 from pathlib import Path
 from statistics import geometric_mean
@@ -18,9 +18,9 @@ def remember(kind: str, torch: str, name: str, speedup: float) -> None:
 
 
 def speedups(kind: str) -> dict[str, float]:
-    """The geometric mean of the last measurements of each pass on this kind of device."""
-    found: dict[str, list[float]] = {}
+    """Return the geometric mean of the last 20 measurements of each pass on this kind of device."""
+    by_pass: dict[str, list[float]] = {}
     for line in measurement_files.lines(NAME):
         if line.get("kind") == kind and isinstance(line.get("speedup"), int | float) and line["speedup"] > 0:
-            found.setdefault(str(line.get("pass")), []).append(float(line["speedup"]))
-    return {name: round(geometric_mean(values[-LAST:]), 3) for name, values in found.items()}
+            by_pass.setdefault(str(line.get("pass")), []).append(float(line["speedup"]))
+    return {name: round(geometric_mean(values[-LAST:]), 3) for name, values in by_pass.items()}

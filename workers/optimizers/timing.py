@@ -1,4 +1,4 @@
-"""How long two ways of computing the same take, measured in turns so that both meet the same noise."""
+"""Compare the times of two implementations, measured alternately so that noise affects both equally."""
 
 import math
 from collections.abc import Callable
@@ -15,7 +15,7 @@ ROUND_S, LONGEST_S = 2e-3, 50e-3
 
 @dataclass(frozen=True, slots=True)
 class TimingComparison:
-    """`ratio` is the first's time over the second's, round by round: above 1 the second is faster."""
+    """`ratio` is the first's time divided by the second's, per round: above 1 the second is faster."""
 
     first_s: Interval
     second_s: Interval
@@ -23,7 +23,7 @@ class TimingComparison:
 
     @property
     def slower(self) -> bool:
-        """The second is slower beyond noise: not even the best bound of its speed-up comes up to 1."""
+        """Return whether the second is slower beyond noise: even the upper bound of its speed-up is below 1."""
         return self.ratio.high < 1
 
 
@@ -34,8 +34,10 @@ def compare_timings(
     rounds: int = ROUNDS,
     inputs: Inputs | None = None,
 ) -> TimingComparison:
-    """By the clock of the device that `timer` is of. Odd rounds begin with the second, so that neither always warms up
-    the caches for the other. `inputs` are those that calls of either use up.
+    """Time both alternately with the clock of `timer`'s device.
+
+    Odd rounds start with the second, so that neither always warms up the caches for the other. `inputs` supplies the
+    inputs that calls of both consume.
     """
     both, refill = (first, second), inputs.refill if inputs else None
     calls = _repeats(*(min(timer.block(call, 1, refill=refill).call_s for _ in range(WARMUP)) for call in both))
@@ -49,7 +51,7 @@ def compare_timings(
 
 
 def _repeats(first_s: float, second_s: float) -> int:
-    """Calls per round: so many that the quicker takes 2 ms, which a single wake-up of another process does not drown,
-    but that the slower does not take over 50.
+    """Calls per round: enough that the faster takes 2 ms, so that one wake-up of another process does not dominate, but
+    few enough that the slower takes at most 50 ms.
     """
     return max(1, min(math.ceil(ROUND_S / max(min(first_s, second_s), 1e-7)), int(LONGEST_S / max(first_s, second_s))))

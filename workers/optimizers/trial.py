@@ -1,4 +1,4 @@
-"""One call of a model, as measured and compared: forward, or for training forward and backward."""
+"""One call of a model for measuring and comparing: forward, or in training forward and backward."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,12 +13,13 @@ from workers.optimizers.output_difference import all_tensors
 from workers.optimizers.pass_context import PassContext
 
 
-def make_call(model: nn.Module, work: PassContext, inputs: Inputs | None = None) -> Callable[[], Any]:
-    """Work must have a sample; a copy of it is used up by each call, or what `inputs` has ready. Training's loss sums
-    the mean squares of all outputs: every weight gets a gradient.
+def make_call(model: nn.Module, context: PassContext, inputs: Inputs | None = None) -> Callable[[], Any]:
+    """Return a function that runs one call on a copy of the context's sample (required), or on an input of `inputs`.
+
+    In training, the loss is the sum of the mean squares of all outputs, so that every weight gets a gradient.
     """
-    assert work.sample is not None
-    take = inputs.take if inputs else work.sample.copy
+    assert context.sample is not None
+    take = inputs.take if inputs else context.sample.copy
 
     def forward() -> Any:
         args, kwargs = take()
@@ -28,44 +29,44 @@ def make_call(model: nn.Module, work: PassContext, inputs: Inputs | None = None)
     def step() -> torch.Tensor:
         args, kwargs = take()
         model.zero_grad(set_to_none=True)
-        found = [t for t in all_tensors(model(*args, **kwargs)) if t.requires_grad]
-        if not found:
-            raise UserError("no output of the model depends on a parameter that learns", "return what to train on")
-        loss = torch.stack([t.float().square().mean() for t in found]).sum()
+        trainable = [t for t in all_tensors(model(*args, **kwargs)) if t.requires_grad]
+        if not trainable:
+            raise UserError("no output of the model depends on a trainable parameter", "return an output to train on")
+        loss = torch.stack([t.float().square().mean() for t in trainable]).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
-    return step if work.training else forward
+    return step if context.training else forward
 
 
-def outcome(model: nn.Module, work: PassContext) -> list[torch.Tensor]:
-    """What must stay the same, on the CPU: every output, and for training each weight's gradient.
+def outcome(model: nn.Module, context: PassContext) -> list[torch.Tensor]:
+    """Return the tensors that passes must not change, on the CPU: every output, and in training each weight's gradient.
 
-    Training is looked at in eval mode: dropout would make two runs differ by itself.
+    Training is checked in eval mode, because dropout alone would make two runs differ.
     """
-    assert work.sample is not None
-    was_training, given = model.training, work.sample.copy()
+    assert context.sample is not None
+    was_training, inputs = model.training, context.sample.copy()
     model.eval()
     try:
         with unchanged(model):
             with torch.no_grad():
-                found = all_tensors(model(*given.args, **given.kwargs))
-            work.backend.step_boundary()
-        if work.training:
+                results = all_tensors(model(*inputs.args, **inputs.kwargs))
+            context.backend.step_boundary()
+        if context.training:
             with unchanged(model):
-                make_call(model, work)()
-                work.backend.step_boundary()
+                make_call(model, context)()
+                context.backend.step_boundary()
     finally:
         model.train(was_training)
-    if work.training:
-        found = found + [p.grad for p in model.parameters() if p.grad is not None]
-    kept = [tensor.detach().cpu() for tensor in found]
+    if context.training:
+        results = results + [p.grad for p in model.parameters() if p.grad is not None]
+    on_host = [tensor.detach().cpu() for tensor in results]
     model.zero_grad(set_to_none=True)
-    return kept
+    return on_host
 
 
 def not_finite(values: list[torch.Tensor]) -> str:
-    """Why results cannot be compared, "" when they can: a NaN, or a tensor without one finite value."""
+    """Return why results cannot be compared (a NaN, or a tensor without a finite value), or ""."""
     for number, tensor in enumerate(values):
         value = tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.double()
         nans = int(value.isnan().sum())
@@ -77,12 +78,12 @@ def not_finite(values: list[torch.Tensor]) -> str:
 
 
 def model_bytes(model: nn.Module) -> int:
-    """Of parameters and buffers, shared ones once; of the packed data inside torchao's tensors."""
-    seen: dict[int, int] = {}
+    """Bytes of parameters and buffers, counting shared ones once, and packed data inside torchao's tensors."""
+    sizes: dict[int, int] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         for part in _parts(tensor):
-            seen[id(part)] = part.numel() * part.element_size()
-    return sum(seen.values())
+            sizes[id(part)] = part.numel() * part.element_size()
+    return sum(sizes.values())
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -1,1 +1,1 @@
-"""Choosing a back end: by name, by what is here, by how good it is, by how much memory is free."""
+"""Choose a backend: by name, availability, preference or free memory."""

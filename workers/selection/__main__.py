@@ -1,4 +1,4 @@
-"""`python -m workers.selection [--json]`: the summary, for whoever must not import torch itself."""
+"""`python -m workers.selection [--json]`: print the summary, for processes that must not import torch themselves."""
 
 import json
 import os

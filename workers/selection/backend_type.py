@@ -1,4 +1,4 @@
-"""The back ends as an enumeration, for callers who prefer one to strings."""
+"""Backends as an enumeration, for callers who prefer it to strings."""
 
 from enum import StrEnum
 
@@ -7,7 +7,7 @@ from cluster.errors import UserError, nearest
 
 
 class BackendType(StrEnum):
-    """One member per vendor of the catalogue, and AUTO: the best that is here."""
+    """One member per vendor of the catalogue, and AUTO: the best backend available."""
 
     _ignore_ = ["backend"]  # noqa: RUF012
     AUTO = "auto"
@@ -16,7 +16,10 @@ class BackendType(StrEnum):
 
     @classmethod
     def from_string(cls, word: str) -> "BackendType":
-        """A name or an alias (`cuda`, `rocm`, `xla`, `xpu`, `mps`) in any case. Raises UserError naming the nearest."""
+        """Parse a name or an alias (`cuda`, `rocm`, `xla`, `xpu`, `mps`) in any case.
+
+        Raises UserError naming the nearest.
+        """
         name = str(word).lower()
         if name == cls.AUTO:
             return cls.AUTO

@@ -1,4 +1,4 @@
-"""Which device is best where nobody says: by generation; measured numbers of a workload overrule that."""
+"""Rank devices: by the caller's priority, then by measured throughput, then by generation."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
@@ -8,7 +8,7 @@ from cluster.errors import UserError, nearest
 
 
 class Ranked(Protocol):
-    """What ranking looks at; cluster.types.Device and workers.DeviceInfo both have it."""
+    """Attributes that ranking needs; cluster.types.Device and workers.DeviceInfo both have them."""
 
     @property
     def backend(self) -> str: ...
@@ -24,35 +24,37 @@ Found = TypeVar("Found", bound=Ranked)
 
 
 def tier(kind: str) -> float:
-    """0 is best; a kind nobody knows comes just before the CPU."""
+    """Rank of a kind's generation: 0 is best; a kind not in the catalogue comes just before the CPU."""
     order = list(catalogue.tiers())
-    word = catalogue.tier(kind)
-    return order.index(word) if word else len(order) - 1.5
+    name = catalogue.tier(kind)
+    return order.index(name) if name else len(order) - 1.5
 
 
 def usable(devices: Iterable[Found]) -> list[Found]:
-    """Those that a job may be given without asking for them by name: not emulated, nothing in the way."""
+    """Return the devices that may be chosen automatically: available and not emulated."""
     return [d for d in devices if not d.emulated and not d.unavailable_reason]
 
 
 def ranked(
     devices: Iterable[Found], priority: Sequence[str] = (), workload: Mapping[str, float] | None = None
 ) -> list[Found]:
-    """Usable devices, best first.
+    """Return usable devices, best first.
 
-    `priority` holds back ends, aliases, models or kinds; what it names comes first, in its order. `workload` is
-    measured throughput by kind (higher is better) and orders what priority leaves equal; an unmeasured kind comes
-    after. Raises UserError for a word of `priority` that is neither.
+    `priority` lists backends, aliases, models or kinds, which come first, in this order. `workload` is measured
+    throughput by kind (higher is better): it orders devices of equal priority; kinds without a measurement come last.
+    Raises UserError for an unknown name in `priority`.
     """
-    wanted = [checked(word) for word in priority]
+    preferred = [checked(word) for word in priority]
     measured = workload or {}
 
     def key(device: Found) -> tuple[float, float, float]:
-        named = (
-            n for n, kinds in enumerate(wanted) if any(catalogue.matches_pattern(kind, device.kind) for kind in kinds)
+        matches = (
+            n
+            for n, kinds in enumerate(preferred)
+            if any(catalogue.matches_pattern(kind, device.kind) for kind in kinds)
         )
-        place = next(named, len(wanted))
-        return place, -measured.get(device.kind, 0.0), tier(device.kind)
+        position = next(matches, len(preferred))
+        return position, -measured.get(device.kind, 0.0), tier(device.kind)
 
     return sorted(usable(devices), key=key)
 
@@ -64,20 +66,20 @@ def best(
 
 
 def checked(word: str) -> tuple[str, ...]:
-    """A back end, or the kinds that a model's name means, as devices spell them. Raises UserError naming the nearest.
+    """Resolve a backend, or a model's name to its kinds. Raises UserError naming the nearest.
 
-    A model after its back end need not be listed: discovery may find cards that nobody wrote down.
+    In BACKEND:MODEL the model need not be in the catalogue: discovery may find devices that the catalogue lacks.
     """
     name, colon, model = str(word).partition(":")
-    if not colon and not catalogue.is_backend(name) and (found := catalogue.resolve_name(name)):
-        return found
+    if not colon and not catalogue.is_backend(name) and (kinds := catalogue.resolve_name(name)):
+        return kinds
     if not catalogue.is_backend(name):
         valid = [*catalogue.vendors(), *catalogue.aliases()]
-        raise UserError(f"unknown back end {word!r}", nearest(name.lower(), valid))
+        raise UserError(f"unknown backend {word!r}", nearest(name.lower(), valid))
     backend = catalogue.backend_name(name)
     return (catalogue.resolve_name(model, backend) or (f"{backend}:{model}",)) if colon else (backend,)
 
 
 def title(kind: str) -> str:
-    """The name of a kind's tier."""
+    """Title of a kind's tier."""
     return catalogue.tiers().get(catalogue.tier(kind), "other")

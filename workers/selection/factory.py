@@ -1,4 +1,4 @@
-"""Back ends by name, or the best that is here. What was asked for by name is never replaced without a word."""
+"""Create backends by name, or the best available one. A named backend is never replaced silently."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -21,38 +21,38 @@ log = logging.getLogger("polyfleet")
 
 
 class BackendFactory:
-    """`create` is `get_backend` with a list of back ends to fall back to."""
+    """Create and describe backends: the functions of this module, as a class."""
 
     @staticmethod
     def create(
         backend_type: Name = BackendType.AUTO,
         config: Given = None,
         fallback_backends: Sequence[Name] | str | None = None,
-        **given: Any,
+        **arguments: Any,
     ) -> "BaseBackend":
-        """The back end, `given` (device_id, optimization_level) being arguments of its class.
+        """Create a backend; `arguments` (device_id, optimization_level) go to its class.
 
-        AUTO is the best device of the machine that this process can use. A named back end that is absent raises
-        BackendUnavailable with the reason and what is here; with `fallback_backends` the first of them that is
-        available takes its place, which is logged and stays visible as `fallback_from` and `fallback_reason`.
-        `config` may be a dict of options. Raises UserError for a word that is no back end, also among the fallbacks,
-        and for an argument that is wrong, before anything is tried.
+        AUTO is the best device of the machine that this process can use. An unavailable backend raises
+        BackendUnavailable with the reason and the available ones; with `fallback_backends` the first available of them
+        is created instead, which is logged and recorded in its `fallback_from` and `fallback_reason`. `config` may be a
+        dict of options. Raises UserError for an unknown backend, also among the fallbacks, and for an invalid argument,
+        before any backend is tried.
         """
-        settings, (wanted,) = (
+        settings, (requested,) = (
             config_of(config),
-            argument_checks.check_backend_names("the back end", [str(backend_type)]),
+            argument_checks.check_backend_names("the backend", [str(backend_type)]),
         )
-        others = (
+        fallbacks = (
             ()
             if fallback_backends is None
             else argument_checks.check_backend_names("fallback_backends", fallback_backends)
         )
         try:
-            return _one(wanted, settings, given)
+            return _one(requested, settings, arguments)
         except BackendUnavailable as e:
-            if not others:
+            if not fallbacks:
                 raise
-            return _instead(e, others, settings, given)
+            return _instead(e, fallbacks, settings, arguments)
 
     @staticmethod
     def is_available(backend_type: Name) -> bool:
@@ -60,7 +60,7 @@ class BackendFactory:
 
     @staticmethod
     def get_all_backend_info() -> dict[str, dict[str, Any]]:
-        """`get_backend_info` of every back end, by name."""
+        """Return `get_backend_info` of every backend, by name."""
         return {name: get_backend_info(name) for name in backends.names()}
 
 
@@ -68,10 +68,10 @@ def get_backend(
     name: Name | None = None,
     config: Given = None,
     fallback_backends: Sequence[Name] | str | None = None,
-    **given: Any,
+    **arguments: Any,
 ) -> "BaseBackend":
-    """The back end of that name, or the best that is here. See BackendFactory.create."""
-    return BackendFactory.create(BackendType.AUTO if name is None else name, config, fallback_backends, **given)
+    """Create the named backend, or the best available one. See BackendFactory.create."""
+    return BackendFactory.create(BackendType.AUTO if name is None else name, config, fallback_backends, **arguments)
 
 
 def detect_best_backend(
@@ -79,9 +79,10 @@ def detect_best_backend(
     workload: Mapping[str, float] | None = None,
     config: Given = None,
 ) -> str:
-    """The name of the back end AUTO would take. `priority` overrules the configuration's; `workload` is measured
-    throughput by kind (items per second). Raises BackendUnavailable when no enabled back end can be used, UserError for
-    a word that is no back end or kind.
+    """Name of the backend that AUTO would choose.
+
+    `priority` overrides the configuration's; `workload` is measured throughput by kind (items per second). Raises
+    BackendUnavailable if no enabled backend can be used, UserError for an unknown backend or kind.
     """
     settings, rates = config_of(config), argument_checks.rates(workload)
     return _choose(
@@ -90,88 +91,90 @@ def detect_best_backend(
 
 
 def list_available_backends() -> list[str]:
-    """Names of back ends that can compute in this process. Imports torch and every vendor's library."""
+    """Names of backends that can compute in this process. Imports torch and every vendor's library."""
     return list(backends.available())
 
 
 def is_backend_available(name: Name) -> bool:
-    """Raises UserError for a word that is no back end."""
+    """Return whether a backend can be used in this process. Raises UserError for an unknown name."""
     return not backends.unavailable_reason(str(name))
 
 
 def get_backend_info(name: Name) -> dict[str, Any]:
-    """available, class, reason (why not, "" when it is), version (of torch and the vendor's libraries), devices.
+    """Describe a backend: type, available, class, reason (if unavailable), version (of its libraries), devices.
 
-    `devices` are those of the machine, found without opening them, whether or not this process's torch can use them.
-    Raises UserError for a word that is no back end.
+    `devices` are all of the machine's, detected without opening them, whether or not this process's torch can use them.
+    Raises UserError for an unknown name.
     """
-    found = backends.canonical(str(name))
-    reason = backends.unavailable_reason(found)
+    resolved = backends.canonical(str(name))
+    reason = backends.unavailable_reason(resolved)
     return {
-        "type": found,
+        "type": resolved,
         "available": not reason,
-        "class": _class_name(found),
+        "class": _class_name(resolved),
         "reason": reason,
         "version": _versions(),
-        "devices": [d for d in detected_devices() if d.backend == found],
+        "devices": [d for d in detected_devices() if d.backend == resolved],
     }
 
 
-def _one(name: str, config: PolyfleetConfig, given: dict[str, Any]) -> "BaseBackend":
-    return _best(config, given) if name == argument_checks.AUTO else _named(name, config, given)
+def _one(name: str, config: PolyfleetConfig, arguments: dict[str, Any]) -> "BaseBackend":
+    return _best(config, arguments) if name == argument_checks.AUTO else _named(name, config, arguments)
 
 
-def _named(name: str, config: PolyfleetConfig, given: dict[str, Any]) -> "BaseBackend":
+def _named(name: str, config: PolyfleetConfig, arguments: dict[str, Any]) -> "BaseBackend":
     if name in backends.OWN and name not in config.backends:
         raise BackendUnavailable(name, NOT_ENABLED, config.backends)
     cls = backends.load(name)
     if reason := cls.unavailable_reason():
         raise BackendUnavailable(name, reason, config.backends)
-    argument_checks.check_known(cls, given)
-    return cls(config, **given)
+    argument_checks.check_known(cls, arguments)
+    return cls(config, **arguments)
 
 
 def _instead(
-    refused: BackendUnavailable, others: Sequence[str], config: PolyfleetConfig, given: dict[str, Any]
+    unavailable: BackendUnavailable, fallbacks: Sequence[str], config: PolyfleetConfig, arguments: dict[str, Any]
 ) -> "BaseBackend":
-    reasons = [f"{refused.backend}: {refused.reason}"]
-    for name in others:
+    reasons = [f"{unavailable.backend}: {unavailable.reason}"]
+    for name in fallbacks:
         try:
-            backend = _one(name, config, given)
+            backend = _one(name, config, arguments)
         except BackendUnavailable as e:
             reasons.append(f"{e.backend}: {e.reason}")
             continue
-        backend.fallback_from, backend.fallback_reason = refused.backend, refused.reason
-        log.warning("%s takes the place of %s: %s", backend.BACKEND_NAME, refused.backend, refused.reason)
+        backend.fallback_from, backend.fallback_reason = unavailable.backend, unavailable.reason
+        log.warning("%s is used instead of %s: %s", backend.BACKEND_NAME, unavailable.backend, unavailable.reason)
         return backend
-    raise BackendUnavailable(refused.backend, f"nor any of its fallbacks ({'; '.join(reasons)})", config.backends)
+    raise BackendUnavailable(
+        unavailable.backend, f"none of its fallbacks is available either ({'; '.join(reasons)})", config.backends
+    )
 
 
-def _best(config: PolyfleetConfig, given: dict[str, Any]) -> "BaseBackend":
+def _best(config: PolyfleetConfig, arguments: dict[str, Any]) -> "BaseBackend":
     name, number = _choose(config, config.priority, {})
     cls = backends.load(name)
-    argument_checks.check_known(cls, given)
-    return cls(config, **({"device_id": number} | given))
+    argument_checks.check_known(cls, arguments)
+    return cls(config, **({"device_id": number} | arguments))
 
 
 def _choose(config: PolyfleetConfig, priority: Sequence[str], rates: Mapping[str, float]) -> tuple[str, int]:
-    """(back end, number of its device): the best device whose back end works in this process."""
-    found = detected_devices()
-    order = device_preference.ranked(found, priority, rates)
+    """Choose the best device whose backend works in this process: (backend, number of its device)."""
+    devices = detected_devices()
+    best_first = device_preference.ranked(devices, priority, rates)
     reasons: dict[str, str] = {}
-    for device in order:
+    for device in best_first:
         if device.backend not in config.backends:
             reasons[device.backend] = NOT_ENABLED
         elif device.backend not in reasons:
             reasons[device.backend] = backends.unavailable_reason(device.backend)
         if not reasons[device.backend]:
             return device.backend, number(device)
-    why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-    raise BackendUnavailable("auto", why or "no device was found", config.backends)
+    causes = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    raise BackendUnavailable("auto", causes or "no device was found", config.backends)
 
 
 def number(device: DeviceInfo) -> int:
-    """torch's number of a usable device: `cuda:1` -> 1, `cpu` -> 0."""
+    """Torch's number of a usable device: `cuda:1` -> 1, `cpu` -> 0."""
     return int(device.device_type.partition(":")[2] or 0)
 
 

@@ -1,4 +1,4 @@
-"""The first wanted back end that has room: free memory is read without opening a device wherever somebody tells it."""
+"""Create the first preferred backend that has enough free memory, read without opening the device where possible."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Estimate(Protocol):
-    """What workers.estimate_memory returns."""
+    """Result of workers.estimate_memory."""
 
     @property
     def total_bytes(self) -> int: ...
@@ -27,42 +27,43 @@ def create_with_memory_check(
     preference: "Sequence[str | BackendType] | str",
     bytes_needed: "int | Estimate",
     config: Given = None,
-    **given: Any,
+    **arguments: Any,
 ) -> "BaseBackend":
-    """The first of `preference` (names, aliases or `auto`) with a device that has so much memory free, on that device.
+    """Create the first backend of `preference` (names, aliases or `auto`) on a device with enough free memory.
 
-    Raises NotEnoughMemory listing every device with what is free and what is missing, or why it cannot be used;
-    UserError for a word that is no back end or a size that is none.
+    Raises NotEnoughMemory listing for each device its free and missing memory, or why it cannot be used; UserError for
+    an unknown backend or an invalid size.
     """
     needed = _size(bytes_needed)
-    wanted, settings = argument_checks.check_backend_names("preference", preference), config_of(config)
-    if not wanted:
-        raise UserError("preference names no back end", "name one, or 'auto'")
-    found, looked = factory.detected_devices(), list[str]()
-    for name in _names(wanted, found, settings):
+    names, settings = argument_checks.check_backend_names("preference", preference), config_of(config)
+    if not names:
+        raise UserError("preference is empty", "give the name of a backend, or 'auto'")
+    devices, rejected = factory.detected_devices(), list[str]()
+    for name in _names(names, devices, settings):
         if reason := backends.unavailable_reason(name):
-            looked.append(f"{name}: {reason}")
+            rejected.append(f"{name}: {reason}")
             continue
-        for device in (d for d in found if d.backend == name):
+        for device in (d for d in devices if d.backend == name):
             free = _free_bytes(device, settings)
             if free is not None and free >= needed:
-                return backends.load(name)(settings, **(given | {"device_id": factory.number(device)}))
-            looked.append(_told(device, free, needed))
-    raise NotEnoughMemory(needed, tuple(looked))
+                return backends.load(name)(settings, **(arguments | {"device_id": factory.number(device)}))
+            rejected.append(_told(device, free, needed))
+    raise NotEnoughMemory(needed, tuple(rejected))
 
 
 def _size(bytes_needed: "int | Estimate") -> int:
     size = getattr(bytes_needed, "total_bytes", bytes_needed)
     if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < 2**63:
         raise UserError(
-            f"{short_repr(bytes_needed)} is no size in bytes", "give a whole number, or what estimate_memory returns"
+            f"{short_repr(bytes_needed)} is not a size in bytes",
+            "give an integer of at least 0, or the result of estimate_memory",
         )
     return size
 
 
-def _names(wanted: Sequence[str], found: list[DeviceInfo], config: PolyfleetConfig) -> list[str]:
-    best_first = [d.backend for d in device_preference.ranked(found, config.priority) if d.backend in config.backends]
-    names = [n for word in wanted for n in (best_first if word == argument_checks.AUTO else [word])]
+def _names(preference: Sequence[str], devices: list[DeviceInfo], config: PolyfleetConfig) -> list[str]:
+    best_first = [d.backend for d in device_preference.ranked(devices, config.priority) if d.backend in config.backends]
+    names = [n for word in preference for n in (best_first if word == argument_checks.AUTO else [word])]
     return list(dict.fromkeys(names))
 
 
@@ -73,9 +74,9 @@ def _free_bytes(device: DeviceInfo, config: PolyfleetConfig) -> int | None:
 
 
 def _told(device: DeviceInfo, free: int | None, needed: int) -> str:
-    called = f"{device.device_type} ({device.device_name})"
+    label = f"{device.device_type} ({device.device_name})"
     if device.unavailable_reason:
-        return f"{called}: {device.unavailable_reason}"
+        return f"{label}: {device.unavailable_reason}"
     if free is None:
-        return f"{called}: free memory unknown"
-    return f"{called}: {free / 2**30:.2f} GiB free, {(needed - free) / 2**30:.2f} missing"
+        return f"{label}: free memory unknown"
+    return f"{label}: {free / 2**30:.2f} GiB free, {(needed - free) / 2**30:.2f} missing"

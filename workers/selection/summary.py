@@ -1,4 +1,4 @@
-"""Every back end at a glance: usable or why not, its devices with their memory, and the one to take."""
+"""Summary of all backends: usable or the reason, devices with their memory, and the recommended one."""
 
 import os
 import sys
@@ -14,24 +14,26 @@ from workers.selection import factory
 
 
 def backend_rows(config: Given = None) -> list[dict[str, Any]]:
-    """One plain row per back end, usable ones first: backend, title, aliases, available, reason, recommended, torch
-    and devices (device, name, kind, total_bytes, free_bytes, reason). Opens no device.
+    """Return one dict per backend, usable ones first. Opens no device.
+
+    Keys: backend, title, aliases, available, reason, recommended, torch, and devices (device, name, kind, total_bytes,
+    free_bytes, reason).
     """
-    found, best = factory.detected_devices(), _recommended(config)
-    rows = [_row(name, [d for d in found if d.backend == name], name == best) for name in backends.names()]
-    order = {name: place for place, name in enumerate(vendors())}
+    devices, best = factory.detected_devices(), _recommended(config)
+    rows = [_row(name, [d for d in devices if d.backend == name], name == best) for name in backends.names()]
+    order = {name: position for position, name in enumerate(vendors())}
     return sorted(rows, key=lambda row: (not row["available"], order.get(row["backend"], len(order))))
 
 
 def print_backend_summary(config: Given = None, file: TextIO | None = None) -> None:
-    """`backend_rows` as text. Ticks and crosses where the output can show them, else words."""
+    """Print `backend_rows` as text, with ticks and crosses if the output's encoding has them, else yes and no."""
     out = sys.stdout if file is None else file
     if not hasattr(out, "write"):
-        raise UserError(f"file is a {type(out).__name__}", "give an open text file, or leave it out for stdout")
-    can = (getattr(out, "encoding", None) or "").lower().startswith("utf")
-    marks = ("✓", "✗") if can else ("yes", "no ")
+        raise UserError(f"file is a {type(out).__name__}", "give an open text file, or omit it for stdout")
+    has_unicode = (getattr(out, "encoding", None) or "").lower().startswith("utf")
+    marks = ("✓", "✗") if has_unicode else ("yes", "no ")
     rows = backend_rows(config)
-    print(f"Back ends of this machine, torch {versions().get('torch', 'not installed')}", file=out)
+    print(f"Backends of this machine, torch {versions().get('torch', 'not installed')}", file=out)
     for row in rows:
         note = "recommended" if row["recommended"] else row["reason"]
         print(f" {marks[not row['available']]} {row['backend']:8} {note}".rstrip(), file=out)
@@ -40,11 +42,11 @@ def print_backend_summary(config: Given = None, file: TextIO | None = None) -> N
 
 
 def _row(name: str, devices: list[Any], recommended: bool) -> dict[str, Any]:
-    facts = vendors().get(name)
+    vendor = vendors().get(name)
     return {
         "backend": name,
-        "title": facts.title if facts else name,
-        "aliases": list(facts.aliases) if facts else [],
+        "title": vendor.title if vendor else name,
+        "aliases": list(vendor.aliases) if vendor else [],
         "available": not (reason := backends.unavailable_reason(name)),
         "reason": reason,
         "recommended": recommended,
@@ -80,5 +82,5 @@ def _aside(device: dict[str, Any]) -> str:
 
 
 def quiet() -> None:
-    """Before torch is imported to look only: torch_tpu would map its runtime into this process."""
+    """Stop torch from loading device extensions at import: torch_tpu would map its runtime into this process."""
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")

@@ -1,1 +1,1 @@
-"""What an attempt runs: one file per task, each with `main(context) -> dict`, the task's result as plain data."""
+"""Tasks that an attempt runs: one file per task, each with `main(context) -> dict`, the result as plain data."""

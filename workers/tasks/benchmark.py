@@ -1,5 +1,6 @@
-"""Benchmark: a session on this device, which measures forward and training step of the entry's model; or, for a run
-over the fleet, a session that measures what it is told to.
+"""Benchmark task: measure forward and training step of the entry's model in a session on this device.
+
+In a benchmark run over the fleet, serve a session that measures the cases that the run requests.
 """
 
 import random
@@ -30,45 +31,48 @@ ROUNDS, WARMUP = 15, 1
 STEPS = 3
 ARGUMENTS = ("rounds", "warmup", "level", "precision", "train", "sample_input", "batch_size", "session", "trace")
 MODES = {"forward": "forward", "training_step": "train"}
-"""Rows, and what a session calls them."""
+"""Row names of the result -> the session's mode."""
 AGAIN = "again"
 HASHES = ("weights_sha256", "inputs_sha256")
 Data = dict[str, Any]
 
 
 def main(context: Context) -> Data:
-    """Rows of timings with their accuracy, what the machine was like, and hashes that tell who ran the same."""
+    """Return rows of timings and accuracy, the state of the host, and hashes that identify equal workloads."""
     if context.arguments.get("session"):
         return _session(context)
     if context.arguments.get("trace"):
         return _trace(context)
-    asked = _asked(context)
+    options = _asked(context)
     model, sample = model_factory.make_model(context), model_factory.make_sample(context)
     if sample is None:
-        raise UserError("a benchmark needs inputs", f"add sample_input(batch_size) beside {context.entry}, or name one")
+        raise UserError(
+            "a benchmark needs inputs",
+            f"add sample_input(batch_size) beside {context.entry}, or set the argument sample_input",
+        )
     with context.backend as backend:
         session = Session(backend, context.seed, lambda: (model, sample))
-        opened = _open(context, asked, session)
+        opened = _open(context, options, session)
         before = session.state()
-        blocks = _rounds(context, asked, session, opened)
+        blocks = _rounds(context, options, session, opened)
         machine = classify(before, session.state())
-        here = session.describe()
+        session_facts = session.describe()
         session.close()
     if context.stop.seen:
         context.events.preempted()
     rows = [_row(case, facts, blocks[case]) for case, facts in opened.items()]
     for row in rows:
         _say(_sentence(row))
-    told = _facts(context, asked, here) | {"parameters": model_factory.parameter_count(model)}
+    job_facts = _facts(context, options, session_facts) | {"parameters": model_factory.parameter_count(model)}
     noise = statistics.noise(blocks["forward"], blocks[AGAIN])
     hashes = {name: opened["forward"][name] for name in HASHES}
-    result: Data = plain({"rows": rows, "noise": noise, "host": machine} | hashes | told)
+    result: Data = plain({"rows": rows, "noise": noise, "host": machine} | hashes | job_facts)
     return result
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """`warmup` rounds are like the others and not counted."""
+    """Checked arguments. `warmup` rounds run before the counted ones and are discarded."""
 
     rounds: int
     warmup: int
@@ -78,30 +82,34 @@ class _Asked:
 
 
 def _asked(context: Context) -> _Asked:
-    given = context.arguments
-    if unknown := sorted(given.keys() - set(ARGUMENTS)):
+    arguments = context.arguments
+    if unknown := sorted(arguments.keys() - set(ARGUMENTS)):
         raise UserError(f"a benchmark has no argument {unknown[0]!r}", nearest(unknown[0], ARGUMENTS))
-    train = given.get("train", True)
+    train = arguments.get("train", True)
     if not isinstance(train, bool):
         raise UserError(f"train is {train!r}", "give true or false")
     return _Asked(
-        _count(given, "rounds", ROUNDS, 1),
-        _count(given, "warmup", WARMUP, 0),
-        OptimizationLevel.from_string(given.get("level") or "O1").value,
-        name_of(precision_of(given.get("precision") or context.precision)),
+        _count(arguments, "rounds", ROUNDS, 1),
+        _count(arguments, "warmup", WARMUP, 0),
+        OptimizationLevel.from_string(arguments.get("level") or "O1").value,
+        name_of(precision_of(arguments.get("precision") or context.precision)),
         ("forward", "training_step") if train else ("forward",),
     )
 
 
-def _open(context: Context, asked: _Asked, session: Session) -> dict[str, Data]:
-    """What opening found out, by case; without what was not reached before this attempt was asked to stop."""
+def _open(context: Context, options: _Asked, session: Session) -> dict[str, Data]:
+    """Open the cases and return their facts; cases not yet open when a stop is requested are missing."""
     opened: dict[str, Data] = {}
-    for case in asked.cases:
+    for case in options.cases:
         if opened and context.preempted:
             break
-        cell = {"case": f"user/{context.entry}/{MODES[case]}", "precision": asked.precision, "level": asked.level}
+        settings = {
+            "case": f"user/{context.entry}/{MODES[case]}",
+            "precision": options.precision,
+            "level": options.level,
+        }
         try:
-            facts = opened[case] = session.open(case, cell)
+            facts = opened[case] = session.open(case, settings)
         except Unsupported as e:
             raise _refusal(case, e) from None
         prepared, first = (_seconds(facts[key]) for key in ("prepare_s", "first_call_s"))
@@ -113,32 +121,32 @@ def _open(context: Context, asked: _Asked, session: Session) -> dict[str, Data]:
 
 def _refusal(case: str, reason: Unsupported) -> UserError:
     remedy = reason.__cause__.remedy if isinstance(reason.__cause__, PolyfleetError) else ""
-    usual = "ask for another precision or level" if case == "forward" else "set train: false in the job's arguments"
+    usual = "use another precision or level" if case == "forward" else "set train: false in the job's arguments"
     return UserError(f"{case}: {reason}", remedy or usual)
 
 
-def _rounds(context: Context, asked: _Asked, session: Session, opened: dict[str, Data]) -> dict[str, list[Data]]:
-    """Blocks by case, in turns of an order of chance; a case that is wrong has none. The first is measured twice in
-    each round: how far it differs from itself is the machine's noise."""
+def _rounds(context: Context, options: _Asked, session: Session, opened: dict[str, Data]) -> dict[str, list[Data]]:
+    """Measure blocks by case, in random order in each round; a case with wrong results has none. The first case is
+    measured twice per round: the difference is the machine's noise (A/A control)."""
     blocks: dict[str, list[Data]] = {case: [] for case in (*MODES, AGAIN)}
     turns = [(case, case) for case, facts in opened.items() if facts["accuracy"]["ok"] is not False]
     turns += [(AGAIN, "forward")] if ("forward", "forward") in turns else []
-    for number in range(-asked.warmup, asked.rounds if turns else -asked.warmup):
+    for number in range(-options.warmup, options.rounds if turns else -options.warmup):
         if context.preempted:
             break
         order = turns[:]
-        random.Random(f"{context.seed}/{number}").shuffle(order)  # noqa: S311 - chance, no secret
-        taken = {name: session.block(arm) | {"round": number} for name, arm in order}
+        random.Random(f"{context.seed}/{number}").shuffle(order)  # noqa: S311 - not a secret
+        measured = {name: session.block(opened_case) | {"round": number} for name, opened_case in order}
         if number >= 0:
-            for name, block in taken.items():
+            for name, block in measured.items():
                 blocks[name].append(block)
-            times_s = {f"{name}_s": statistics.call_s(block) for name, block in taken.items() if name != AGAIN}
-            context.report(number + 1, of=asked.rounds, **times_s)
+            times_s = {f"{name}_s": statistics.call_s(block) for name, block in measured.items() if name != AGAIN}
+            context.report(number + 1, of=options.rounds, **times_s)
     return blocks
 
 
 def _row(case: str, facts: Data, blocks: list[Data]) -> Data:
-    """One line of the result. A wrong one has no times, and neither has one whose rounds never came."""
+    """Row of the result. A case with wrong results, or without a completed round, has no times."""
     wrong = facts["accuracy"]["ok"] is False
     samples_s = [statistics.call_s(block) for block in blocks]
     middle = statistics.interval(samples_s) if blocks else None
@@ -156,16 +164,16 @@ def _row(case: str, facts: Data, blocks: list[Data]) -> Data:
     }
 
 
-def _facts(context: Context, asked: _Asked, here: Data) -> Data:
-    """Of the job, and of the device as the session describes it."""
-    same = ("emulated", "torch", "versions", "threads", "timer", "timer_overhead_s")
+def _facts(context: Context, options: _Asked, session_facts: Data) -> Data:
+    """Facts about the job, and about the device from the session."""
+    copied = ("emulated", "torch", "versions", "threads", "timer", "timer_overhead_s")
     return {
         "kind": context.kind,
-        "device_name": here["device"]["device_name"],
-        "precision": asked.precision,
-        "level": asked.level,
+        "device_name": session_facts["device"]["device_name"],
+        "precision": options.precision,
+        "level": options.level,
         "batch_size": model_factory.batch_size(context),
-    } | {name: here[name] for name in same}
+    } | {name: session_facts[name] for name in copied}
 
 
 def _say(line: str) -> None:
@@ -174,17 +182,20 @@ def _say(line: str) -> None:
 
 def _sentence(row: Data) -> str:
     if row["median_s"] is None:
-        return f"{row['case']}: not timed: {row['reason'] or 'asked to stop before the first round'}"
+        return f"{row['case']}: not timed: {row['reason'] or 'the attempt was stopped before the first round'}"
     low, middle, high = (_seconds(row[key]) for key in ("ci_low_s", "median_s", "ci_high_s"))
     rate = f"{row['items_per_s']:,.0f}" if row["items_per_s"] >= 1000 else f"{row['items_per_s']:.4g}"
     return f"{row['case']}: {middle} per call ({low} to {high}, 95 %), {rate} items/s, {len(row['samples_s'])} rounds"
 
 
 def _checked(facts: Data) -> str:
-    told = facts["accuracy"]
-    if told["ok"] is not True:
-        return f"WRONG: {told['reason']}" if told["ok"] is False else str(told["reason"])
-    return f"relative error {told.get('rms_rel', 0.0):.1e} against {told['reference'].removeprefix('cpu ')} on the CPU"
+    accuracy = facts["accuracy"]
+    if accuracy["ok"] is not True:
+        return f"WRONG: {accuracy['reason']}" if accuracy["ok"] is False else str(accuracy["reason"])
+    return (
+        f"relative error {accuracy.get('rms_rel', 0.0):.1e} against "
+        f"{accuracy['reference'].removeprefix('cpu ')} on the CPU"
+    )
 
 
 def _seconds(value: float) -> str:
@@ -193,23 +204,24 @@ def _seconds(value: float) -> str:
 
 
 def _trace(context: Context) -> dict[str, Any]:
-    """Fingerprints of what the model computes here: see workers/validation/activations.py."""
+    """Record fingerprints of what the model computes on this device; see workers/validation/activations.py."""
     model, sample = model_factory.make_model(context), model_factory.make_sample(context)
     if sample is None:
         raise UserError(
-            "a validation needs inputs", f"add sample_input(batch_size) beside {context.entry}, or name one"
+            "a validation needs inputs",
+            f"add sample_input(batch_size) beside {context.entry}, or set the argument sample_input",
         )
     with context.backend as backend:
         backend.require_dtype(precision_of(context.precision))
         steps = _count(context.arguments, "steps", STEPS, 0)
-        told = activations.record(model, sample, backend, steps, lambda: backend.autocast(context.precision))
+        trace = activations.record(model, sample, backend, steps, lambda: backend.autocast(context.precision))
         info = backend.get_device_info(backend.device_id)
-    here = {"kind": context.kind, "device": info.device_name, "torch": str(torch.__version__)}
-    return told | here | {"precision": name_of(precision_of(context.precision))}
+    device_facts = {"kind": context.kind, "device": info.device_name, "torch": str(torch.__version__)}
+    return trace | device_facts | {"precision": name_of(precision_of(context.precision))}
 
 
 def _session(context: Context) -> dict[str, Any]:
-    """Serve until the run ends; each device this attempt leases has a session of its own, made when first asked for."""
+    """Serve until the run ends. Each device of this attempt has its own session, created on its first request."""
     sessions: dict[int, Session] = {}
 
     def user() -> tuple[nn.Module, Sample | None]:
@@ -228,7 +240,7 @@ def _session(context: Context) -> dict[str, Any]:
     with context.backend:
         folder = context.events.folder
         if folder is None:
-            raise UserError("a session needs an attempt's folder", "`polyfleet benchmark run` starts one")
+            raise UserError("a session needs the folder of an attempt", "start it with `polyfleet benchmark run`")
         return {"session": serve(folder, handle, lambda: context.stop.asked)}
 
 
@@ -236,8 +248,8 @@ def _other(backend: BaseBackend, number: int) -> BaseBackend:
     return type(backend)(backend.config, device_id=number)
 
 
-def _count(asked: dict[str, Any], name: str, default: int, least: int) -> int:
-    value = asked.get(name, default)
-    if type(value) is not int or value < least:
-        raise UserError(f"{name} is {value!r}", f"give a whole number of at least {least}")
+def _count(arguments: dict[str, Any], name: str, default: int, minimum: int) -> int:
+    value = arguments.get(name, default)
+    if type(value) is not int or value < minimum:
+        raise UserError(f"{name} is {value!r}", f"give an integer of at least {minimum}")
     return value

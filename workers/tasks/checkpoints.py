@@ -1,4 +1,4 @@
-"""`ctx.checkpoint`: what a user's loop saves and restores, with random state, on one rank or many."""
+"""`ctx.checkpoint`: save and restore a training loop's state, with random state, on one rank or many."""
 
 import time
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """`step` is the saved one: go on with the next. `extra` is the user's; `report` tells what was converted."""
+    """`step` is the saved step: continue with the next. `extra` is the user's; `report` lists conversions."""
 
     step: int
     extra: dict[str, Any] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Restored:
 
 
 class CheckpointContext:
-    """Saves below the job's checkpoint folder, restores what the job is to resume from."""
+    """Save checkpoints in the job's checkpoint folder, and restore the one that the job resumes from."""
 
     def __init__(self, context: "Context", root: str, resume_from: str, keep: int):
         self._context = context
@@ -49,18 +49,19 @@ class CheckpointContext:
         self.blocked_s = 0.0
 
     def save(self, step: int, state: dict[str, Any], *, asynchronous: bool = True) -> str:
-        """Save `state` (modules, optimizers, nested data under names of your choice) and the random state; returns the
-        folder it goes to. A state that holds NaN is not kept, and ends the attempt, unless the job ignores it.
+        """Save `state` (modules, optimizers, nested data, under any names) and random state. Returns the folder.
 
-        A copy is taken, and written while training goes on; the next save waits for it, and so does the end of the job.
-        Every rank calls it. Rank 0 writes, or each its part of what is cut among the ranks. Raises UserError without a
-        folder, CheckpointError on trouble, also with the save before. `asynchronous=False` returns once it is durable.
+        Copies the state and writes it while training continues; the next save and the end of the job wait until it is
+        written. With `asynchronous=False` it returns once the checkpoint is durable. A state that contains NaN is not
+        saved and ends the attempt, unless the job ignores NaN. Every rank calls it: rank 0 writes, or each rank its
+        part of a sharded state. Raises UserError without a checkpoint folder, CheckpointError if this or the previous
+        save fails.
         """
         self._refuse_spoiled()
         if not self._root:
-            raise UserError("this job has no checkpoint folder", "give it checkpoint: {} in its specification")
+            raise UserError("this job has no checkpoint folder", "add `checkpoint: {}` to the job's specification")
         if RANDOM in state:
-            raise UserError(f"the name {RANDOM!r} in a checkpoint is ours", "call that entry something else")
+            raise UserError(f"the name {RANDOM!r} in a checkpoint is reserved", "rename that entry")
         if self._context.poisoned is not None:
             raise self._context.poisoned
         with self._context.beats.pause():
@@ -71,18 +72,18 @@ class CheckpointContext:
         states = context.ranks.gathered(context.backend.rng_state())
         everything = {**state, RANDOM: {"seed": context.seed, "ranks": states}}
         write = context.rank == 0 or cut_among_ranks(everything)
-        told = context.ranks.from_first(self._begin(step, everything) if write else None)
-        if isinstance(told, PolyfleetError):
-            raise told
+        result = context.ranks.from_first(self._begin(step, everything) if write else None)
+        if isinstance(result, PolyfleetError):
+            raise result
         if not asynchronous:
             self.wait()
         self.saved += 1
         self.blocked_s += time.perf_counter() - started_s
-        path: str = told
+        path: str = result
         return path
 
     def wait(self) -> None:
-        """Until what was saved last is durable. Every rank calls it. Raises CheckpointError where it could not be."""
+        """Wait until the last save is durable. Every rank calls it. Raises CheckpointError if the save failed."""
         self._refuse_spoiled()
         error = None
         with self._context.beats.pause():
@@ -90,22 +91,22 @@ class CheckpointContext:
                 SHARED.wait()
             except PolyfleetError as e:
                 error = e
-            told = self._context.ranks.from_first(error)
-        if error is not None or told is not None:
-            raise error or told
+            first_error = self._context.ranks.from_first(error)
+        if error is not None or first_error is not None:
+            raise error or first_error
 
     def settle(self) -> None:
-        """Until what was saved last is durable, or was not to be. Of this rank alone."""
+        """Wait until the last save of this rank is durable or has failed."""
         if self._root:
             SHARED.settle(self._root)
 
     def _refuse_spoiled(self) -> None:
-        """Also at the end of an attempt whose code went on after a load that failed amid it."""
+        """Raise the error of a failed load again, also at the end of an attempt whose code caught it."""
         if self._spoiled is not None:
             raise self._spoiled
 
     def _begin(self, step: int, everything: dict[str, Any]) -> "str | PolyfleetError":
-        """An error of ours is returned: the other ranks wait, and must hear of it rather than hang."""
+        """Start a save. With several ranks, return an error, so that the others receive it and do not hang."""
         context = self._context
         try:
             saving = SHARED.save(
@@ -126,7 +127,7 @@ class CheckpointContext:
 
     @contextmanager
     def _writing(self, prepared: PreparedSave) -> Iterator[None]:
-        """In the thread that writes: a checkpoint that holds NaN is never committed."""
+        """Run in the writing thread, around the write: a checkpoint that contains NaN is not committed."""
         context = self._context
         with context.beats.saving():
             if context.stop_on_nan:
@@ -138,21 +139,20 @@ class CheckpointContext:
             yield
 
     def _tell(self, saved: Saved) -> None:
-        """Once it is durable: what the fleet hears of exists."""
+        """Report a checkpoint to the agent, once it is durable."""
         fields = {"bytes": saved.bytes, "seconds": saved.seconds, "blocked_s": saved.blocked_s}
         self._context.events.write("checkpoint", step=saved.step, path=str(saved.path), **fields)
 
     def restore(self, into: dict[str, Any]) -> Restored | None:
-        """Load what this job resumes from into modules and optimizers that `ctx.prepare` has placed; None on a fresh
-        start.
+        """Load the checkpoint that this job resumes from into objects from `ctx.prepare`; None on a fresh start.
 
-        Dtypes become what the device has natively; a loss is refused. A CPU keeps those it emulates, too. Random state
-        is exact on the same type of device with the same number of ranks, else derived from seed, rank and step, as the
-        report says.
+        Converts to dtypes that the device has natively, and raises if a conversion would lose values. A CPU also keeps
+        dtypes that it emulates. Random state is exact on the same type of device and number of ranks, else derived from
+        seed, rank and step; the report says which.
 
-        Every rank calls it. Bytes are proved while they are loaded. Of the job's own checkpoints the newest sound one
-        is taken, the same on all ranks, and `report["skipped"]` has those that are damaged. Where none is sound it
-        raises CheckpointError; nothing can be saved then, since what was to be filled may hold anything.
+        Every rank calls it. Checksums are verified during the load. It loads the newest undamaged one of the job's own
+        checkpoints, the same on all ranks, and lists damaged ones in `report["skipped"]`. If all are damaged it raises
+        CheckpointError, and later saves fail too, because the objects may be partly overwritten.
         """
         if not self.resume_from:
             return None
@@ -163,23 +163,27 @@ class CheckpointContext:
         backend = self._context.backend
         loaded = self._loaded(into)
         backend.synchronize()
-        how = self._restore_random(loaded.state.get(RANDOM), loaded.step)
+        random_source = self._restore_random(loaded.state.get(RANDOM), loaded.step)
         self._context.last_step = loaded.step
-        report = loaded.report.as_dict() | {"random": {"all": how}}
-        self._context.events.write("note", resumed_step=loaded.step, resumed_from=self.resume_from, random=how)
+        report = loaded.report.as_dict() | {"random": {"all": random_source}}
+        self._context.events.write(
+            "note", resumed_step=loaded.step, resumed_from=self.resume_from, random=random_source
+        )
         return Restored(loaded.step, loaded.state.get("extra") or {}, report)
 
     def _loaded(self, into: dict[str, Any]) -> Loaded:
-        """What is restored in several calls comes from one checkpoint."""
+        """Load the checkpoint. Later calls of `restore` read the same one as the first."""
         backend, ranks = self._context.backend, self._context.ranks
         folder = Path(self.resume_from)
         SHARED.settle(folder)
-        found = [folder] if self._restored else candidate_checkpoints(folder, Path(self._root) if self._root else None)
-        names = ranks.from_first([str(path.relative_to(folder.parent)) for path in found])
+        candidates = (
+            [folder] if self._restored else candidate_checkpoints(folder, Path(self._root) if self._root else None)
+        )
+        names = ranks.from_first([str(path.relative_to(folder.parent)) for path in candidates])
 
         def from_path(path: Path) -> Loaded:
-            held = _held(backend)
-            return load(path, into=into, dtype="native", supported_dtypes=held, verify="once")
+            dtypes = _held(backend)
+            return load(path, into=into, dtype="native", supported_dtypes=dtypes, verify="once")
 
         try:
             loaded = newest_sound([folder.parent / name for name in names], from_path, ranks)
@@ -197,12 +201,14 @@ class CheckpointContext:
             return "exact"
         seed = derived_seed(context.seed, context.rank, step, context.backend.rng_type)
         context.backend.seed(seed)
-        return f"seeded anew with {seed}: the saved state is of another device type or number of ranks"
+        return f"seeded with {seed}: the saved state is for another device type or number of ranks"
 
 
 def _held(backend: "BaseBackend") -> "frozenset[torch.dtype]":
-    """What is restored as it was saved. A CPU without units for a dtype computes with it slowly, and exactly as one
-    with them: training goes on as it was, whichever CPU of a pool it comes to.
+    """Return the dtypes to restore without conversion.
+
+    A CPU without hardware units for a dtype computes with it slowly, but with the same results as one with units, so a
+    training may continue on any CPU of a pool.
     """
     if backend.device.type != "cpu":
         return backend.supported_dtypes()

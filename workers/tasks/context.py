@@ -1,4 +1,4 @@
-"""What a user's function receives: `def train(ctx)`."""
+"""`Context`, the argument of a user's function `def train(ctx)`."""
 
 import operator
 import os
@@ -28,7 +28,7 @@ from workers.tasks.stop_flag import StopFlag
 
 
 class Context:
-    """One rank of one attempt. It needs no agent: in a notebook, `Context(backends.create("cpu"))` will do."""
+    """One rank of one attempt. Works without an agent, for example in a notebook: `Context(backends.create("cpu"))`."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Context:
         stop_on_nan: bool = False,
         redact: Redactor | None = None,
     ):
-        precision_of(precision)  # an unknown word is refused before anything is computed
+        precision_of(precision)  # raises for an unknown name before anything is computed
         self.backend = backend
         self.entry = entry
         self.arguments = dict(arguments or {})
@@ -72,10 +72,9 @@ class Context:
 
     @classmethod
     def from_attempt(cls, folder: Path, rank: int, order: dict[str, Any]) -> "Context":
-        """The context of global rank `rank` of the attempt in `folder`, from its Order as plain data and torchrun's
-        variables.
+        """Create the context of global rank `rank`, from the attempt's Order as plain data and torchrun's variables.
 
-        Opens the device, seeds, and takes SIGTERM for ourselves. Raises BackendUnavailable, UserError.
+        Opens the device, seeds, and handles SIGTERM as a request to stop. Raises BackendUnavailable, UserError.
         """
         env = os.environ
         _choose_engine(order["kind"], order["emulated"])
@@ -110,20 +109,23 @@ class Context:
 
     @property
     def preempted(self) -> bool:
-        """Asked to stop: save a checkpoint and return. Ask once per step; all ranks get the same answer."""
+        """True once a stop was requested: then save a checkpoint and return.
+
+        Read it once per step; all ranks get the same value.
+        """
         self.beats.beat("poll")
         self._refuse_poison()
         return self.stop.poll()
 
     @property
     def resumed(self) -> bool:
-        """This attempt goes on from a checkpoint: `ctx.checkpoint.restore` will return one."""
+        """True if this attempt resumes from a checkpoint, which `ctx.checkpoint.restore` loads."""
         return bool(self.checkpoint.resume_from)
 
     @property
     def global_batch_size(self) -> int:
-        """Of all ranks together; 0 where the job says nothing. With a range of devices it is what the job says,
-        whatever number of them it got.
+        """Batch size over all ranks; 0 if the job does not set one. It does not depend on the number of devices that a
+        job with a range of devices received.
         """
         return self.batch_size * self.world_size
 
@@ -135,19 +137,19 @@ class Context:
         *,
         level: str = "O1",
     ) -> Any:
-        """Place `model` (in place), `optimizer` and `loader`; returns as many things as were given, in that order.
+        """Move `model` (in place), `optimizer` and `loader` to the device; returns those given, in this order.
 
-        The model's ties survive and the optimizer holds the parameters that are trained, on every device. A precision
-        the job asks for is applied to the model's forward. With several ranks the model averages gradients, and the
-        loader yields this rank's share of the batches. Batches come on the device.
+        Tied parameters stay tied and the optimizer refers to the moved parameters, on every device. The model's forward
+        uses the job's precision. With several ranks the model averages gradients, and the loader yields this rank's
+        share of the batches. Batches are on the device.
         """
         if not isinstance(model, nn.Module):
             raise UserError(
-                f"ctx.prepare was given a {type(model).__name__}", "its first argument is a torch.nn.Module"
+                f"ctx.prepare received a {type(model).__name__}", "pass a torch.nn.Module as its first argument"
             )
-        done = self.backend.prepare_training(model, optimizer, self.precision, level, inplace=True)
-        self.events.write("note", applied=done.applied, skipped=done.skipped)
-        prepared: list[Any] = [self.backend.data_parallel(done.model) if self.ranks.many else done.model]
+        result = self.backend.prepare_training(model, optimizer, self.precision, level, inplace=True)
+        self.events.write("note", applied=result.applied, skipped=result.skipped)
+        prepared: list[Any] = [self.backend.data_parallel(result.model) if self.ranks.many else result.model]
         if optimizer is not None:
             prepared.append(optimizer)
         if loader is not None:
@@ -156,25 +158,23 @@ class Context:
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """For code outside a prepared model: the precision the job asks for."""
+        """Autocast context of the job's precision, for code outside a prepared model."""
         return self.backend.autocast(self.precision)
 
     def report(self, step: int, *, of: int | None = None, **metrics: Any) -> None:
-        """Tell the fleet numbers of this step: one number per name, tensors of one element included. `of` is how many
-        steps the whole run has.
+        """Report metrics of this step to the fleet: one number per name, or a tensor with one element.
 
-        Raises NonFiniteValue for one that makes going on useless, unless the job says that it is to be ignored.
+        `of` is the total number of steps. Raises NonFiniteValue for NaN or an infinite loss, unless the job ignores
+        them.
         """
-        if taken := RESERVED & set(metrics):
-            raise UserError(
-                f"ctx.report cannot take a metric called {min(taken)!r}", "the event has it already: rename it"
-            )
+        if reserved := RESERVED & set(metrics):
+            raise UserError(f"ctx.report: the metric name {min(reserved)!r} is reserved", "rename the metric")
         if not 0 <= step <= LARGEST_STEP:
-            raise UserError(f"ctx.report was given step {step}", f"count steps from 0 to {LARGEST_STEP}")
+            raise UserError(f"ctx.report received step {step}", f"use a step from 0 to {LARGEST_STEP}")
         self.last_step = int(step)
         total: dict[str, Number] = {} if of is None else {"of": _total(of, self.last_step)}
-        told = {name: metric(name, value) for name, value in metrics.items()}
-        self.last_report = {"step": self.last_step, **total, **told}
+        values = {name: metric(name, value) for name, value in metrics.items()}
+        self.last_report = {"step": self.last_step, **total, **values}
         self.events.write("report", **self.last_report)
         self.beats.beat("report", self.last_step)
         if self.stop_on_nan and (bad := not_finite(metrics, self.last_report)):
@@ -182,14 +182,15 @@ class Context:
         self._refuse_poison()
 
     def _refuse_poison(self) -> None:
-        """Also where the user's code has caught it the first time."""
+        """Raise the NonFiniteValue again if the user's code caught it the first time."""
         if self.poisoned is not None:
             raise self.poisoned
 
     @contextmanager
     def pause(self, what: str = "") -> Iterator[None]:
-        """Around work that is no step, such as an evaluation: inside, no progress is expected. Every rank enters it,
-        and all leave it together. `what` is told in the attempt's notes.
+        """Suspend the expectation of progress during work outside steps, such as an evaluation.
+
+        Every rank enters it, and all leave it together. `what` appears in the attempt's notes.
         """
         with self.beats.pause():
             self.events.write("note", pause=what)
@@ -198,7 +199,7 @@ class Context:
 
     @contextmanager
     def running(self) -> Iterator["Context"]:
-        """Inside, the ranks know each other and the back end has its hooks. At its end all saves are durable."""
+        """Enter the backend and the process group of the ranks. On exit all saves are durable."""
         with self.backend, group(self.backend, self.rank, self.world_size) as ranks:
             self.ranks = ranks
             self.stop.share(ranks.store)
@@ -206,27 +207,26 @@ class Context:
                 yield self
                 self.checkpoint.wait()
             except NonFiniteValue:
-                self.checkpoint.settle()  # what was saved before is good
+                self.checkpoint.settle()  # earlier saves are good: wait until they are written
                 raise
 
 
 def _total(of: Any, step: int) -> int:
-    """Raises UserError for what is no number of steps, or less than the steps that were made."""
+    """Check the total number of steps. Raises UserError if it is invalid or less than `step`."""
     try:
         total = operator.index(of)
     except TypeError:
         total = 0
     if isinstance(of, bool) or not max(step, 1) <= total <= LARGEST_STEP:
         raise UserError(
-            f"ctx.report was given of={of!r} at step {step}",
-            f"`of` is the number of steps of the whole run, from {max(step, 1)} to {LARGEST_STEP}; "
-            "give a metric another name",
+            f"ctx.report received of={of!r} at step {step}",
+            f"`of` is the total number of steps, from {max(step, 1)} to {LARGEST_STEP}; if it is a metric, rename it",
         )
     return total
 
 
 def _choose_engine(kind: str, emulated: bool) -> None:
-    """What a kind promises is asked for even where the pool's own variables did not reach this process."""
+    """Set the environment variables that a kind implies, even if the pool's variables did not reach this process."""
     if emulated and kind.startswith("tpu"):
         os.environ.setdefault("PJRT_DEVICE", "CPU")
     if kind == "cpu:ipex":
@@ -234,6 +234,6 @@ def _choose_engine(kind: str, emulated: bool) -> None:
 
 
 def _device_index(backend: str, local_rank: int) -> int:
-    """Each rank its own device; where a rank is shown one device only, that is number 0."""
+    """Index of the device of a rank: its local rank, or 0 if the process sees only one device."""
     cls = backends.load(backend)
     return 0 if cls.unavailable_reason() else min(local_rank, max(cls.count_devices() - 1, 0))

@@ -1,4 +1,4 @@
-"""Batches on the device, each rank its own share."""
+"""Load batches onto the device, each rank its share."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
@@ -12,11 +12,10 @@ from workers.backends.base import BaseBackend
 
 
 class DeviceLoader:
-    """Iterates a loader with every batch on the device. Other attributes (`dataset`, `batch_size`, …) are the loader's
-    own.
+    """Wrap a loader to yield its batches on the device. Other attributes (`dataset`, `batch_size`, …) are the loader's.
 
-    With several ranks, batch i goes to rank i modulo the number of ranks; a last incomplete round is left out, so that
-    all ranks take the same number of steps. The batch size is thus that of one rank. `taken` is called at each batch.
+    With several ranks, batch i goes to rank i modulo the number of ranks; the last, incomplete round is skipped, so
+    that all ranks make the same number of steps. The batch size is that of one rank. `on_batch` is called per batch.
     """
 
     def __init__(
@@ -26,12 +25,12 @@ class DeviceLoader:
         rank: int,
         world_size: int,
         seed: int,
-        taken: Callable[[], None] = lambda: None,
+        on_batch: Callable[[], None] = lambda: None,
     ):
         self._backend = backend
         self._picks = (rank, world_size)
         self._loader = loader
-        self._taken = taken
+        self._taken = on_batch
         self._sharded = world_size == 1 or isinstance(getattr(loader, "sampler", None), DistributedSampler)
         if not self._sharded and isinstance(loader, DataLoader) and _has_batches(loader):
             self._loader, self._sharded = _sharded_loader(loader, rank, world_size, seed), True
@@ -53,14 +52,14 @@ class DeviceLoader:
 
 
 def shard_items(items: Iterable[Any], rank: int, world_size: int) -> Iterator[Any]:
-    """Every `world_size`-th item from `rank` on, of whole rounds only."""
+    """Yield every `world_size`-th item, starting at index `rank`, from complete rounds only."""
     source = iter(items)
     while len(round_ := list(islice(source, world_size))) == world_size:
         yield round_[rank]
 
 
 class _SharedBatches:
-    """A batch sampler's share of one rank: indices only, no data is loaded for others."""
+    """One rank's share of a batch sampler. It selects indices, so no data is loaded for other ranks."""
 
     def __init__(self, batches: Any, rank: int, world_size: int):
         self._batches, self._rank, self._world_size = batches, rank, world_size
@@ -78,7 +77,7 @@ def _has_batches(loader: DataLoader[Any]) -> bool:
 
 
 def _sharded_loader(loader: DataLoader[Any], rank: int, world_size: int, seed: int) -> DataLoader[Any]:
-    """A loader like `loader` for one rank. A shuffle without its own generator gets one that is equal on all ranks."""
+    """Copy `loader` for one rank. A shuffle without its own generator gets one that is equal on all ranks."""
     batches: Any = copy.copy(loader.batch_sampler)
     sampler = getattr(batches, "sampler", None)
     if isinstance(sampler, RandomSampler) and sampler.generator is None:

@@ -1,4 +1,4 @@
-"""The process group of an attempt: made before the user's function, from torchrun's variables, and ended after it."""
+"""Process group of an attempt: created from torchrun's variables before the user's function, destroyed after it."""
 
 import gc
 import os
@@ -19,7 +19,7 @@ LONGEST_PAUSE = timedelta(days=7)
 
 
 class RankGroup:
-    """The ranks of one attempt, as one of them sees them. Objects travel over gloo, whatever tensors travel over."""
+    """The ranks of one attempt, as seen by one. Objects are sent over gloo, whatever backend tensors use."""
 
     def __init__(self, rank: int, world_size: int, store: Any = None, control: Any = None):
         self.rank = rank
@@ -33,7 +33,7 @@ class RankGroup:
         return self.world_size > 1
 
     def meet(self) -> None:
-        """Return once all ranks are here, however long that takes."""
+        """Wait until all ranks have called this, at most LONGEST_PAUSE."""
         if not self.many:
             return
         self._meetings += 1
@@ -43,15 +43,15 @@ class RankGroup:
         self.store.wait([f"{key}-all"], LONGEST_PAUSE)
 
     def from_first(self, value: Any) -> Any:
-        """What rank 0 gave, on every rank."""
+        """Return rank 0's value on every rank."""
         if not self.many:
             return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0, group=self._control, device=torch.device("cpu"))
-        return box[0]
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self._control, device=torch.device("cpu"))
+        return values[0]
 
     def gathered(self, value: Any) -> list[Any]:
-        """What every rank gave, by rank, on every rank."""
+        """Return the values of all ranks, ordered by rank, on every rank."""
         if not self.many:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -61,7 +61,7 @@ class RankGroup:
 
 @contextmanager
 def group(backend: BaseBackend, rank: int, world_size: int) -> Iterator[RankGroup]:
-    """Meet the other ranks at MASTER_ADDR:MASTER_PORT. A single rank needs no group and gets none."""
+    """Create the process group at MASTER_ADDR:MASTER_PORT. A single rank gets none, because it needs none."""
     if world_size == 1:
         yield RankGroup(rank, world_size)
         return
@@ -70,7 +70,7 @@ def group(backend: BaseBackend, rank: int, world_size: int) -> Iterator[RankGrou
     backend.init_group(PrefixStore("group", store), rank, world_size, WORK_TIMEOUT)
     control = None if backend.collective_backend == "gloo" else dist.new_group(backend="gloo")
     yield RankGroup(rank, world_size, PrefixStore("polyfleet", store), control)
-    # Not after an error: ending the group may wait for ranks that will never answer. A data-parallel model refers to
-    # itself, so Python frees it late; it keeps gloo's threads, which abort an interpreter that exits under them.
+    # Skipped after an error: destroying the group may wait for ranks that never respond. A data-parallel model refers
+    # to itself, so it needs a collection; until then it keeps gloo's threads, which abort an exiting interpreter.
     gc.collect()
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Finding the user's function: `file.py:function` below the working folder, or `module:function`."""
+"""Load the user's function: `file.py:function` in the working folder, or `module:function`."""
 
 import importlib
 import importlib.util
@@ -13,67 +13,69 @@ from cluster.errors import NotFound, UserError, nearest
 
 
 def load_function(entry: str, default: str = "", folder: Path | None = None) -> Callable[..., Any]:
-    """The callable `entry` names; `default` is its name where the entry has none. Running the module is part of it.
+    """Return the callable that `entry` names, or `default` in its module. This runs the module.
 
-    What the user's module raises comes through as it is. Raises NotFound for a file, module or name that is not there.
+    Exceptions of the user's module are not caught. Raises NotFound for a missing file, module or name.
     """
-    where, _, name = entry.partition(":")
+    module_name, _, name = entry.partition(":")
     name = name or default
-    if not where or not name:
+    if not module_name or not name:
         raise UserError(f"entry {entry!r} names no function", "write file.py:function or module:function")
-    module = _load_module(where, (folder or Path.cwd()).resolve())
-    found = getattr(module, name, None)
-    if found is None:
+    module = _load_module(module_name, (folder or Path.cwd()).resolve())
+    member = getattr(module, name, None)
+    if member is None:
         callables = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        raise NotFound(f"{where} has no function {name!r}", nearest(name, callables))
-    if not callable(found):
-        raise UserError(f"{where}:{name} is {type(found).__name__}, not a function", "name a function or a class")
-    function: Callable[..., Any] = found
+        raise NotFound(f"{module_name} has no function {name!r}", nearest(name, callables))
+    if not callable(member):
+        raise UserError(
+            f"{module_name}:{name} is {type(member).__name__}, not a function", "give a function or a class"
+        )
+    function: Callable[..., Any] = member
     return function
 
 
 def check_call(function: Callable[..., Any], entry: str, *names: str) -> None:
-    """Raises UserError where `function` cannot be called with arguments of these names, or would not run then.
+    """Raise UserError if `function` cannot be called with arguments of these names, or if the call would not run it.
 
-    A submitted file was looked at before; what decorators and the pool's environment bring is known only here.
+    The client already checked the submitted file; the effect of decorators and of the pool's environment shows here.
     """
-    called = f"{entry.rpartition(':')[2]}({', '.join(names)})"
+    call = f"{entry.rpartition(':')[2]}({', '.join(names)})"
     try:
         signature = inspect.signature(function, follow_wrapped=False)
-    except (TypeError, ValueError):  # of a function in C
+    except (TypeError, ValueError):  # a function in C has no signature
         return
     try:
         signature.bind(*names)
     except TypeError as e:
-        raise UserError(f"{entry} cannot be called as {called}: {e}", f"write `def {called}:`") from None
+        raise UserError(f"{entry} cannot be called as {call}: {e}", f"write `def {call}:`") from None
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
         kind = "async" if inspect.iscoroutinefunction(function) else "a generator"
-        raise UserError(f"{entry} is {kind}: calling it does not run it", f"write `def {called}:` without `yield`")
+        raise UserError(f"{entry} is {kind}: calling it does not run it", f"write `def {call}:` without `yield`")
 
 
 def sibling(entry: str, name: str) -> str:
-    """The entry of the function `name` beside that of `entry`."""
+    """Return the entry of function `name` in the same module as `entry`."""
     return f"{entry.partition(':')[0]}:{name}"
 
 
-def _load_module(where: str, folder: Path) -> ModuleType:
-    if where.endswith(".py"):
-        return _load_file(where, folder)
+def _load_module(module_name: str, folder: Path) -> ModuleType:
+    if module_name.endswith(".py"):
+        return _load_file(module_name, folder)
     _search_first(folder)
     try:
-        return importlib.import_module(where)
+        return importlib.import_module(module_name)
     except ModuleNotFoundError as e:
-        if e.name is None or not f"{where}.".startswith(f"{e.name}."):
+        if e.name is None or not f"{module_name}.".startswith(f"{e.name}."):
             raise
-        remedy = f"is it in the submitted folder? it has {_python_files(folder)}"
-        raise NotFound(f"no module {where!r} here", remedy) from None
+        remedy = f"check that it is in the submitted folder, which has {_python_files(folder)}"
+        raise NotFound(f"no module {module_name!r} here", remedy) from None
 
 
-def _load_file(where: str, folder: Path) -> ModuleType:
-    """Like `python path`: its own folder comes first on the search path. A file already loaded is not run twice."""
-    path = (folder / where).resolve()
+def _load_file(filename: str, folder: Path) -> ModuleType:
+    """Load a file like `python path`, with its folder first on the search path. A loaded file is not run again."""
+    path = (folder / filename).resolve()
     if not path.is_file():
-        raise NotFound(f"no file {where} in the working folder", f"it has {_python_files(folder)}")
+        raise NotFound(f"no file {filename} in the working folder", f"it has {_python_files(folder)}")
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == str(path) and module.__name__ != "__main__":
             return module

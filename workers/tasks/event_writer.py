@@ -1,4 +1,4 @@
-"""What a rank tells its agent: one JSON object per line, each appended by a single write, so that ranks never mix."""
+"""Write a rank's events for its agent: one JSON object per line, each in a single write, so that lines never mix."""
 
 import json
 import os
@@ -12,17 +12,17 @@ from workers.attempt.redaction import Redactor
 from workers.attempt.reserved_files import is_full
 
 RESERVED = frozenset({"t", "rank", "type"})
-"""Keys every event has."""
+"""Keys of every event."""
 
 
 OURS = frozenset({"step", "of"})
-"""Of a report, beside the user's metrics."""
+"""Keys of a report other than the user's metrics."""
 
 
 class Events:
-    """Appends to the attempt's events.jsonl. Without a file (tests, notebooks) the events are only kept, in `kept`.
+    """Append events to the attempt's events.jsonl. Without a file (tests, notebooks) they are only stored in `kept`.
 
-    A full disk ends no training: reports are lost, other events are written with the next one.
+    A full disk does not end training: reports are dropped, other events are written with the next one.
     """
 
     def __init__(self, path: Path | None, rank: int, redact: Redactor | None = None):
@@ -35,29 +35,29 @@ class Events:
 
     @property
     def folder(self) -> Path | None:
-        """The attempt's."""
+        """Folder of the attempt, None without a file."""
         return self._path.parent if self._path else None
 
     def write(self, kind: str, **fields: Any) -> bool:
-        """`kind` is report, checkpoint, phase or note; `fields` is plain data. False while the disk is full."""
+        """Write an event. `kind` is report, checkpoint, phase or note. Returns False while the disk is full."""
         event = {"t": time.time(), "rank": self._rank, "type": kind, **self._clean(kind, fields)}
         if self._path is None:
             self.kept.append(event)
             return True
         line = json.dumps(event, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-        todo, self._late = [*self._late, line], []
-        while todo and self._append(self._path, todo[0]):
-            todo.pop(0)
-        self._late = [text for text in todo if text is not line or kind != "report"]
-        return not todo
+        pending, self._late = [*self._late, line], []
+        while pending and self._append(self._path, pending[0]):
+            pending.pop(0)
+        self._late = [text for text in pending if text is not line or kind != "report"]
+        return not pending
 
     def preempted(self) -> None:
-        """Tell that this rank stops early because it was asked to; on a full disk its exit code says so."""
+        """Report that this rank stops early, as requested; on a full disk, report it by the exit code."""
         if not self.write("note", preempted=True):
             sys.exit(128 + signal.SIGTERM)
 
     def _append(self, path: Path, line: bytes) -> bool:
-        """A line that the disk had space for only half of is ended before the next one."""
+        """Append a line. If the disk had space for only part of the previous one, start with a newline."""
         line = b"\n" + line if self._cut_off else line
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
@@ -72,7 +72,7 @@ class Events:
         return not self._cut_off
 
     def _clean(self, kind: str, fields: dict[str, Any]) -> dict[str, Any]:
-        """Without secrets. What we say ourselves stays: a secret such as "home" costs no checkpoint."""
+        """Remove secrets, except from our own fields: a secret such as "home" must not change a checkpoint's path."""
         if kind == "checkpoint":
             return fields
         names = {name: self._redact(name) if kind == "report" and name not in OURS else name for name in fields}

@@ -1,4 +1,4 @@
-"""Numbers of torch and NumPy as the plain values JSON takes."""
+"""Convert numbers of torch and NumPy to plain values for JSON."""
 
 import math
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ Number = int | float | bool | str | None
 
 
 def metric(name: str, value: Any) -> Number:
-    """A reported number as plain data; NaN and infinities, which JSON lacks, become "nan", "inf", "-inf", integers
-    beyond 64 bits floats. A lazy tensor is computed.
+    """Convert a reported metric to a plain value. A lazy tensor is computed.
 
-    Raises UserError for what is not one number, a word or None.
+    NaN and infinities, which JSON lacks, become "nan", "inf", "-inf"; integers beyond 64 bits become floats. Raises
+    UserError for a value that is not a single number, a string or None.
     """
     if isinstance(value, str | bool) or value is None:
         return value
@@ -23,17 +23,19 @@ def metric(name: str, value: Any) -> Number:
             value = value.item()
         except (AttributeError, ValueError, RuntimeError) as e:
             remedy = "report one number per name, for a tensor its mean or its .item()"
-            raise UserError(f"ctx.report({name}=...) was given {_describe(value)}", remedy) from e
+            raise UserError(f"ctx.report({name}=...) received {_describe(value)}", remedy) from e
     if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
         value = _as_float(value)
     return value if not isinstance(value, float) or math.isfinite(value) else str(value)
 
 
-def not_finite(metrics: Mapping[str, Any], told: Mapping[str, Number]) -> str:
-    """Which of `metrics` makes a training useless, in words: any that is NaN, a loss that is infinite; "" for none.
-    `told` has them as plain data. A best loss so far begins as infinity, and so does a norm where a loss is scaled.
+def not_finite(metrics: Mapping[str, Any], plain_values: Mapping[str, Number]) -> str:
+    """Return why `metrics` make further training useless: a metric is NaN or a loss is infinite; "" if none is.
+
+    `plain_values` has the metrics as plain data. Other infinities are normal: a best loss starts as infinity, and a
+    gradient norm may be infinite while a loss is scaled.
     """
-    for name, value in told.items():
+    for name, value in plain_values.items():
         if isinstance(metrics.get(name), str) or value not in ("nan", "inf", "-inf"):
             continue
         if value == "nan" or ("loss" in name.lower() and "best" not in name.lower()):
@@ -49,7 +51,7 @@ def _as_float(value: int) -> float:
 
 
 def plain(value: Any) -> Any:
-    """What a user's function returned, as JSON takes it: numbers and nested data as they are, all else as text."""
+    """Convert a user function's result for JSON: numbers and nested data stay, everything else becomes text."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

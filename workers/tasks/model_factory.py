@@ -1,4 +1,4 @@
-"""The user's factories: a model, and one call's inputs for it, made the same in every environment from one seed."""
+"""Call the user's factories of a model and of sample inputs. A seed makes both equal in every environment."""
 
 from functools import partial
 
@@ -12,29 +12,31 @@ from workers.tasks.entry import check_call, load_function, sibling
 
 
 def make_model(context: Context) -> nn.Module:
-    """What the entry's factory returns, on the CPU. Raises UserError when that is no module."""
-    ours = context.entry.startswith(transformers_model.PREFIX)
-    factory = partial(transformers_model.make, context.entry) if ours else load_function(context.entry)
-    if not ours:
+    """Create the model by the entry's factory, on the CPU. Raises UserError if it does not return a Module."""
+    from_transformers = context.entry.startswith(transformers_model.PREFIX)
+    factory = partial(transformers_model.make, context.entry) if from_transformers else load_function(context.entry)
+    if not from_transformers:
         check_call(factory, context.entry)
     context.backend.seed(context.seed)
     model = factory()
     if not isinstance(model, nn.Module):
-        raise UserError(f"{context.entry} returned {type(model).__name__}", "the factory returns a torch.nn.Module")
+        raise UserError(f"{context.entry} returned {type(model).__name__}", "return a torch.nn.Module from the factory")
     return model
 
 
 def make_sample(context: Context) -> Sample | None:
-    """Inputs of one call, from the factory named by `sample_input`, else one so called beside the entry, else None."""
-    named = context.arguments.get("sample_input")
-    if context.entry.startswith(transformers_model.PREFIX) and not named:
+    """Create the inputs of one call, by the factory named in the argument `sample_input`, else by the function
+    `sample_input` beside the entry. None without either.
+    """
+    requested = context.arguments.get("sample_input")
+    if context.entry.startswith(transformers_model.PREFIX) and not requested:
         context.backend.seed(context.seed)
         return transformers_model.sample(context.entry, batch_size(context))
-    entry = named or sibling(context.entry, "sample_input")
+    entry = requested or sibling(context.entry, "sample_input")
     try:
         factory = load_function(entry)
     except NotFound:
-        if named:
+        if requested:
             raise
         return None
     check_call(factory, entry, "batch_size")
@@ -43,7 +45,7 @@ def make_sample(context: Context) -> Sample | None:
 
 
 def batch_size(context: Context) -> int:
-    """The candidate's or job's, else the task argument's, else 1."""
+    """Batch size of the candidate or job, else of the task's arguments, else 1."""
     size = int(context.batch_size or context.arguments.get("batch_size") or 1)
     if size < 1:
         raise UserError(f"batch_size is {size}", "give at least 1")
@@ -55,5 +57,5 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def tensor_bytes(model: nn.Module) -> int:
-    """Of parameters and buffers, a tie counted once."""
+    """Bytes of parameters and buffers; tied tensors count once."""
     return sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))

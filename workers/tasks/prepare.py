@@ -1,4 +1,4 @@
-"""Prepare: load a model, optimise it for this device, check it against the untouched one, keep it with its report."""
+"""Prepare task: load a model, optimize it for this device, compare it with the original, save it with a report."""
 
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,14 @@ from workers.optimizers.prepared_model import artefact
 from workers.tasks.context import Context
 from workers.tasks.model_factory import make_model, make_sample, parameter_count, tensor_bytes
 
-# How far a prepared model may be from the float32 one on the CPU, relative to the largest output.
+# Levels whose prepared model also loads on other devices.
 PORTABLE = (OptimizationLevel.O0, OptimizationLevel.O1)
+# Largest allowed difference from the float32 model on the CPU, relative to the largest output.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
 
 def main(context: Context) -> dict[str, Any]:
-    """The report: level, applied, skipped, errors (None without a sample input), parameters, bytes, artefact."""
+    """Return the report: level, applied, skipped, errors (None without a sample input), parameters, bytes, artefact."""
     level = OptimizationLevel.from_string(context.arguments.get("level") or "O1")
     precision = precision_of(context.arguments.get("precision") or context.precision)
     model, sample = make_model(context).eval(), make_sample(context)
@@ -47,24 +48,24 @@ def main(context: Context) -> dict[str, Any]:
 def _checked(
     context: Context, model: nn.Module, prepared: nn.Module, sample: Sample, precision: torch.dtype
 ) -> Difference:
-    """The distance from the caller's model. Raises UserError beyond the tolerance: a wrong model is no artefact."""
-    given, inputs = sample.copy(), context.backend.to_device(sample.copy())
+    """Compare with the caller's model. Raises UserError beyond TOLERANCE, so that no wrong model is saved."""
+    arguments, inputs = sample.copy(), context.backend.to_device(sample.copy())
     with torch.no_grad():
-        want = first_tensor(model.eval()(*given.args, **given.kwargs))
-        have = first_tensor(prepared(*inputs.args, **inputs.kwargs))
-    error = difference(have, want)
+        expected = first_tensor(model.eval()(*arguments.args, **arguments.kwargs))
+        actual = first_tensor(prepared(*inputs.args, **inputs.kwargs))
+    error = difference(actual, expected)
     if not error.max_rel <= TOLERANCE[precision]:
         raise UserError(
-            f"the prepared model is off by {error.max_rel:.2g} of its largest output, over {TOLERANCE[precision]:g}",
-            "prepare it at a lower level or in float32",
+            f"the prepared model is off by {error.max_rel:.2g} of its largest output (limit {TOLERANCE[precision]:g})",
+            "prepare the model at a lower level or in float32",
         )
     return error
 
 
 def _keep(context: Context, portable: PreparedModel, report: dict[str, Any]) -> str:
-    """The tensors and what was done to them as a checkpoint of step 0; "" where the job has no folder for it.
+    """Save the tensors and the applied passes as a checkpoint of step 0; "" if the job has no checkpoint folder.
 
-    What a compiler made of them stays out: it is made anew where workers.load_prepared loads the artefact.
+    Compiled code is not saved: workers.load_prepared compiles again on its device.
     """
     if not context.checkpoint_root:
         return ""

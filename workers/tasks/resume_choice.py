@@ -1,4 +1,4 @@
-"""Which checkpoint an attempt resumes from: the newest that proves sound while it is loaded, the same on all ranks."""
+"""Choose the checkpoint that an attempt resumes from: the newest that loads undamaged, the same on all ranks."""
 
 import os
 import sys
@@ -15,24 +15,24 @@ from workers.tasks.distributed import RankGroup
 
 
 def candidate_checkpoints(resume_from: Path, own: Path | None) -> list[Path]:
-    """`resume_from` and, where it is one of the job's `own` checkpoints or a folder of some, those before it.
+    """List `resume_from` and, if it is one of the job's `own` checkpoints or a folder of checkpoints, the older ones.
 
-    Without those that were found damaged before; what a user named is tried whatever is known of it, and nothing in its
-    place.
+    Leaves out checkpoints marked as damaged. A checkpoint that the user named is always tried, even if marked, and has
+    no substitutes.
     """
     if not os.path.lexists(resume_from / NAME):
-        found = newest_first(resume_from)
-        return [folder for folder in found if not damage_reason(folder)] or [resume_from]
-    there = newest_first(resume_from.parent) if resume_from.parent == own else []
-    older = there[there.index(resume_from) + 1 :] if resume_from in there else []
+        checkpoints = newest_first(resume_from)
+        return [folder for folder in checkpoints if not damage_reason(folder)] or [resume_from]
+    siblings = newest_first(resume_from.parent) if resume_from.parent == own else []
+    older = siblings[siblings.index(resume_from) + 1 :] if resume_from in siblings else []
     return [resume_from, *(folder for folder in older if not damage_reason(folder))]
 
 
 def newest_sound(paths: list[Path], load: Callable[[Path], Loaded], ranks: RankGroup) -> Loaded:
-    """What the first of `paths` holds that is sound on every rank; all ranks call this, with the same names in order.
+    """Load the first of `paths` that is undamaged on every rank. All ranks call this with the same names in order.
 
-    Each damaged one is marked on the node that found it. Raises DamagedCheckpoint when none is left: what was to be
-    filled may then hold anything.
+    A node marks the checkpoints that it finds damaged. Raises DamagedCheckpoint if all are: the objects to be filled
+    may then be partly overwritten.
     """
     skipped: list[SkippedCheckpoint] = []
     for path in paths:
@@ -43,18 +43,18 @@ def newest_sound(paths: list[Path], load: Callable[[Path], Loaded], ranks: RankG
             error = e
             with suppress(OSError):
                 mark_damaged(path, e.message)
-        told = ranks.gathered(error.message if error else "")
-        fault = next(filter(None, told), "")
+        damage_by_rank = ranks.gathered(error.message if error else "")
+        fault = next(filter(None, damage_by_rank), "")
         if loaded is not None and not fault:
             loaded.report.skipped.extend(skipped)
             return loaded
         skipped.append(SkippedCheckpoint(str(path), fault))
-        _say(ranks.rank, f"{path.name} is damaged and is not resumed from: {fault}")
-    more = f"; so are {len(skipped) - 1} before it" if len(skipped) > 1 else ""
-    raise DamagedCheckpoint(f"{skipped[0].reason}{more}", "copy it again from its source, or begin from another")
+        _say(ranks.rank, f"checkpoint {path.name} is damaged, so the job does not resume from it: {fault}")
+    more = f"; {len(skipped) - 1} older are damaged too" if len(skipped) > 1 else ""
+    raise DamagedCheckpoint(f"{skipped[0].reason}{more}", "copy it again from its source, or resume from another")
 
 
 def _say(rank: int, sentence: str) -> None:
-    """In the job's log, once."""
+    """Write a line to the job's log, once for all ranks."""
     if rank == 0:
         print(f"polyfleet: {sentence}", file=sys.stderr, flush=True)  # noqa: T201 - the rank's log is its stderr

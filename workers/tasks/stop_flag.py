@@ -1,20 +1,20 @@
-"""Knowing when to stop: a SIGTERM sets a flag, and all ranks of an attempt come to see it at the same poll."""
+"""Stop flag: SIGTERM sets it, and all ranks of an attempt see it at the same poll."""
 
 import signal
 from types import FrameType
 from typing import Any
 
-# Ranks that meet in every step are at most a step apart: after this many more polls all have read the number to stop
-# at.
+# Ranks synchronize in every step, so they are at most one step apart. After this many more polls, all have read the
+# poll number at which to stop.
 AHEAD = 4
 KEY = "stop-at"
 
 
 class StopFlag:
-    """`poll()` is asked once per step. `seen` tells whether it ever answered yes.
+    """Flag that a rank polls once per step. `seen` is True once `poll()` has returned True.
 
-    With several ranks the first that was asked writes, into a store all share, the poll at which all answer yes: a rank
-    that left its loop one step before the others would leave them waiting in a collective for ever.
+    With several ranks, the first that receives SIGTERM writes to a shared store the poll number at which all return
+    True: a rank that left its loop one step before the others would leave them waiting in a collective forever.
     """
 
     def __init__(self) -> None:
@@ -24,11 +24,11 @@ class StopFlag:
         self._store: Any = None
 
     def listen(self) -> None:
-        """Let SIGTERM set the flag, in place of ending the process."""
+        """Let SIGTERM set the flag instead of ending the process."""
         signal.signal(signal.SIGTERM, self._ask)
 
     def share(self, store: Any) -> None:
-        """Agree with other ranks through this store of torch.distributed; None: decide alone."""
+        """Coordinate with other ranks through this store of torch.distributed; None: this rank decides alone."""
         self._store = store
 
     def poll(self) -> bool:

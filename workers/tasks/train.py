@@ -1,4 +1,4 @@
-"""Train: the user's `def train(ctx)`, with the process group made before it and ended after it."""
+"""Train task: run the user's `def train(ctx)` inside the process group of the ranks."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from workers.tasks.json_values import plain
 
 
 def main(context: Context) -> dict[str, Any]:
-    """Runs the entry; what it raises comes through. The result has the last report and, for a dict, `returned`."""
+    """Run the entry; its exceptions are not caught. The result has the last report and, for a dict, `returned`."""
     function = load_function(context.entry, default="train")
     check_call(function, context.entry if ":" in context.entry else f"{context.entry}:train", "ctx")
     with context.running():

@@ -1,7 +1,7 @@
-"""Models of `transformers` from a configuration alone: random weights, nothing fetched, nobody's code run.
+"""Create models of `transformers` from a configuration alone: random weights, no downloads, no remote code.
 
-`transformers:bert` is an architecture in its default sizes; `transformers:config.json` a configuration of the working
-folder, as the hub keeps them: the class it names first in `architectures`, else the bare model.
+`transformers:bert` is an architecture in its default size. `transformers:config.json` is a configuration file in the
+working folder, in the hub's format: it creates the first class in `architectures`, else the bare model.
 """
 
 import json
@@ -22,11 +22,11 @@ LIMIT_BYTES = 1 << 20
 
 
 class MissingLibraryError(UserError):
-    """`transformers` is not in this environment."""
+    """`transformers` is not installed in this environment."""
 
 
 def make(entry: str) -> nn.Module:
-    """In float32, without a cache of keys. Raises NotFound, UserError, and what the model's own constructor raises."""
+    """Create the model in float32, without a key-value cache. Raises NotFound, UserError, the constructor's errors."""
     config = _config(entry)
     config.use_cache = False
     model: nn.Module = _model_class(config)(config)
@@ -34,14 +34,14 @@ def make(entry: str) -> nn.Module:
 
 
 def sample(entry: str, batch_size: int) -> Sample:
-    """Random inputs of the kind the model takes first: up to 128 tokens, an image, a second of sound."""
+    """Create random inputs for the model's main input: up to 128 tokens, an image, or one second of sound."""
     config = _config(entry)
     name = _model_class(config).main_input_name
     makers = {"input_ids": _tokens, "pixel_values": _images, "input_features": _mel, "input_values": _sound}
     if name not in makers:
         raise UserError(
-            f"{config.model_type} takes {name}, which has no known shape",
-            "write a function that makes the model, with sample_input(batch_size) beside it",
+            f"the input {name} of {config.model_type} has no known shape",
+            "write a function that creates the model, with sample_input(batch_size) beside it",
         )
     inputs = {name: makers[name](config, batch_size)}
     if config.is_encoder_decoder:
@@ -51,7 +51,9 @@ def sample(entry: str, batch_size: int) -> Sample:
 
 def _library() -> Any:
     if find_spec("transformers") is None:
-        raise MissingLibraryError("transformers is not in this environment", "add it to the pool's requirements")
+        raise MissingLibraryError(
+            "transformers is not installed in this environment", "add it to the pool's requirements"
+        )
     os.environ["HF_HUB_OFFLINE"] = "1"
     import transformers
 
@@ -59,49 +61,49 @@ def _library() -> Any:
 
 
 def _config(entry: str) -> Any:
-    library, named = _library(), entry.removeprefix(PREFIX)
-    told = _read(named) if named.endswith(".json") else {"model_type": named}
-    kind = told.pop("model_type", "")
-    known = sorted(library.CONFIG_MAPPING.keys())
-    if kind not in known:
-        raise NotFound(f"transformers has no model type {kind!r}", nearest(str(kind), known))
-    return library.AutoConfig.for_model(kind, **told)
+    library, requested = _library(), entry.removeprefix(PREFIX)
+    options = _read(requested) if requested.endswith(".json") else {"model_type": requested}
+    kind = options.pop("model_type", "")
+    choices = sorted(library.CONFIG_MAPPING.keys())
+    if kind not in choices:
+        raise NotFound(f"transformers has no model type {kind!r}", nearest(str(kind), choices))
+    return library.AutoConfig.for_model(kind, **options)
 
 
-def _read(named: str) -> dict[str, Any]:
-    here = Path.cwd().resolve()
-    path = (here / named).resolve()
-    if not path.is_relative_to(here) or not path.is_file():
-        there = sorted(str(p.relative_to(here)) for p in here.rglob("*.json"))
-        raise NotFound(f"no file {named} in the working folder", nearest(named, there[:20]))
+def _read(requested: str) -> dict[str, Any]:
+    folder = Path.cwd().resolve()
+    path = (folder / requested).resolve()
+    if not path.is_relative_to(folder) or not path.is_file():
+        existing = sorted(str(p.relative_to(folder)) for p in folder.rglob("*.json"))
+        raise NotFound(f"no file {requested} in the working folder", nearest(requested, existing[:20]))
     try:
-        told = json.loads(path.read_text()) if path.stat().st_size <= LIMIT_BYTES else None
+        options = json.loads(path.read_text()) if path.stat().st_size <= LIMIT_BYTES else None
     except ValueError:
-        told = None
-    if not isinstance(told, dict):
-        raise UserError(f"{named} is no configuration", "save one with config.to_json_file(path)")
-    return told
+        options = None
+    if not isinstance(options, dict):
+        raise UserError(f"{requested} is not a configuration", "save one with config.to_json_file(path)")
+    return options
 
 
 def _model_class(config: Any) -> Any:
-    """One of the library's own classes; what a configuration says of code elsewhere (`auto_map`) is not followed."""
+    """Return one of the library's own classes. References to other code in a configuration (`auto_map`) are ignored."""
     library = _library()
     if not config.architectures:
         try:
             return library.MODEL_MAPPING[type(config)]
         except KeyError:
-            raise UserError(f"{config.model_type} has no bare model", "name a class in `architectures`") from None
+            raise UserError(f"{config.model_type} has no bare model", "add a class to `architectures`") from None
     name = str(config.architectures[0])
-    found = getattr(library, name, None)
-    if not (isinstance(found, type) and issubclass(found, library.PreTrainedModel)):
+    member = getattr(library, name, None)
+    if not (isinstance(member, type) and issubclass(member, library.PreTrainedModel)):
         raise NotFound(f"transformers has no model class {name!r}", "another version of the library may have it")
-    return found
+    return member
 
 
 def _tokens(config: Any, batch_size: int) -> Tensor:
     text = config.get_text_config()
-    longest = getattr(text, "max_position_embeddings", None) or TOKENS
-    return torch.randint(text.vocab_size, (batch_size, min(TOKENS, longest)))
+    limit = getattr(text, "max_position_embeddings", None) or TOKENS
+    return torch.randint(text.vocab_size, (batch_size, min(TOKENS, limit)))
 
 
 def _images(config: Any, batch_size: int) -> Tensor:

@@ -1,1 +1,1 @@
-"""Whether a model will run on a kind of device, before anybody pays for one: by tracing it, not by a list of names."""
+"""Check before renting a device whether a model will run on it, by tracing the model, not by a list of names."""

@@ -1,7 +1,7 @@
-"""What a model computes, layer by layer, as fingerprints that travel: to find where two machines part.
+"""Fingerprints of what a model computes, layer by layer, to find where the results of two machines diverge.
 
-Nothing is compiled and nothing drops out: the model stays in eval mode, since dropout alone would make two runs differ.
-Batch norms alone use their batch, as in training: torch-xla 2.8 has no backward of one in eval mode (it aborts).
+The model is not compiled and stays in eval mode, because dropout alone would make two runs differ. Only batch norms are
+in training mode: torch-xla 2.8 aborts in the backward of one in eval mode.
 """
 
 import hashlib
@@ -23,31 +23,32 @@ from workers.optimizers.pass_context import Sample
 from workers.tasks.json_values import plain
 
 SKETCH = 256
-"""Numbers of each tensor that travel."""
+"""Numbers in a tensor's sketch, the part of a fingerprint that measures distances."""
 LEARNING_RATE = 1e-3
 Data = dict[str, Any]
 
 
 def record(model: nn.Module, sample: Sample, backend: BaseBackend, steps: int, autocast: Callable[[], Any]) -> Data:
-    """Activations of every module in the order they were computed, gradients by name, and losses of `steps` steps of
-    plain SGD. `model` is changed.
+    """Record every module's activations in order of execution, gradients by name, and losses of `steps` SGD steps.
+
+    Changes `model`.
     """
-    told = {"weights_sha256": weights_sha256(model), "inputs_sha256": inputs_sha256(sample)}
-    placed, inputs = backend.to_device(model).eval(), backend.to_device(sample)
-    for module in placed.modules():
+    hashes = {"weights_sha256": weights_sha256(model), "inputs_sha256": inputs_sha256(sample)}
+    moved, inputs = backend.to_device(model).eval(), backend.to_device(sample)
+    for module in moved.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.train()
-    placed.zero_grad()
+    moved.zero_grad()
     layers: list[Data] = []
-    with _watched(placed, layers), autocast():
-        given = inputs.copy()
-        output = placed(*given.args, **given.kwargs)
+    with _watched(moved, layers), autocast():
+        arguments = inputs.copy()
+        output = moved(*arguments.args, **arguments.kwargs)
     loss = _loss(output)
     loss.backward()  # type: ignore[no-untyped-call]
     backend.step_boundary()
-    gradients = [fingerprint(name, p.grad) for name, p in placed.named_parameters() if p.grad is not None]
-    losses = [float(loss.detach().cpu()), *_steps(placed, inputs, backend, steps, autocast)]
-    return plain(told | {"layers": layers, "gradients": gradients, "losses": losses})  # type: ignore[no-any-return]
+    gradients = [fingerprint(name, p.grad) for name, p in moved.named_parameters() if p.grad is not None]
+    losses = [float(loss.detach().cpu()), *_steps(moved, inputs, backend, steps, autocast)]
+    return plain(hashes | {"layers": layers, "gradients": gradients, "losses": losses})  # type: ignore[no-any-return]
 
 
 def _steps(
@@ -57,9 +58,9 @@ def _steps(
     for _ in range(steps):
         sgd.step()
         sgd.zero_grad()
-        given = inputs.copy()
+        arguments = inputs.copy()
         with autocast():
-            loss = _loss(model(*given.args, **given.kwargs))
+            loss = _loss(model(*arguments.args, **arguments.kwargs))
         loss.backward()  # type: ignore[no-untyped-call]
         backend.step_boundary()
         yield float(loss.detach().cpu())
@@ -71,9 +72,9 @@ def _loss(output: Any) -> Tensor:
 
 @contextmanager
 def _watched(model: nn.Module, layers: list[Data]) -> Iterator[None]:
-    """Every module's output, whatever nest of tuples and dicts it is; one that runs again is told again."""
+    """Record the tensors in every module's output, once per call of the module."""
 
-    def told(name: str) -> Callable[..., None]:
+    def recorder(name: str) -> Callable[..., None]:
         def hook(_: nn.Module, __: Any, output: Any) -> None:
             for number, tensor in enumerate(tensors_of(output)):
                 label = f"{name or 'the model itself'}" + (f"[{number}]" if number else "")
@@ -81,7 +82,7 @@ def _watched(model: nn.Module, layers: list[Data]) -> Iterator[None]:
 
         return hook
 
-    handles = [module.register_forward_hook(told(name)) for name, module in model.named_modules()]
+    handles = [module.register_forward_hook(recorder(name)) for name, module in model.named_modules()]
     try:
         yield
     finally:
@@ -90,26 +91,28 @@ def _watched(model: nn.Module, layers: list[Data]) -> Iterator[None]:
 
 
 def fingerprint(name: str, tensor: Tensor) -> Data:
-    """Shape, dtype, a hash of the bits, size and a sketch; enough to tell where and by how much two differ."""
+    """Shape, dtype, hash, root mean square and sketch of a tensor: enough to see by how much two tensors differ."""
     host = tensor.detach().cpu().contiguous()
     flat = host.reshape(-1).double() if not host.is_complex() else torch.view_as_real(host).reshape(-1).double()
     finite = torch.isfinite(flat)
-    known = torch.where(finite, flat, 0.0)
+    values = torch.where(finite, flat, 0.0)
     return {
         "name": name,
         "shape": list(host.shape),
         "dtype": name_of(host.dtype),
         "sha256": hashlib.sha256(host.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest(),
-        "rms": float(known.square().mean().sqrt()) if flat.numel() else 0.0,
+        "rms": float(values.square().mean().sqrt()) if flat.numel() else 0.0,
         "not_finite": int(flat.numel() - finite.sum()),
-        "sketch": sketch(known.numpy()).tolist(),
+        "sketch": sketch(values.numpy()).tolist(),
     }
 
 
 def sketch(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Every value, with a sign of chance, added to one of 256 sums. The distance of two sketches is that of their
-    tensors, within about 9 %, and exactly for up to 256 values: no difference hides between samples. The signs are the
-    bits of a counter (Philox), the same everywhere. Source: Charikar, Chen and Farach-Colton 2002 (the count sketch).
+    """Count sketch: add every value, with a pseudorandom sign, to one of 256 sums.
+
+    The distance of two sketches is that of their tensors, within about 9 %, and exact for up to 256 values. Unlike a
+    sample, it covers every value. The signs come from a counter-based generator (Philox), so they are the same on every
+    machine. Source: Charikar, Chen and Farach-Colton 2002 (the count sketch).
     """
     bits = np.random.Philox(key=0).random_raw(-(-len(values) // 64)).view(np.uint8)
     signed = np.where(np.unpackbits(bits)[: len(values)], values, -values)

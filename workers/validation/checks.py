@@ -1,4 +1,4 @@
-"""What can be said of a trace: dtypes, dynamic shapes and custom operators on a kind of device."""
+"""Checks of a trace for a kind of device: operators, dtypes, dynamic shapes and custom operators."""
 
 import torch
 
@@ -9,7 +9,7 @@ from workers.capability.matrix import Capabilities
 from workers.validation.operator_trace import OperatorCall, Trace
 from workers.validation.report import Problem
 
-# Composite kernels are made of other operators and run wherever those do.
+# Composite kernels consist of other operators and run wherever those run.
 COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 MOVING = frozenset(
     ("_to_copy", "copy", "copy_", "clone", "empty", "empty_like", "empty_strided", "new_empty", "zeros", "cat", "stack",
@@ -18,101 +18,112 @@ MOVING = frozenset(
 OF_TORCH = ("aten", "prim", "prims", "profiler", "_c10d_functional", "c10d", "quantized", "inductor", "higher_order")
 
 
-def dtypes(trace: Trace, can: Capabilities) -> list[Problem]:
-    """The first place of each dtype that this kind lacks, or computes with at a fraction of the speed. Where nothing is
-    computed in it, the first place where it is stored.
+def dtypes(trace: Trace, capabilities: Capabilities) -> list[Problem]:
+    """Report each dtype that this kind lacks or emulates slowly, with the first call that computes in it.
+
+    If no operator computes in the dtype, the finding names the first call that stores it.
     """
     computing: dict[torch.dtype, OperatorCall] = {}
     stored: dict[torch.dtype, OperatorCall] = {}
     for call in trace.calls:
         for dtype in call.dtypes:
             (stored if _only_moves(call) else computing).setdefault(dtype, call)
-    return [p for dtype, call in (stored | computing).items() if (p := _dtype(dtype, call, can, dtype in computing))]
+    return [
+        p
+        for dtype, call in (stored | computing).items()
+        if (p := _dtype(dtype, call, capabilities, dtype in computing))
+    ]
 
 
 def _only_moves(call: OperatorCall) -> bool:
-    """Copies, converts or looks at: works in every dtype that the device can hold."""
-    if call.operator.is_view or call.name.startswith("prim::"):  # those ask for the device
+    """Return whether an operator only copies, converts or views: works in every dtype that the device can store."""
+    if call.operator.is_view or call.name.startswith("prim::"):  # prim:: operators query the device
         return True
     return call.name.removeprefix("aten::").partition(".")[0] in MOVING
 
 
-def _dtype(dtype: torch.dtype, call: OperatorCall, can: Capabilities, computes: bool) -> Problem | None:
+def _dtype(dtype: torch.dtype, call: OperatorCall, capabilities: Capabilities, computes: bool) -> Problem | None:
     name = name_of(dtype)
-    known, lost = can.dtypes.get(name), _lost(can).get(name)
-    if lost is None and (known is None or known.value in ("native", None)):
+    support, storage_error = capabilities.dtypes.get(name), _lost(capabilities).get(name)
+    if storage_error is None and (support is None or support.value in ("native", None)):
         return None
-    if lost is None and known is not None and not computes:
-        said = f"{name} is stored on {can.kind} and converted to compute: it has no units for it ({known.label})"
-        return Problem("info", "dtypes", call.where, said, f"compute in {_instead(can)}")
-    if lost is None and known is not None and known.value == "emulated":
-        said = f"{name} is not native on {can.kind} ({known.label}): it is far slower"
-        return Problem("warning", "dtypes", call.where, said, f"use {_instead(can)}")
-    said = f"{can.kind} has no {name} ({known.label if known else lost}), which {call.name} needs"
-    return Problem("error", "dtypes", call.where, said, f"convert to {_instead(can)} there")
+    if storage_error is None and support is not None and not computes:
+        message = f"{name} is stored on {capabilities.kind} and converted to compute: no native units ({support.label})"
+        return Problem("info", "dtypes", call.where, message, f"compute in {_instead(capabilities)}")
+    if storage_error is None and support is not None and support.value == "emulated":
+        message = f"{name} is not native on {capabilities.kind} ({support.label}): it is far slower"
+        return Problem("warning", "dtypes", call.where, message, f"use {_instead(capabilities)}")
+    message = (
+        f"{capabilities.kind} has no {name} ({support.label if support else storage_error}), which {call.name} needs"
+    )
+    return Problem("error", "dtypes", call.where, message, f"convert to {_instead(capabilities)} there")
 
 
-def _lost(can: Capabilities) -> dict[str, str]:
-    """Dtypes that its devices cannot even hold."""
-    backend, _, model = can.kind.partition(":")
+def _lost(capabilities: Capabilities) -> dict[str, str]:
+    """Return the dtypes that the kind's devices cannot store, each with the reason."""
+    backend, _, model = capabilities.kind.partition(":")
     return catalogue.lossy_dtypes(catalogue.vendor(backend).torch_device, "" if model == EMULATED else backend)
 
 
-def _instead(can: Capabilities) -> str:
-    return " or ".join(n for n in ("bfloat16", "float16", "float32") if can.native(n)) or "float32"
+def _instead(capabilities: Capabilities) -> str:
+    return " or ".join(n for n in ("bfloat16", "float16", "float32") if capabilities.native(n)) or "float32"
 
 
-def dynamic_shapes(trace: Trace, can: Capabilities) -> list[Problem]:
-    """Operators whose output shape, or whose result, depends on values. XLA compiles each new shape anew."""
-    costly = str(can.dynamic_shapes.value).startswith("no")
+def dynamic_shapes(trace: Trace, capabilities: Capabilities) -> list[Problem]:
+    """Report operators whose output shape or result depends on values. XLA compiles again for each new shape."""
+    costly = str(capabilities.dynamic_shapes.value).startswith("no")
     level = "error" if costly else "info"
-    cost = "each new shape is compiled anew" if costly else "the host waits for the device there"
-    found = {
+    cost = "and XLA compiles again for each new shape" if costly else "so the host waits for the device there"
+    problems = {
         (call.name, call.where): Problem(
             level,
             "dynamic shapes",
             call.where,
-            f"{call.name}: its result depends on values, {cost} on {can.kind}",
-            "use torch.where, a mask kept at full size, or padding to a fixed size",
+            f"the result of {call.name} depends on values, {cost} on {capabilities.kind}",
+            "use torch.where, a full-size mask, or padding to a fixed size",
         )
         for call in trace.calls
         if {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(call.operator.tags)
     }
     if trace.needs_values:
-        told = f"the forward branches on a tensor's value: {trace.stopped}"
+        message = f"the forward branches on a tensor's value: {trace.stopped}"
         remedy = "compute both sides and choose with torch.where"
-        found["", trace.last] = Problem("error" if costly else "warning", "dynamic shapes", trace.last, told, remedy)
-    return list(found.values())
+        problems["", trace.last] = Problem(
+            "error" if costly else "warning", "dynamic shapes", trace.last, message, remedy
+        )
+    return list(problems.values())
 
 
 def custom_operators(trace: Trace, key: str) -> list[Problem]:
-    """Operators from outside torch that have no kernel where torch registers those of this device (`CUDA`, `XLA`)."""
-    found: dict[str, Problem] = {}
+    """Report operators from outside torch without a kernel for this device's dispatch key (`CUDA`, `XLA`)."""
+    problems: dict[str, Problem] = {}
     for call in trace.calls:
         name = call.name.partition(".")[0]
         if name.partition("::")[0] in OF_TORCH or _has_kernel(call, key):
             continue
         keys = {row.dispatch_key for row in catalogue.vendors().values() if row.dispatch_key}
-        here = [name for name in sorted(keys) if _has_kernel(call, name)]
-        told = f"{name} has kernels for {', '.join(here) or 'no device'}, none for {key}"
-        remedy = f"register one with torch.library for {key}, or write it with torch's own operators"
-        found.setdefault(name, Problem("error", "custom operators", call.where, told, remedy))
-    return list(found.values())
+        devices = [name for name in sorted(keys) if _has_kernel(call, name)]
+        message = f"{name} has kernels for {', '.join(devices) or 'no device'}, none for {key}"
+        remedy = f"register a kernel for {key} with torch.library, or write {name} with torch's own operators"
+        problems.setdefault(name, Problem("error", "custom operators", call.where, message, remedy))
+    return list(problems.values())
 
 
 def operators(trace: Trace, key: str) -> list[Problem]:
-    """Of torch's own, those without a kernel for this device in this build of torch."""
+    """Report torch's own operators that have no kernel for this device in this build of torch."""
     missing: dict[str, Problem] = {}
     for call in (c for c in trace.calls if c.name.startswith("aten::")):
         if not _has_kernel(call, key):
-            told = f"{call.name} has no {key} kernel in torch {torch.__version__}"
+            message = f"{call.name} has no {key} kernel in torch {torch.__version__}"
             missing.setdefault(
                 call.name,
-                Problem("error", "operators", call.where, told, "use other operators, or compute it on the CPU"),
+                Problem(
+                    "error", "operators", call.where, message, "use other operators, or compute this part on the CPU"
+                ),
             )
     return list(missing.values())
 
 
 def _has_kernel(call: OperatorCall, key: str) -> bool:
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return any(has(call.name, k) for k in (key, *COMPOSITE))
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return any(has_kernel(call.name, k) for k in (key, *COMPOSITE))

@@ -1,4 +1,4 @@
-"""Checks that run the model, on a copy: XLA's lowering, and where torch's compiler must break the graph."""
+"""Checks that run a copy of the model: XLA's lowering, and graph breaks of torch.compile."""
 
 import copy
 import importlib
@@ -17,24 +17,25 @@ from workers.torch_logs import silenced
 from workers.validation.report import Problem
 
 COMPILER = "openxla"
-"""What torch-xla lowers for, as the catalogue calls it."""
-# Above this a copy to run is too much to take without being asked.
+"""Compiler name in the catalogue of the backends that torch-xla lowers for."""
+# A copy of a larger model could exhaust the host's memory, so it is not made.
 MOST_BYTES = 4 << 30
 
 
 class CheckNotRun(Exception):
-    """A check that could not be made; the text is the reason."""
+    """A check could not be run; the message is the reason."""
 
 
 def lowering(model: nn.Module, sample: Sample) -> list[Problem]:
-    """The model is really lowered and run by XLA; operators it has no lowering for come back to the CPU one by one,
-    which torch_xla counts by name. Raises CheckNotRun.
+    """Lower and run the model with XLA, and report operators without a lowering.
+
+    XLA runs each of these on the CPU, and torch_xla counts them by name. Raises CheckNotRun.
     """
     if find_spec("torch_xla") is None:
-        raise CheckNotRun("torch-xla is not in this environment")
+        raise CheckNotRun("torch-xla is not installed in this environment")
     if "PJRT_DEVICE" not in os.environ:
-        raise CheckNotRun("no XLA device is set up: PJRT_DEVICE=CPU lowers on the CPU")
-    mine = _copied(model)
+        raise CheckNotRun("no XLA device is configured: set PJRT_DEVICE=CPU to lower on the CPU")
+    copied = _copied(model)
     xla: Any = importlib.import_module("torch_xla")
     metrics: Any = importlib.import_module("torch_xla.debug.metrics")
     device = xla.device()
@@ -42,32 +43,32 @@ def lowering(model: nn.Module, sample: Sample) -> list[Problem]:
     metrics.clear_counters()
     try:
         with torch.no_grad():
-            move_to_device(mine, device)(*inputs.args, **inputs.kwargs)
+            move_to_device(copied, device)(*inputs.args, **inputs.kwargs)
         xla.sync()
     except RuntimeError as e:
-        said = str(e).strip().splitlines()[0]
-        return [Problem("error", "lowering", "the model itself", f"XLA fails: {said}", "see the operator it names")]
-    counted = {n: int(metrics.counter_value(n)) for n in metrics.counter_names() if n.startswith("aten::")}
+        reason = str(e).strip().splitlines()[0]
+        return [Problem("error", "lowering", "the model itself", f"XLA fails: {reason}", "replace that operator")]
+    counts = {n: int(metrics.counter_value(n)) for n in metrics.counter_names() if n.startswith("aten::")}
     return [
         Problem(
             "warning" if name != "aten::_local_scalar_dense" else "info",
             "lowering",
             "the model itself",
-            f"XLA has no lowering for {name}: {times} of its calls leave the device, with a synchronisation each",
+            f"XLA has no lowering for {name}: {times} calls leave the device, each with a synchronization",
             "write it with operators that XLA lowers",
         )
-        for name, times in sorted(counted.items())
+        for name, times in sorted(counts.items())
     ]
 
 
 def graph_breaks(model: nn.Module, sample: Sample) -> list[Problem]:
-    """Where torch.compile falls back to Python, and why. Raises CheckNotRun."""
-    mine, given = _copied(model), sample.copy()
+    """Report where torch.compile falls back to Python, and why. Raises CheckNotRun."""
+    copied, arguments = _copied(model), sample.copy()
     explain: Any = torch._dynamo.explain
     with silenced(), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
-            told = explain(mine)(*given.args, **given.kwargs)
+            explanation = explain(copied)(*arguments.args, **arguments.kwargs)
         except Exception as e:  # the user's forward runs inside
             raise CheckNotRun(f"the compiler could not follow the model: {type(e).__name__}: {_first_line(e)}") from e
         finally:
@@ -80,9 +81,9 @@ def graph_breaks(model: nn.Module, sample: Sample) -> list[Problem]:
             if reason.user_stack
             else "the model itself",
             f"the graph breaks: {str(reason.reason).strip().splitlines()[0]}",
-            "keep Python that reads tensors' values out of forward",
+            "do not read tensors' values in Python inside forward",
         )
-        for reason in told.break_reasons
+        for reason in explanation.break_reasons
     ]
 
 
@@ -91,7 +92,9 @@ def _copied(model: nn.Module) -> nn.Module:
     if any(t.device.type == "meta" for t in (*model.parameters(), *model.buffers())):
         raise CheckNotRun("the model has no values: it is on the meta device")
     if size > MOST_BYTES:
-        raise CheckNotRun(f"the model has {size / 2**30:.1f} GiB, and a copy would have to be run")
+        raise CheckNotRun(
+            f"this check runs a copy of the model, and its {size / 2**30:.1f} GiB exceed {MOST_BYTES >> 30} GiB"
+        )
     try:
         return copy.deepcopy(model).cpu().eval()
     except (TypeError, RuntimeError) as e:

@@ -1,4 +1,4 @@
-"""One forward of a model on fake tensors, every operator written down with where in the model it was called."""
+"""Trace one forward of a model on fake tensors: every operator with the place in the model that called it."""
 
 import sys
 import traceback
@@ -24,7 +24,7 @@ NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]
 
 @dataclass(frozen=True, slots=True)
 class OperatorCall:
-    """An operator (`aten::nonzero`), its dtypes in and out, and where: module path and source line."""
+    """One call of an operator (`aten::nonzero`): dtypes of inputs and outputs, module path and source line."""
 
     operator: Any
     dtypes: tuple[torch.dtype, ...]
@@ -42,7 +42,7 @@ class OperatorCall:
 
 @dataclass(slots=True)
 class Trace:
-    """`stopped` is why tracing ended before the forward did, "" when it did not; `last` is where."""
+    """Operator calls of a forward. `stopped` is the reason why tracing ended early, else ""; `last` is where."""
 
     calls: list[OperatorCall] = field(default_factory=list)
     stopped: str = ""
@@ -51,26 +51,26 @@ class Trace:
 
 
 def trace(model: nn.Module, sample: Sample) -> Trace:
-    """The model's tensors are replaced by fake twins: nothing is allocated, and the caller's model is only read."""
-    found = Trace()
+    """Trace a copy of the model with fake tensors: allocates nothing and only reads the caller's model."""
+    result = Trace()
     shapes = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
     with silenced(), FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes):
-        twin, inputs = fake_copy(model, None).eval(), fake_sample(sample, None, None, None)
+        copied, inputs = fake_copy(model, None).eval(), fake_sample(sample, None, None, None)
         path: list[str] = []
-        with _followed(twin, path), torch.no_grad(), _Watch(found, path):
+        with _followed(copied, path), torch.no_grad(), _Watch(result, path):
             try:
-                twin(*inputs.args, **inputs.kwargs)
-            except Exception as e:  # the user's forward on tensors without values: anything may come out of it
-                found.last = ", ".join(filter(None, (path[-1] if path else "", _raised_at(e))))
-                found.needs_values = "data-dependent" in str(e).lower() or "DataDependent" in type(e).__name__
-                found.stopped = f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else ''}"
-    return found
+                copied(*inputs.args, **inputs.kwargs)
+            except Exception as e:  # the user's forward may raise anything, because fake tensors have no values
+                result.last = ", ".join(filter(None, (path[-1] if path else "", _raised_at(e))))
+                result.needs_values = "data-dependent" in str(e).lower() or "DataDependent" in type(e).__name__
+                result.stopped = f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else ''}"
+    return result
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, found: Trace, path: list[str]):
+    def __init__(self, result: Trace, path: list[str]):
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found, self.path = found, path
+        self.found, self.path = result, path
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = operator(*args, **(kwargs or {}))
@@ -82,7 +82,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def _followed(model: nn.Module, path: list[str]) -> Iterator[None]:
-    """`path` holds the names of the modules whose forward is running, the innermost last."""
+    """Keep in `path` the names of the modules whose forward is running, the innermost last."""
     handles = []
     for name, module in model.named_modules():
         handles.append(module.register_forward_pre_hook(lambda *_, name=name: path.append(name)))
@@ -95,12 +95,12 @@ def _followed(model: nn.Module, path: list[str]) -> Iterator[None]:
 
 
 def _called_at() -> str:
-    """The innermost line that is neither torch's nor ours. Frames are walked by hand: it runs for every operator."""
+    """Find the innermost line outside torch and this package. Walks frames directly: it runs for every operator."""
     frame: Any = sys._getframe(2)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(NOT_THE_USERS) and not name.startswith("<"):
-            return f"{Path(name).name}:{frame.f_lineno}"
+        filename = frame.f_code.co_filename
+        if not filename.startswith(NOT_THE_USERS) and not filename.startswith("<"):
+            return f"{Path(filename).name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
 

@@ -1,4 +1,4 @@
-"""What validation found, and what it could not look at."""
+"""Result of a validation: findings, and checks that could not be run."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -8,8 +8,10 @@ CHECKS = ("operators", "dtypes", "dynamic shapes", "custom operators", "lowering
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`level` is error (it will not run), warning (slower, larger or different) or info. `where` is the module's path
-    in the model, and the line of its source where that is known.
+    """One finding.
+
+    `level` is error (the model will not run), warning (slower, larger or different) or info. `where` is the module's
+    path in the model and, if known, the source line.
     """
 
     level: str
@@ -21,7 +23,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class ValidationReport:
-    """`checks_not_run` has the reason of each of CHECKS that was not made: what it would find is unknown."""
+    """Findings of the checks that ran, and in `checks_not_run` the reason of each of CHECKS that did not run."""
 
     kind: str
     findings: tuple[Problem, ...]
@@ -30,7 +32,7 @@ class ValidationReport:
 
     @property
     def ok(self) -> bool:
-        """Nothing was found that keeps the model from running. It says nothing of checks that were not run."""
+        """True if no check that ran found an error. Checks that did not run might find one."""
         return not any(problem.level == "error" for problem in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
@@ -38,5 +40,5 @@ class ValidationReport:
 
     def __str__(self) -> str:
         lines = [f"{p.level}: {p.check}: {p.message} (at {p.where}); {p.remedy}" for p in self.findings]
-        lines += [f"not looked at: {name}: {reason}" for name, reason in self.checks_not_run.items()]
+        lines += [f"not checked: {name}: {reason}" for name, reason in self.checks_not_run.items()]
         return "\n".join([f"{self.kind}: {'fits' if self.ok else 'does not fit'}", *lines])

@@ -1,4 +1,4 @@
-"""validate(model, kind or back end, sample): will it run there, and what will hurt."""
+"""Validate a model for a kind of device or a backend: will it run there, and what will be slow."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -23,52 +23,67 @@ if TYPE_CHECKING:
 def validate(
     model: nn.Module, backend_or_kind: "str | BaseBackend", sample_input: Any, *, mode: str = "inference"
 ) -> ValidationReport:
-    """Findings, and the checks that could not be run with their reasons. The model is only read, or copied.
+    """Check whether `model` runs on a kind of device. Only reads or copies the model.
 
-    `backend_or_kind` is a kind (`tpu:v5e`), a back end's name or alias, or a back end object, whose device is then
-    asked. Of a kind that is absent here, what is known comes from documents and from tracing the model on fake tensors.
-    `mode` is what memory is estimated for, `inference` or `training`. Raises UserError for what is no Module, a sample
-    the model does not take, and an unknown kind.
+    `backend_or_kind` is a kind (`tpu:v5e`), a backend's name or alias, or a backend object, which probes its device.
+    For a kind that is absent here, the checks use documented facts and a trace of the model on fake tensors. `mode`,
+    `inference` or `training`, applies to the memory estimate. Raises UserError for a model that is not a Module, a
+    sample on which the model fails, and an unknown kind.
     """
     if not isinstance(model, nn.Module):
         raise UserError(f"a model must be a torch.nn.Module, not {type(model).__name__}", "give the module itself")
     check_choice("mode", mode, MODES)
     sample = as_sample(sample_input)
     if sample is None:
-        raise UserError("validation needs a sample input", "give what one call of the model takes")
+        raise UserError("validation needs a sample input", "give the arguments of one call of the model")
     _refuse_elsewhere(sample)
-    can, device = _capabilities(backend_or_kind)
-    seen = trace(model, sample)
-    if seen.stopped and not seen.needs_values:
-        raise UserError(f"the model fails on its sample input: {seen.stopped}", f"see {seen.last or 'its forward'}")
-    return _Run(model, sample, can, device, seen, mode).report()
+    device_capabilities, device = _capabilities(backend_or_kind)
+    traced = trace(model, sample)
+    if traced.stopped and not traced.needs_values:
+        raise UserError(f"the model fails on its sample input: {traced.stopped}", f"see {traced.last or 'its forward'}")
+    return _Run(model, sample, device_capabilities, device, traced, mode).report()
 
 
 def _refuse_elsewhere(sample: Sample) -> None:
-    strangers = {t.device.type for t in tensors_of(sample)} - {"cpu", "meta"}
-    if strangers:
-        raise UserError(f"the sample input is on {', '.join(sorted(strangers))}", "give it on the CPU")
+    other_devices = {t.device.type for t in tensors_of(sample)} - {"cpu", "meta"}
+    if other_devices:
+        raise UserError(f"the sample input is on {', '.join(sorted(other_devices))}", "pass it on the CPU")
 
 
 def _capabilities(backend_or_kind: "str | BaseBackend") -> "tuple[Capabilities, BaseBackend | None]":
     if isinstance(backend_or_kind, str):
         return capabilities(catalogue.require_known_kind(backend_or_kind)), None
     if not hasattr(backend_or_kind, "get_device_info"):
-        said = f"{type(backend_or_kind).__name__} is neither a kind nor a back end"
-        raise UserError(said, "give a kind such as 'tpu:v5e', a back end's name, or what workers.get_backend returns")
+        message = f"{type(backend_or_kind).__name__} is neither a kind nor a backend"
+        raise UserError(
+            message, "give a kind such as 'tpu:v5e', a backend's name, or a backend from workers.get_backend"
+        )
     kind = backend_or_kind.get_device_info(backend_or_kind.device_id).kind
     return capabilities(kind, backend_or_kind), backend_or_kind
 
 
 class _Run:
     def __init__(
-        self, model: nn.Module, sample: Sample, can: Capabilities, device: "BaseBackend | None", seen: Trace, mode: str
+        self,
+        model: nn.Module,
+        sample: Sample,
+        device_capabilities: Capabilities,
+        device: "BaseBackend | None",
+        traced: Trace,
+        mode: str,
     ):
-        self.model, self.sample, self.can, self.device, self.seen, self.mode = model, sample, can, device, seen, mode
-        self.vendor = catalogue.vendor(can.kind.partition(":")[0])
+        self.model, self.sample, self.can, self.device, self.seen, self.mode = (
+            model,
+            sample,
+            device_capabilities,
+            device,
+            traced,
+            mode,
+        )
+        self.vendor = catalogue.vendor(device_capabilities.kind.partition(":")[0])
 
     def report(self) -> ValidationReport:
-        makers: dict[str, Callable[[], list[Problem]]] = {
+        runners: dict[str, Callable[[], list[Problem]]] = {
             "operators": self.operators,
             "dtypes": self.dtypes,
             "dynamic shapes": lambda: checks.dynamic_shapes(self.seen, self.can),
@@ -77,32 +92,32 @@ class _Run:
             "graph breaks": self.graph_breaks,
             "memory": self.memory,
         }
-        found: list[Problem] = []
+        findings: list[Problem] = []
         not_run: dict[str, str] = {}
         for check in CHECKS:
             try:
-                found += makers[check]()
+                findings += runners[check]()
             except executed_checks.CheckNotRun as e:
                 not_run[check] = str(e)
         if self.seen.stopped:
-            cut = f"only up to {self.seen.last}, where tracing needs values"
-            not_run |= {c: cut for c in ("operators", "dtypes", "custom operators") if c not in not_run}
+            partial = f"checked only up to {self.seen.last}, where tracing needs values"
+            not_run |= {c: partial for c in ("operators", "dtypes", "custom operators") if c not in not_run}
         order = {"error": 0, "warning": 1, "info": 2}
         ran = tuple(check for check in CHECKS if check not in not_run)
-        return ValidationReport(self.can.kind, tuple(sorted(found, key=lambda p: order[p.level])), ran, not_run)
+        return ValidationReport(self.can.kind, tuple(sorted(findings, key=lambda p: order[p.level])), ran, not_run)
 
     def operators(self) -> list[Problem]:
         key = self.vendor.dispatch_key
         if key == "XLA":
-            raise executed_checks.CheckNotRun("XLA lowers operators: see the check of the lowering")
+            raise executed_checks.CheckNotRun("XLA lowers operators: see the check `lowering`")
         if self.device is None and key != "CPU":
-            raise executed_checks.CheckNotRun(f"this build of torch holds no {key} kernels to look for")
+            raise executed_checks.CheckNotRun(f"this build of torch has no {key} kernels to check")
         return checks.operators(self.seen, key)
 
     def dtypes(self) -> list[Problem]:
-        if all(known.label == "unknown" for name, known in self.can.dtypes.items() if name != "float32"):
+        if all(support.label == "unknown" for name, support in self.can.dtypes.items() if name != "float32"):
             raise executed_checks.CheckNotRun(
-                f"the dtypes of {self.can.kind} are not known: name a model, as in nvidia:A100-80GB"
+                f"the dtypes of {self.can.kind} are unknown: give a model, such as nvidia:A100-80GB"
             )
         return checks.dtypes(self.seen, self.can)
 
@@ -110,8 +125,8 @@ class _Run:
         if self.vendor.dispatch_key != "XLA":
             raise executed_checks.CheckNotRun(f"{self.can.kind} does not compute through XLA")
         if self.vendor.compiler != executed_checks.COMPILER and self.device is None:
-            here = f"not checked by {self.vendor.compiler}, which lowers for {self.vendor.backend}"
-            raise executed_checks.CheckNotRun(f"{here}: what XLA does on this machine's CPU says nothing of it")
+            needs = f"this check needs a {self.vendor.backend} device, for which {self.vendor.compiler} lowers"
+            raise executed_checks.CheckNotRun(f"{needs}: XLA on this machine's CPU lowers differently")
         return executed_checks.lowering(self.model, self._with_values())
 
     def graph_breaks(self) -> list[Problem]:
@@ -123,19 +138,19 @@ class _Run:
         return self.sample
 
     def memory(self) -> list[Problem]:
-        have = self._memory_bytes()
+        available = self._memory_bytes()
         try:
-            given = self.sample.kwargs or self.sample.args
-            needed = estimate_memory(self.model, mode=self.mode, sample_input=given)
+            arguments = self.sample.kwargs or self.sample.args
+            needed = estimate_memory(self.model, mode=self.mode, sample_input=arguments)
         except UserError as e:
             raise executed_checks.CheckNotRun(e.message) from e
-        if needed.total_bytes <= have:
+        if needed.total_bytes <= available:
             return []
-        told = f"{self.mode} needs {needed.total_bytes / 2**30:.2f} GiB, {self.can.kind} has {have / 2**30:.2f}"
-        return [Problem("error", "memory", "the model itself", told, "lower batch size or precision, or shard it")]
+        message = f"{self.mode} needs {needed.total_bytes / 2**30:.2f} GiB, {self.can.kind} has {available / 2**30:.2f}"
+        return [Problem("error", "memory", "the model itself", message, "lower batch size or precision, or shard it")]
 
     def _memory_bytes(self) -> int:
-        """Free on a device that is here, all of one that is not."""
+        """Free bytes of a device that is present, total bytes of a kind that is not."""
         if self.device is not None and (free := self.device.get_memory_stats()["free_bytes"]) is not None:
             return free
         sizes = {row.memory_per_device_bytes for row in catalogue.same_family(self.can.kind)}
@@ -143,8 +158,8 @@ class _Run:
         if sizes and size is None:
             listed = ", ".join(row.kind for row in catalogue.same_family(self.can.kind))
             raise executed_checks.CheckNotRun(
-                f"{self.can.kind} is sold with several sizes of memory: name one of {listed}"
+                f"{self.can.kind} is sold with several sizes of memory: give one of {listed}"
             )
         if size is None or self.can.kind.endswith(f":{EMULATED}"):
-            raise executed_checks.CheckNotRun(f"how much memory {self.can.kind} has is not written down")
+            raise executed_checks.CheckNotRun(f"the catalogue has no memory size for {self.can.kind}")
         return size

@@ -1,1 +1,1 @@
-"""Reports of benchmark runs: one HTML file to look at, Markdown to paste, JSON and CSV to compute with."""
+"""Reports of benchmark runs: an HTML file to read, Markdown to paste, CSV to compute with."""

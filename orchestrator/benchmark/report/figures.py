@@ -1,4 +1,4 @@
-"""The figures of a report. Each takes results and gives (title, what it shows, svg), or None where there is nothing."""
+"""Figures of a report. Each function returns (title, caption, svg), or None if the run has no data for it."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -14,227 +14,245 @@ MOST_ROWS = 60
 COLOURS = {"FASTER": GOOD, "SLOWER": BAD, "SAME": INK, "INCONCLUSIVE": MIDDLE}
 
 
-def measured(results: Data) -> list[Data]:
-    return [cell for cell in results["cells"] if cell["call_s"]]
+def measured(summary: Data) -> list[Data]:
+    return [result for result in summary["cells"] if result["call_s"]]
 
 
-def label(cell: Data) -> str:
-    return f"{cell['case']} {way_of(cell)}"
+def label(result: Data) -> str:
+    return f"{result['case']} {way_of(result)}"
 
 
-def targets_of(cells: Iterable[Data]) -> list[str]:
-    return list(dict.fromkeys(cell["column"] for cell in cells))
+def targets_of(results: Iterable[Data]) -> list[str]:
+    return list(dict.fromkeys(result["column"] for result in results))
 
 
-def forest(results: Data) -> Drawn | None:
-    """Ratios with their intervals, the line at 1, and the band that this host's noise makes."""
-    every = [cell for cell in measured(results) if cell.get("versus")]
-    if not every:
+def forest(summary: Data) -> Drawn | None:
+    """Plot ratios with their intervals, a line at 1, and a band for the hosts' noise."""
+    all_results = [result for result in measured(summary) if result.get("versus")]
+    if not all_results:
         return None
-    farthest = sorted(every, key=lambda c: -abs(math.log(c["versus"]["ratio"])))[:MOST_ROWS]
-    cells = [cell for cell in every if cell in farthest]
-    with figure(9, 1.2 + 0.26 * len(cells)) as (made, axes):
-        noises = [c["versus"]["noise"] for c in cells]
+    farthest = sorted(all_results, key=lambda c: -abs(math.log(c["versus"]["ratio"])))[:MOST_ROWS]
+    results = [result for result in all_results if result in farthest]
+    with figure(9, 1.2 + 0.26 * len(results)) as (chart, axes):
+        noises = [c["versus"]["noise"] for c in results]
         noise = sorted(noises)[len(noises) // 2]
         axes.axvspan(1 / (1 + noise), 1 + noise, color=LINE, alpha=0.6, lw=0)
         axes.axvline(1, color=FAINT, lw=1)
-        for row, cell in enumerate(reversed(cells)):
-            v = cell["versus"]
-            colour = COLOURS[v["verdict"]]
-            axes.plot([v["low"], v["high"]], [row, row], color=colour, lw=2, solid_capstyle="butt")
-            axes.plot(v["ratio"], row, "o", color=colour, ms=5)
-        axes.set_yticks(range(len(cells)), [f"{label(c)}  {c['column']}" for c in reversed(cells)], fontsize=8)
-        axes.set_ylim(-0.8, len(cells) - 0.2)
+        for row, result in enumerate(reversed(results)):
+            versus = result["versus"]
+            colour = COLOURS[versus["verdict"]]
+            axes.plot([versus["low"], versus["high"]], [row, row], color=colour, lw=2, solid_capstyle="butt")
+            axes.plot(versus["ratio"], row, "o", color=colour, ms=5)
+        axes.set_yticks(range(len(results)), [f"{label(c)}  {c['column']}" for c in reversed(results)], fontsize=8)
+        axes.set_ylim(-0.8, len(results) - 0.2)
         logarithmic(axes, "x", lambda value: f"{value:g}×")
-        axes.set_xlabel("reference's time over this one's: right of 1 is faster")
-        told = (
-            "Each ratio with its 95 % interval. The band is how far the same differed from itself in this run (median)."
+        axes.set_xlabel("reference's time over this result's: right of 1 is faster")
+        caption = "Each ratio with its 95 % interval. The band is the median noise of this run's A/A controls."
+        caption += (
+            f" Shown are the {len(results)} of {len(all_results)} farthest from 1."
+            if len(results) < len(all_results)
+            else ""
         )
-        told += f" The {len(cells)} of {len(every)} that are farthest from 1." if len(cells) < len(every) else ""
-        return "Ratios", told, svg(made, "forest", "ratios with intervals")
+        return "Ratios", caption, svg(chart, "forest", "ratios with intervals")
 
 
-def roofline(results: Data) -> Drawn | None:
-    """Operations per byte against operations per second, under what the device reached itself and what is promised."""
-    cells = [c for c in measured(results) if c.get("flops_per_s") and c.get("min_bytes") and c.get("flops")]
-    columns = [c for c in results["columns"] if any(cell["column"] == c["column"] for cell in cells)]
-    columns = [c for c in columns if _own_roof(c) or _vendor_roof(c)]
-    if not columns:
+def roofline(summary: Data) -> Drawn | None:
+    """Plot operations per second over operations per byte, with the limits measured here and the vendor's peak."""
+    results = [c for c in measured(summary) if c.get("flops_per_s") and c.get("min_bytes") and c.get("flops")]
+    targets = [c for c in summary["columns"] if any(result["column"] == c["column"] for result in results)]
+    targets = [c for c in targets if _own_roof(c) or _vendor_roof(c)]
+    if not targets:
         return None
-    with figure(9, 3.4 * len(columns), nrows=len(columns), squeeze=False) as (made, grid):
-        for axes, column in zip(grid[:, 0], columns, strict=True):
-            mine = [cell for cell in cells if cell["column"] == column["column"]]
-            intensities = [cell["flops"] / cell["min_bytes"] for cell in mine]
-            reach = (min(intensities) / 2, max(intensities) * 2)
+    with figure(9, 3.4 * len(targets), nrows=len(targets), squeeze=False) as (chart, grid):
+        for axes, target in zip(grid[:, 0], targets, strict=True):
+            of_target = [result for result in results if result["column"] == target["column"]]
+            intensities = [result["flops"] / result["min_bytes"] for result in of_target]
+            limits = (min(intensities) / 2, max(intensities) * 2)
             for roofs, style, name in (
-                (_own_roof(column), "-", "reached here"),
-                (_vendor_roof(column), "--", "the vendor's peak"),
+                (_own_roof(target), "-", "measured here"),
+                (_vendor_roof(target), "--", "the vendor's peak"),
             ):
                 if roofs:
                     flops, moved = roofs
-                    ridge = min(max(flops / moved, reach[0]), reach[1])
-                    xs = [reach[0], ridge, reach[1]]
+                    ridge = min(max(flops / moved, limits[0]), limits[1])
+                    xs = [limits[0], ridge, limits[1]]
                     axes.plot(xs, [min(flops, x * moved) for x in xs], style, color=FAINT, lw=1.2, label=name)
-            for number, precision in enumerate(dict.fromkeys(c["precision"] for c in mine)):
-                chosen = [c for c in mine if c["precision"] == precision]
-                axes.plot([c["flops"] / c["min_bytes"] for c in chosen], [c["flops_per_s"] for c in chosen], "o",
-                          color=series(number), ms=5, label=precision)  # fmt: skip
+            for number, precision in enumerate(dict.fromkeys(c["precision"] for c in of_target)):
+                of_precision = [c for c in of_target if c["precision"] == precision]
+                axes.plot(
+                    [c["flops"] / c["min_bytes"] for c in of_precision],
+                    [c["flops_per_s"] for c in of_precision],
+                    "o",
+                    color=series(number),
+                    ms=5,
+                    label=precision,
+                )
             logarithmic(axes, "xy", si)
-            axes.set_title(column["column"], loc="left", fontsize=10)
+            axes.set_title(target["column"], loc="left", fontsize=10)
             axes.set_ylabel("operations/s")
             axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
         grid[-1, 0].set_xlabel("operations per byte that must move")
         return (
             "Roofline",
-            "How near each case comes to what this device did in its own products and copies.",
-            svg(made, "roofline", "rooflines"),
+            "Each case against the rates that this device reached in this run's matrix products and copies.",
+            svg(chart, "roofline", "rooflines"),
         )
 
 
-def _own_roof(column: Data) -> tuple[float, float] | None:
-    flops, moved = max(column["own_flops_per_s"].values(), default=None), column["own_bytes_per_s"]
+def _own_roof(target: Data) -> tuple[float, float] | None:
+    flops, moved = max(target["own_flops_per_s"].values(), default=None), target["own_bytes_per_s"]
     return (flops, moved) if flops and moved else None
 
 
-def _vendor_roof(column: Data) -> tuple[float, float] | None:
-    peak = column["peak"]
+def _vendor_roof(target: Data) -> tuple[float, float] | None:
+    peak = target["peak"]
     return (max(peak["flops"].values()), peak["bytes_per_s"]) if peak["flops"] and peak["bytes_per_s"] else None
 
 
-def sizes(results: Data) -> Drawn | None:
-    """Throughput over size, for workloads measured at several: where it falls off."""
-    cells = [c for c in measured(results) if c["family"] == "operation"]
-    several = [w for w in dict.fromkeys(c["workload"] for c in cells)
-               if len({c["case"] for c in cells if c["workload"] == w}) > 1]  # fmt: skip
-    if not several:
+def sizes(summary: Data) -> Drawn | None:
+    """Plot throughput over size, for workloads measured at several sizes."""
+    results = [c for c in measured(summary) if c["family"] == "operation"]
+    workloads = [w for w in dict.fromkeys(c["workload"] for c in results)
+               if len({c["case"] for c in results if c["workload"] == w}) > 1]  # fmt: skip
+    if not workloads:
         return None
-    with figure(9, 2.8 * len(several), nrows=len(several), squeeze=False) as (made, grid):
-        for axes, workload in zip(grid[:, 0], several, strict=True):
-            of_it = [c for c in cells if c["workload"] == workload]
-            for number, (column, precision) in enumerate(dict.fromkeys((c["column"], c["precision"]) for c in of_it)):
-                mine = sorted((c for c in of_it if (c["column"], c["precision"]) == (column, precision)), key=_size)
-                rate = [_rate(c, c["call_s"]["median"]) for c in mine]
-                axes.plot(
-                    [_size(c) for c in mine], rate, "o-", color=series(number), ms=4, label=f"{column} {precision}"
+    with figure(9, 2.8 * len(workloads), nrows=len(workloads), squeeze=False) as (chart, grid):
+        for axes, workload in zip(grid[:, 0], workloads, strict=True):
+            of_workload = [c for c in results if c["workload"] == workload]
+            for number, (target, precision) in enumerate(
+                dict.fromkeys((c["column"], c["precision"]) for c in of_workload)
+            ):
+                of_series = sorted(
+                    (c for c in of_workload if (c["column"], c["precision"]) == (target, precision)), key=_size
                 )
-                axes.fill_between([_size(c) for c in mine], [_rate(c, c["call_s"]["p95"]) for c in mine],
-                                  [_rate(c, c["call_s"]["p5"]) for c in mine], color=series(number), alpha=0.2,
+                rate = [_rate(c, c["call_s"]["median"]) for c in of_series]
+                axes.plot(
+                    [_size(c) for c in of_series], rate, "o-", color=series(number), ms=4, label=f"{target} {precision}"
+                )
+                axes.fill_between([_size(c) for c in of_series], [_rate(c, c["call_s"]["p95"]) for c in of_series],
+                                  [_rate(c, c["call_s"]["p5"]) for c in of_series], color=series(number), alpha=0.2,
                                   lw=0)  # fmt: skip
             logarithmic(axes, "xy", si)
             axes.set_title(workload, loc="left", fontsize=10)
-            axes.set_ylabel("operations/s" if of_it[0].get("flops") else "bytes/s")
+            axes.set_ylabel("operations/s" if of_workload[0].get("flops") else "bytes/s")
             axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
         grid[-1, 0].set_xlabel("bytes that must move")
         return (
             "Size curves",
             "The ribbon is from the 5th to the 95th percentile of the rounds.",
-            svg(made, "sizes", "throughput over size"),
+            svg(chart, "sizes", "throughput over size"),
         )
 
 
-def _size(cell: Data) -> float:
-    return float(cell.get("min_bytes") or 1)
+def _size(result: Data) -> float:
+    return float(result.get("min_bytes") or 1)
 
 
-def _rate(cell: Data, seconds: float) -> float:
-    return float((cell.get("flops") or cell.get("min_bytes") or 1) / seconds)
+def _rate(result: Data, seconds: float) -> float:
+    return float((result.get("flops") or result.get("min_bytes") or 1) / seconds)
 
 
-def speed_error(results: Data) -> Drawn | None:
-    """Time against error: what a lower precision, or another device, costs in digits."""
-    cells = [c for c in measured(results) if (c.get("accuracy") or {}).get("rms_rel")]
-    if not cells:
+def speed_error(summary: Data) -> Drawn | None:
+    """Plot time against error, to show the accuracy that a lower precision or another device costs."""
+    results = [c for c in measured(summary) if (c.get("accuracy") or {}).get("rms_rel")]
+    if not results:
         return None
     fastest = {
-        case: min(c["call_s"]["median"] for c in cells if c["case"] == case) for case in {c["case"] for c in cells}
+        case: min(c["call_s"]["median"] for c in results if c["case"] == case) for case in {c["case"] for c in results}
     }
-    with figure(9, 3.8) as (made, axes):
-        for number, way in enumerate(dict.fromkeys((c["column"], c["precision"]) for c in cells)):
-            mine = [c for c in cells if (c["column"], c["precision"]) == way]
-            axes.plot([c["call_s"]["median"] / fastest[c["case"]] for c in mine],
-                      [c["accuracy"]["rms_rel"] for c in mine], "o", ms=5, color=series(number),
-                      label=" ".join(way))  # fmt: skip
+    with figure(9, 3.8) as (chart, axes):
+        for number, series_key in enumerate(dict.fromkeys((c["column"], c["precision"]) for c in results)):
+            of_series = [c for c in results if (c["column"], c["precision"]) == series_key]
+            axes.plot([c["call_s"]["median"] / fastest[c["case"]] for c in of_series],
+                      [c["accuracy"]["rms_rel"] for c in of_series], "o", ms=5, color=series(number),
+                      label=" ".join(series_key))  # fmt: skip
         logarithmic(axes, "x", lambda value: f"{value:g}×")
         axes.set_yscale("log")
         axes.set_xlabel("time, relative to the fastest of the case")
         axes.set_ylabel("RMS error, relative")
         axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-        told = "Down and left is better. Errors are of the result against float64 on the CPU."
-        return "Speed against error", told, svg(made, "error", "speed against error")
+        caption = "Lower left is better. Errors are relative to float64 on the CPU."
+        return "Speed against error", caption, svg(chart, "error", "speed against error")
 
 
-def bars(results: Data, key: str, title: str, told: str, unit: Callable[[float], str]) -> Drawn | None:
-    """One bar per cell that has the figure; others are left out, never estimated."""
-    cells = [c for c in measured(results) if c.get(key) is not None][:MOST_ROWS]
-    if not cells:
+def bars(summary: Data, key: str, title: str, caption: str, unit: Callable[[float], str]) -> Drawn | None:
+    """Plot one bar per result that has the value `key`; results without it are not shown."""
+    results = [c for c in measured(summary) if c.get(key) is not None][:MOST_ROWS]
+    if not results:
         return None
-    with figure(9, 0.9 + 0.22 * len(cells)) as (made, axes):
-        columns = targets_of(cells)
-        shown = list(reversed(cells))
-        axes.barh(range(len(shown)), [c[key] for c in shown], color=[series(columns.index(c["column"])) for c in shown])
-        axes.set_yticks(range(len(shown)), [f"{label(c)}  {c['column']}" for c in shown], fontsize=8)
+    with figure(9, 0.9 + 0.22 * len(results)) as (chart, axes):
+        targets = targets_of(results)
+        bottom_up = list(reversed(results))
+        axes.barh(
+            range(len(bottom_up)),
+            [c[key] for c in bottom_up],
+            color=[series(targets.index(c["column"])) for c in bottom_up],
+        )
+        axes.set_yticks(range(len(bottom_up)), [f"{label(c)}  {c['column']}" for c in bottom_up], fontsize=8)
         logarithmic(axes, "x", unit)
-        axes.set_ylim(-0.8, len(shown) - 0.2)
-        return title, told, svg(made, key, title)
+        axes.set_ylim(-0.8, len(bottom_up) - 0.2)
+        return title, caption, svg(chart, key, title)
 
 
-def break_even(results: Data) -> Drawn | None:
-    """After how many calls a level that compiles has paid for its first call."""
-    cells = measured(results)
+def break_even(summary: Data) -> Drawn | None:
+    """Plot the number of calls after which a compiling level has recovered its preparation and first call."""
+    results = measured(summary)
     rows = []
-    for cell in cells:
-        base = next((c for c in cells if c["case"] == cell["case"] and c["column"] == cell["column"]
-                     and c["precision"] == cell["precision"] and c["level"] < cell["level"]), None)  # fmt: skip
+    for result in results:
+        base = next((c for c in results if c["case"] == result["case"] and c["column"] == result["column"]
+                     and c["precision"] == result["precision"] and c["level"] < result["level"]), None)  # fmt: skip
         if base is None:
             continue
-        gain_s = base["call_s"]["median"] - cell["call_s"]["median"]
-        cost_s = cell["compile_s"] + cell["prepare_s"] - base["compile_s"] - base["prepare_s"]
+        gain_s = base["call_s"]["median"] - result["call_s"]["median"]
+        cost_s = result["compile_s"] + result["prepare_s"] - base["compile_s"] - base["prepare_s"]
         if gain_s > 0 and cost_s > 0:
-            rows.append((f"{label(cell)} over {base['level']}  {cell['column']}", cost_s / gain_s))
+            rows.append((f"{label(result)} over {base['level']}  {result['column']}", cost_s / gain_s))
     if not rows:
         return None
-    with figure(9, 0.9 + 0.24 * len(rows)) as (made, axes):
+    with figure(9, 0.9 + 0.24 * len(rows)) as (chart, axes):
         rows.reverse()
         axes.barh(range(len(rows)), [calls for _, calls in rows], color=series(0))
         axes.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=8)
         logarithmic(axes, "x", si)
-        axes.set_xlabel("calls until the first one is paid for")
+        axes.set_xlabel("calls until compiling has paid off")
         axes.set_ylim(-0.8, len(rows) - 0.2)
-        told = "Compiling and preparing, over what each call then saves. Levels that save nothing are not shown."
-        return "Break-even of compiling", told, svg(made, "breakeven", "break-even")
+        caption = (
+            "Time of compiling and preparing over the time saved per call. Levels that save nothing are not shown."
+        )
+        return "Break-even of compiling", caption, svg(chart, "breakeven", "break-even")
 
 
 def sample_strips(lines: Iterable[Data]) -> Drawn | None:
-    """Every block of the run over time, relative to its cell's middle: drift and disturbances are seen."""
-    cells = [line for line in lines if line["line"] == "cell" and line.get("blocks")]
-    if not cells:
+    """Plot every block over time, relative to its result's median, to show drift and disturbances."""
+    results = [line for line in lines if line["line"] == "cell" and line.get("blocks")]
+    if not results:
         return None
-    first = min(block["at"] for cell in cells for block in cell["blocks"])
-    with figure(9, 2.6) as (made, axes):
-        for number, column in enumerate(targets_of(cells)):
+    start_s = min(block["at"] for result in results for block in result["blocks"])
+    with figure(9, 2.6) as (chart, axes):
+        for number, target in enumerate(targets_of(results)):
             points = [
-                (block["at"] - first, fastest_part_s(block) / middle)
-                for cell in cells
-                if cell["column"] == column
-                for middle in [_middle([fastest_part_s(b) for b in cell["blocks"]])]
-                for block in cell["blocks"]
+                (block["at"] - start_s, fastest_part_s(block) / middle)
+                for result in results
+                if result["column"] == target
+                for middle in [_middle([fastest_part_s(b) for b in result["blocks"]])]
+                for block in result["blocks"]
             ]
-            dots(axes, points, color=series(number), alpha=0.7, label=column)
+            dots(axes, points, color=series(number), alpha=0.7, label=target)
         axes.axhline(1, color=FAINT, lw=0.8)
         logarithmic(axes, "y", lambda value: f"{value:g}×")
         axes.set_xlabel("seconds since the first block")
         axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-        return "Drift", "Every block, relative to the median of its cell.", svg(made, "strips", "blocks over time")
+        return "Drift", "Every block, relative to its result's median.", svg(chart, "strips", "blocks over time")
 
 
 def dots(axes: Any, points: list[tuple[float, float]], **options: Any) -> None:
-    """Many points as one path of strokes without length, a fifth of the bytes of a marker each."""
-    strokes = [place for x, y in points for place in ((x, y), (x, y), (math.nan, math.nan))]
+    """Draw points as one path of zero-length strokes, which takes a fifth of the bytes of markers."""
+    strokes = [point for x, y in points for point in ((x, y), (x, y), (math.nan, math.nan))]
     axes.plot(*zip(*strokes, strict=True), "-", lw=2.2, solid_capstyle="round", **options)
 
 
-def logarithmic(axes: Any, which: str, words: Callable[[float], str]) -> None:
-    """Logarithmic axes with few ticks, written as people write numbers."""
+def logarithmic(axes: Any, which: str, format_value: Callable[[float], str]) -> None:
+    """Make axes logarithmic, with few ticks whose labels `words` formats."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     for name in which:
@@ -244,7 +262,7 @@ def logarithmic(axes: Any, which: str, words: Callable[[float], str]) -> None:
         decades = math.log10(high / low) if low > 0 else 1
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2.5 else (1,)))
         axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(lambda value, _: words(value))
+        axis.set_major_formatter(lambda value, _: format_value(value))
 
 
 def _middle(values: list[float]) -> float:
@@ -252,27 +270,27 @@ def _middle(values: list[float]) -> float:
 
 
 def si(value: float) -> str:
-    """1.5e9 as 1.5 G."""
+    """Format with an SI prefix: 1.5e9 -> 1.5 G."""
     if value < 1:
         return f"{value:g}"
     power = min(max(math.floor(math.log10(value) / 3), 0), 5)
     return f"{value / 1000**power:.3g} {['', 'k', 'M', 'G', 'T', 'P'][power]}".strip()
 
 
-def make_figures(results: Data, lines: Iterable[Data]) -> list[Drawn]:
+def make_figures(summary: Data, lines: Iterable[Data]) -> list[Drawn]:
     lines = list(lines)
-    found = [
-        forest(results),
-        roofline(results),
-        sizes(results),
-        speed_error(results),
-        bars(results, "price_per_million", "Cost", "Price of a million items, from the pools' prices per hour.",
+    drawn = [
+        forest(summary),
+        roofline(summary),
+        sizes(summary),
+        speed_error(summary),
+        bars(summary, "price_per_million", "Cost", "Price of a million items, from the pools' prices per hour.",
              lambda v: f"{v:g}"),
-        bars(results, "joules_per_item", "Energy", "Joules per item, by the device's own counter.",
+        bars(summary, "joules_per_item", "Energy", "Joules per item, by the device's own counter.",
              lambda v: f"{v:g} J"),
-        bars(results, "peak_memory_bytes", "Memory", "The highest the device held during one call.",
+        bars(summary, "peak_memory_bytes", "Memory", "Peak memory of the device during one call.",
              lambda v: f"{si(v)}B"),
-        break_even(results),
+        break_even(summary),
         sample_strips(lines),
     ]  # fmt: skip
-    return [one for one in found if one is not None]
+    return [figure_or_none for figure_or_none in drawn if figure_or_none is not None]

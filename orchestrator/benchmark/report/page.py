@@ -1,4 +1,4 @@
-"""The report as one HTML file: no script, no network, pictures inside."""
+"""The report as one HTML file, with inline figures, without scripts or network access."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,8 +15,8 @@ FOLDER = Path(__file__).parent
 VERDICTS = {"FASTER": "faster", "SLOWER": "slower", "SAME": "same", "INCONCLUSIVE": "inconclusive"}
 
 
-def html(results: Data, lines: list[Data], since: Data | None = None) -> str:
-    """`since` is a comparison with a run before (history.compare)."""
+def html(summary: Data, lines: list[Data], since: Data | None = None) -> str:
+    """Render a run's summary. `since` is a comparison with an earlier run (history.compare)."""
     from jinja2 import Environment, FileSystemLoader
 
     environment = Environment(
@@ -24,52 +24,57 @@ def html(results: Data, lines: list[Data], since: Data | None = None) -> str:
     )
     environment.filters |= {"duration": duration, "size": size, "way": way_of}
     return environment.get_template("page.html").render(
-        results=results,
-        began=_moment(results["began_s"]),
-        took=duration((results["ended_s"] or 0) - (results["began_s"] or 0)) if results["ended_s"] else "",
-        trust=sentences.host_trust(results),
-        strip=sentences.verdict_strip(results),
-        heat=heat(results),
-        figures=figures.make_figures(results, lines),
-        environment=sentences.environment(results),
-        columns=[column["column"] for column in results["columns"]],
-        cells=[cell | {"command": sentences.command(cell, results)} for cell in results["cells"]],
-        problems=[c for c in results["cells"] if c["call_s"] is None],
+        results=summary,
+        began=_moment(summary["began_s"]),
+        took=duration((summary["ended_s"] or 0) - (summary["began_s"] or 0)) if summary["ended_s"] else "",
+        trust=sentences.host_trust(summary),
+        strip=sentences.verdict_strip(summary),
+        heat=heat(summary),
+        figures=figures.make_figures(summary, lines),
+        environment=sentences.environment(summary),
+        columns=[target["column"] for target in summary["columns"]],
+        cells=[result | {"command": sentences.command(result, summary)} for result in summary["cells"]],
+        problems=[failed for failed in summary["cells"] if failed["call_s"] is None],
         since=since,
         signs=SIGNS,
     )
 
 
 def _printable(value: Any) -> Any:
-    """Control characters of users' texts made visible; our own SVG is left as it is."""
+    """Make control characters in users' texts visible; our own SVG (not a plain str) stays."""
     return escape_control(value) if type(value) is str else value
 
 
-def heat(results: Data) -> list[Data]:
-    """Rows of the map: {"case", "tiles": [{"text", "title", "class", "strength"}]}."""
-    columns = [column["column"] for column in results["columns"]]
-    ways = list(dict.fromkeys(way_of(cell) for cell in results["cells"]))
-    by_place = {(c["case"], way_of(c), c["column"]): c for c in results["cells"]}
+def heat(summary: Data) -> list[Data]:
+    """Rows of the table of cases: {"case", "tiles": [{"text", "title", "class", "strength", "time"}]}."""
+    targets = [target["column"] for target in summary["columns"]]
+    all_settings = list(dict.fromkeys(way_of(result) for result in summary["cells"]))
+    by_position = {(entry["case"], way_of(entry), entry["column"]): entry for entry in summary["cells"]}
     rows = []
-    for case in dict.fromkeys(cell["case"] for cell in results["cells"]):
-        for way in ways:
-            cells = [by_place.get((case, way, column)) for column in columns]
-            if any(cells):
-                name = case if len(ways) == 1 else f"{case} · {way}"
-                rows.append({"case": name, "tiles": [_tile(cell) for cell in cells]})
+    for case in dict.fromkeys(result["case"] for result in summary["cells"]):
+        for settings in all_settings:
+            row_results = [by_position.get((case, settings, target)) for target in targets]
+            if any(row_results):
+                name = case if len(all_settings) == 1 else f"{case} · {settings}"
+                rows.append({"case": name, "tiles": [_tile(result) for result in row_results]})
     return rows
 
 
-def _tile(cell: Data | None) -> Data:
-    if cell is None:
+def _tile(result: Data | None) -> Data:
+    if result is None:
         return {"text": "", "title": "", "class": "none", "strength": 0, "time": ""}
-    if cell["call_s"] is None:
-        return {"text": WORDS.get(cell["status"], cell["status"]), "title": cell["reason"], "class": cell["status"],
-                "strength": 0, "time": ""}  # fmt: skip
-    call, time = cell["call_s"], duration(cell["time_s"])
+    if result["call_s"] is None:
+        return {
+            "text": WORDS.get(result["status"], result["status"]),
+            "title": result["reason"],
+            "class": result["status"],
+            "strength": 0,
+            "time": "",
+        }
+    call, time = result["call_s"], duration(result["time_s"])
     title = f"median {duration(call['median'])} [{duration(call['low'])}, {duration(call['high'])}]"
-    title += f", {cell['rounds']} rounds"
-    versus = cell.get("versus")
+    title += f", {result['rounds']} rounds"
+    versus = result.get("versus")
     if not versus:
         return {"text": "", "title": title, "class": "reference", "strength": 0, "time": time}
     strength = min(abs(versus["ratio"] if versus["ratio"] > 1 else 1 / versus["ratio"]) - 1, 3.0) / 3

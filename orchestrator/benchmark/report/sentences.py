@@ -1,4 +1,4 @@
-"""What a run says, in sentences: the verdict strip, the badge of trust, the command that measures a cell again."""
+"""Texts of a report: verdict per target, quality of the hosts, command that measures a result again."""
 
 import shlex
 from typing import Any
@@ -8,79 +8,90 @@ from orchestrator.benchmark.results import geometric_mean
 Data = dict[str, Any]
 
 
-def host_trust(results: Data) -> Data:
-    """{"class", "noise", "sentence"}: the worst host, and how far the same was told from the same."""
+def host_trust(summary: Data) -> Data:
+    """Return {"class", "noise", "sentence"}: class of the worst host and median noise of the A/A controls."""
     rank = ("quiet", "shared", "unusable")
-    worst = max((h["class"] for h in results["hosts"]), key=rank.index, default="unknown")
-    noises = sorted(c["noise"] for c in results["cells"] if c.get("noise") is not None)
-    middle = noises[len(noises) // 2] if noises else None
+    worst = max((h["class"] for h in summary["hosts"]), key=rank.index, default="unknown")
+    noises = sorted(c["noise"] for c in summary["cells"] if c.get("noise") is not None)
+    median_noise = noises[len(noises) // 2] if noises else None
     sentence = {
-        "quiet": "nothing else ran on the hosts to speak of",
-        "shared": "the processors of a host were contended: small differences are not told from noise",
-        "unusable": "a host was too busy to compare anything on it",
-    }.get(worst, "nobody told how busy the hosts were")
-    return {"class": worst, "noise": middle, "sentence": sentence}
+        "quiet": "the hosts had hardly any other load",
+        "shared": "a host's processors were contended: small differences may be noise",
+        "unusable": "a host was too busy for any comparison",
+    }.get(worst, "no target reported its host's load")
+    return {"class": worst, "noise": median_noise, "sentence": sentence}
 
 
-def verdict_strip(results: Data) -> list[Data]:
-    """One entry per column: its sentence, and how many of its cases were told apart."""
-    return [_of(column, results) for column in results["columns"]]
+def verdict_strip(summary: Data) -> list[Data]:
+    """Return one entry per target: its sentence and the number of results by verdict."""
+    return [_of(target, summary) for target in summary["columns"]]
 
 
-def _of(column: Data, results: Data) -> Data:
-    cells = [c for c in results["cells"] if c["column"] == column["column"]]
-    versus = [c["versus"] for c in cells if c.get("versus") and c["versus"]["column"] != column["column"]]
+def _of(target: Data, summary: Data) -> Data:
+    results = [result for result in summary["cells"] if result["column"] == target["column"]]
+    versus = [
+        result["versus"]
+        for result in results
+        if result.get("versus") and result["versus"]["column"] != target["column"]
+    ]
     counts = {word: sum(v["verdict"] == word for v in versus) for word in ("FASTER", "SLOWER", "SAME", "INCONCLUSIVE")}
-    problems = {s: sum(c["status"] == s for c in cells) for s in ("unsupported", "failed", "wrong", "lost", "skipped")}
+    problems = {
+        status: sum(result["status"] == status for result in results)
+        for status in ("unsupported", "failed", "wrong", "lost", "skipped")
+    }
     return {
-        "column": column["column"],
-        "sentence": _sentence(versus, counts, results),
+        "column": target["column"],
+        "sentence": _sentence(versus, counts, summary),
         "counts": counts,
         "problems": {name: count for name, count in problems.items() if count},
-        "measured": sum(c["status"] == "measured" for c in cells),
+        "measured": sum(result["status"] == "measured" for result in results),
     }
 
 
-def _sentence(versus: list[Data], counts: dict[str, int], results: Data) -> str:
+def _sentence(versus: list[Data], counts: dict[str, int], summary: Data) -> str:
     if not versus:
-        first = results["columns"][0]["column"]
-        return f"what the others are compared with: {first}"
+        first = summary["columns"][0]["column"]
+        return f"the other targets are compared with {first}"
     mean = geometric_mean(v["ratio"] for v in versus)
-    told = [f"{counts[word]} {word.lower()}" for word in ("FASTER", "SLOWER", "SAME", "INCONCLUSIVE") if counts[word]]
-    twins = "; the same kind and software: devices are compared, not back ends" if versus[0]["twins"] else ""
-    return f"{mean:.2f}× in the geometric mean of {len(versus)} results: {', '.join(told)}{twins}"
-
-
-def command(cell: Data, results: Data) -> str:
-    """What measures this cell again, with its reference."""
-    asked = results["request"]
-    words = ["polyfleet", "benchmark", "run", asked.get("entry") or cell["case"]]
-    first = results["columns"][0]
-    kinds = dict.fromkeys([first.get("kind", ""), cell["kind"]])
-    words += ["--kinds", ",".join(kinds), "--precision", cell["precision"], "--level", cell["level"]]
-    words += ["--regime", "hot,cold"] if cell["regime"] == "cold" else []
-    if cell.get("kernels"):
-        words += ["--kernels", ",".join(dict.fromkeys([*asked["kernels"][:1], cell["kernels"]]))]
-    words += ["--scale", "full"] if asked.get("scale") == "full" else []
-    words += ["--seed", str(asked["seed"])] if asked.get("seed") else []
-    words += ["--batch-size", str(asked["batch_size"])] if asked.get("batch_size") else []
-    return shlex.join(words)
-
-
-def environment(results: Data) -> list[tuple[str, list[str], bool]]:
-    """(what, its value in each column, whether they differ): versions, device, driver, timer, threads."""
-    columns = results["columns"]
-    rows = [
-        ("kind", [c.get("kind", "") for c in columns]),
-        ("device", [c.get("device", {}).get("device_name", "") for c in columns]),
-        ("driver", [c.get("device", {}).get("driver_version", "") for c in columns]),
-        ("torch", [c.get("torch", "") for c in columns]),
-        ("emulated", ["yes" if c.get("emulated") else "no" for c in columns]),
-        ("threads", [str(c.get("threads", "")) for c in columns]),
-        ("timer", [c.get("timer", "") for c in columns]),
-        ("timer's own cost", [f"{c.get('timer_overhead_s', 0) * 1e6:.2g} µs" for c in columns]),
-        ("energy", [c.get("energy", "") for c in columns]),
+    verdicts = [
+        f"{counts[verdict]} {verdict.lower()}"
+        for verdict in ("FASTER", "SLOWER", "SAME", "INCONCLUSIVE")
+        if counts[verdict]
     ]
-    names = sorted({name for c in columns for name in (c.get("versions") or {})} - {"torch"})
-    rows += [(name, [str((c.get("versions") or {}).get(name, "")) for c in columns]) for name in names]
+    suffix = "; same kind and software: this compares devices, not backends" if versus[0]["twins"] else ""
+    return f"{mean:.2f}× in the geometric mean of {len(versus)} results: {', '.join(verdicts)}{suffix}"
+
+
+def command(result: Data, summary: Data) -> str:
+    """Command that measures this result again, with its reference."""
+    request = summary["request"]
+    arguments = ["polyfleet", "benchmark", "run", request.get("entry") or result["case"]]
+    first = summary["columns"][0]
+    kinds = dict.fromkeys([first.get("kind", ""), result["kind"]])
+    arguments += ["--kinds", ",".join(kinds), "--precision", result["precision"], "--level", result["level"]]
+    arguments += ["--regime", "hot,cold"] if result["regime"] == "cold" else []
+    if result.get("kernels"):
+        arguments += ["--kernels", ",".join(dict.fromkeys([*request["kernels"][:1], result["kernels"]]))]
+    arguments += ["--scale", "full"] if request.get("scale") == "full" else []
+    arguments += ["--seed", str(request["seed"])] if request.get("seed") else []
+    arguments += ["--batch-size", str(request["batch_size"])] if request.get("batch_size") else []
+    return shlex.join(arguments)
+
+
+def environment(summary: Data) -> list[tuple[str, list[str], bool]]:
+    """Return (name, value on each target, whether they differ): versions, device, driver, timer, threads."""
+    targets = summary["columns"]
+    rows = [
+        ("kind", [target.get("kind", "") for target in targets]),
+        ("device", [target.get("device", {}).get("device_name", "") for target in targets]),
+        ("driver", [target.get("device", {}).get("driver_version", "") for target in targets]),
+        ("torch", [target.get("torch", "") for target in targets]),
+        ("emulated", ["yes" if target.get("emulated") else "no" for target in targets]),
+        ("threads", [str(target.get("threads", "")) for target in targets]),
+        ("timer", [target.get("timer", "") for target in targets]),
+        ("timer's own cost", [f"{target.get('timer_overhead_s', 0) * 1e6:.2g} µs" for target in targets]),
+        ("energy", [target.get("energy", "") for target in targets]),
+    ]
+    names = sorted({name for target in targets for name in (target.get("versions") or {})} - {"torch"})
+    rows += [(name, [str((target.get("versions") or {}).get(name, "")) for target in targets]) for name in names]
     return [(what, values, len(set(values)) > 1) for what, values in rows if any(values)]

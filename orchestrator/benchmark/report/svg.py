@@ -1,4 +1,4 @@
-"""matplotlib's figures as inline SVG that takes its colours from the page: light and dark are the page's affair."""
+"""matplotlib's figures as inline SVG whose colours are the page's CSS variables, for light and dark mode."""
 
 import io
 import re
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Colours that stand for the page's variables: no figure uses them by itself.
+# Placeholder colours, replaced by the page's variables. No figure uses them otherwise.
 INK, FAINT, LINE, PAPER = "#010203", "#010204", "#010205", "#010206"
 GOOD, BAD, MIDDLE = "#010207", "#010208", "#010209"
 SERIES = tuple(f"#0103{number:02x}" for number in range(8))
@@ -19,7 +19,7 @@ VARIABLES = {
 }  # fmt: skip
 STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
-    "path.simplify": False,  # strokes without length are points
+    "path.simplify": False,  # keeps zero-length strokes, which draw points
     "font.family": "sans-serif",
     "font.size": 10,
     "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": LINE, "axes.facecolor": "none",
@@ -31,24 +31,24 @@ STYLE: dict[str, Any] = {
 
 @contextmanager
 def figure(width: float, height: float, **options: Any) -> Iterator[tuple["Figure", Any]]:
-    """(figure, axes) in inches, without any window system."""
+    """Yield (figure, axes), sizes in inches, without a window system."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     style: Any = STYLE
     with mpl.rc_context(style):
-        made = Figure(figsize=(width, height), layout="constrained")
-        yield made, made.subplots(**options)
+        chart = Figure(figsize=(width, height), layout="constrained")
+        yield chart, chart.subplots(**options)
 
 
-def svg(made: "Figure", name: str, label: str) -> str:
-    """The figure as one `<svg>` element. `name` keeps its ids apart from those of others, `label` is read aloud."""
+def svg(chart: "Figure", name: str, label: str) -> str:
+    """Convert to one `<svg>` element. `name` prefixes its ids to keep them unique, `label` is for screen readers."""
     import matplotlib as mpl
 
     out = io.StringIO()
     style: Any = STYLE | {"svg.hashsalt": name}
     with mpl.rc_context(style):
-        made.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+        chart.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     text = out.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)

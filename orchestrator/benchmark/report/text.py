@@ -1,4 +1,4 @@
-"""The report as Markdown, to paste, and as CSV."""
+"""The report as Markdown and as CSV."""
 
 import csv
 import io
@@ -15,42 +15,42 @@ FIELDS = ("case", "precision", "level", "regime", "kernels", "column",
           "peak_memory_bytes", "joules_per_item", "price_per_million", "noise")  # fmt: skip
 
 
-def markdown(results: Data) -> str:
-    columns = [column["column"] for column in results["columns"]]
-    trust = sentences.host_trust(results)
-    told = [
-        f"# Benchmark {results['run']}",
+def markdown(summary: Data) -> str:
+    targets = [target["column"] for target in summary["columns"]]
+    trust = sentences.host_trust(summary)
+    lines = [
+        f"# Benchmark {summary['run']}",
         f"**{trust['class']}**: {trust['sentence']}.",
-        *(f"- **{one['column']}**: {one['sentence']}" for one in sentences.verdict_strip(results)),
+        *(f"- **{entry['column']}**: {entry['sentence']}" for entry in sentences.verdict_strip(summary)),
         "",
-        "| " + " | ".join(["case", *columns]) + " |",
-        "|" + "---|" * (len(columns) + 1),
+        "| " + " | ".join(["case", *targets]) + " |",
+        "|" + "---|" * (len(targets) + 1),
     ]
-    for row in page.heat(results):
+    for row in page.heat(summary):
         tiles = [" ".join(filter(None, (tile["time"], tile["text"]))) for tile in row["tiles"]]
-        told.append("| " + " | ".join([_cell(row["case"]), *map(_cell, tiles)]) + " |")
-    told += ["", f"{TIMES}; ▲ faster ▼ slower = same ? inconclusive.", ""]
-    return "\n".join(told)
+        lines.append("| " + " | ".join([_cell(row["case"]), *map(_cell, tiles)]) + " |")
+    lines += ["", f"{TIMES}; ▲ faster ▼ slower = same ? inconclusive.", ""]
+    return "\n".join(lines)
 
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def to_csv(results: Data) -> str:
-    """One row per cell; times in seconds."""
+def to_csv(summary: Data) -> str:
+    """Write one row per result; times in seconds."""
     out = io.StringIO()
     numbers = ("call_s", "alone_s")
     spread = [f"{name.removesuffix('_s')}_{part}_s" for name in numbers for part in ("median", "low", "high")]
     versus = ("reference", "ratio", "low", "high", "p", "verdict")
     writer = csv.writer(out)
     writer.writerow([*FIELDS, *spread, *(f"versus_{name}" for name in versus), "accuracy_ok", "rms_rel"])
-    for cell in results["cells"]:
-        accuracy = cell.get("accuracy") or {}
+    for result in summary["cells"]:
+        accuracy = result.get("accuracy") or {}
         writer.writerow([
-            *(cell.get(name) for name in FIELDS),
-            *((cell.get(name) or {}).get(part) for name in numbers for part in ("median", "low", "high")),
-            *((cell.get("versus") or {}).get(name) for name in versus),
+            *(result.get(name) for name in FIELDS),
+            *((result.get(name) or {}).get(part) for name in numbers for part in ("median", "low", "high")),
+            *((result.get("versus") or {}).get(name) for name in versus),
             accuracy.get("ok"), accuracy.get("rms_rel"),
         ])  # fmt: skip
     return out.getvalue()

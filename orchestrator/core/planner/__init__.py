@@ -1,1 +1,1 @@
-"""Which jobs run on which devices, decided for all of them together on arrays; pure. See docs/decisions/0020."""
+"""Decide on arrays, for all jobs together, which jobs run on which devices. Pure. See docs/decisions/0020."""

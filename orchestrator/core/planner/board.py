@@ -1,6 +1,6 @@
-"""What is decided for the jobs of one tier, as columns: which jobs, on which islands, with how many devices, how long.
+"""Build the arrays of one tier: a column per job, a row per option (island and number of devices), with durations.
 
-Jobs of which nothing has run and that ask for the same are one class: what is found for one holds for all of them.
+Jobs that have not run yet and have equal requests form one class, which is computed once.
 """
 
 from collections import Counter
@@ -19,15 +19,15 @@ from orchestrator.core.planner.planner_jobs import WAITS, Floats, Integers, Work
 from orchestrator.core.urgency import urgency
 
 FEW = 8
-"""Up to so many devices of a node all numbers of a range are thought about; of more, powers of two and the greatest."""
+"""Numbers of devices per node up to which all are options; above, only powers of two and the largest."""
 
 UNKNOWN_CPU = 20.0
-"""A CPU nobody measured counts as so much slower than an accelerator of the same job: for the order of jobs only."""
+"""Assumed slowdown of an unmeasured CPU against an accelerator of the same job; affects only the order of jobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A place, how long the job would run there, and the memory that it asks for each device."""
+    """Place, expected duration of the job there, and requested memory per device."""
 
     place: Place
     expected: Expected
@@ -36,10 +36,12 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """`work` has a column for each of `jobs`: first those that wait, then those of the attempts `running`. `places`
-    says by column what each option is; options that a job has not are None. `known` (jobs,): its options differ, and
-    how long it runs is known on each, or they are numbers of the same devices. `ways` by column are those that it has.
-    `nodes` are the devices ids of the nodes that `work.machines` has.
+    """Arrays of one tier, and what their rows and columns mean.
+
+    `work` has a column for each of `jobs`: first the waiting ones, then those of the attempts `running`. `places`, by
+    column: the place of each option, None if the job does not have that option. `known` (jobs,): its options differ in
+    duration, and the durations are known or the options are numbers of the same devices. `ways`, by column: the options
+    that the job has. `nodes` are the devices ids of the nodes in `work.machines`.
     """
 
     jobs: tuple[Job, ...]
@@ -53,118 +55,122 @@ class Board:
     nodes: tuple[str, ...] = ()
 
     def place(self, column: int, option: int) -> Place:
-        found = self.places[column][option]
-        assert found is not None
-        return found
+        place = self.places[column][option]
+        assert place is not None
+        return place
 
     def expected(self, column: int, place: Place) -> Expected:
-        return next(way.expected for way in self.ways[column] if way.place == place)
+        return next(choice.expected for choice in self.ways[column] if choice.place == place)
 
 
 def board(
-    seen: Snapshot, waiting: Iterable[Job], running: Iterable[Running], room: Room, lower: int, expect: Expect
+    snapshot: Snapshot, waiting: Iterable[Job], running: Iterable[Running], capacity: Room, lower: int, expect: Expect
 ) -> Board:
-    """`running` are attempts that may be stopped or moved; their devices count as free, as do those of attempts below
-    priority `lower`, which stop for these jobs.
+    """Build the board. Devices of `running` and of attempts below priority `lower` count as free.
+
+    `running` are attempts that may be stopped or moved; attempts below `lower` stop for these jobs.
     """
     queue = tuple(waiting)
-    moving = [(r, held) for r in running if (held := _held(r, room)) is not None]
+    moving = [(r, place) for r in running if (place := _held(r, capacity)) is not None]
     jobs = (*queue, *(r.asked for r, _ in moving if r.asked is not None))
-    obtainable = Obtainable.of([r for r, _ in moving], room, lower)
+    obtainable = Obtainable.of([r for r, _ in moving], capacity, lower)
     classes: dict[tuple[object, ...], int] = {}
-    ways: list[tuple[Way, ...]] = []
+    choices: list[tuple[Way, ...]] = []
     of_job: list[int] = []
     for job in queue:
-        key = (room.shape(job), _work_of(job), job.id if job.id in seen.progress else "")
+        key = (capacity.shape(job), _work_of(job), job.id if job.id in snapshot.progress else "")
         if key not in classes:
-            classes[key] = len(ways)
-            ways.append(tuple(_ways(job, room, obtainable, expect)))
+            classes[key] = len(choices)
+            choices.append(tuple(_ways(job, capacity, obtainable, expect)))
         of_job.append(classes[key])
-    for attempt, held in moving:
+    for attempt, place in moving:
         assert attempt.asked is not None
-        of_job.append(len(ways))
-        found = _ways(attempt.asked, room, obtainable, expect, attempt)
-        ways.append(tuple(_with(found, held, attempt.asked, expect)))
-    return _columns(seen, jobs, moving, ways, of_job, obtainable)
+        of_job.append(len(choices))
+        own_choices = _ways(attempt.asked, capacity, obtainable, expect, attempt)
+        choices.append(tuple(_with(own_choices, place, attempt.asked, expect)))
+    return _columns(snapshot, jobs, moving, choices, of_job, obtainable)
 
 
 def _work_of(job: Job) -> tuple[object, ...]:
-    """What decides, beside its shape, on the numbers of devices that it may get and on how long it runs there."""
+    """Return the fields that, with the job's shape, determine its numbers of devices and its durations."""
     work = job.work
     batches = [(want.precision, want.batch_size if want.whole_batch else 0) for want in job.candidates]
     return (job.workload, job.content_sha, job.task, work.steps, work.hours, work.on, *batches)
 
 
-def _held(attempt: Running, room: Room) -> Place | None:
-    """Where it runs, None where not all of that takes jobs now."""
-    have = [room.devices.get(devices_id) for devices_id, _ in attempt.leases]
-    if not all(d is not None and d.schedulable for d in have) or have[0] is None:
+def _held(attempt: Running, capacity: Room) -> Place | None:
+    """Return the place of an attempt, None if one of its nodes takes no jobs now."""
+    devices = [capacity.devices.get(devices_id) for devices_id, _ in attempt.leases]
+    if not all(d is not None and d.schedulable for d in devices) or devices[0] is None:
         return None
-    return Place(attempt.candidate, island_of(have[0]), len(attempt.leases[0][1]), len(attempt.leases))
+    return Place(attempt.candidate, island_of(devices[0]), len(attempt.leases[0][1]), len(attempt.leases))
 
 
-def _ways(job: Job, room: Room, obtainable: Obtainable, expect: Expect, gives: Running | None = None) -> list[Way]:
-    """`gives` is its attempt that would end first."""
-    found = [
+def _ways(job: Job, capacity: Room, obtainable: Obtainable, expect: Expect, gives: Running | None = None) -> list[Way]:
+    """Return the options of a job. `gives` is its attempt, which would end first."""
+    choices = [
         Way(place, expect(job, place.island.kind, place.devices), want.memory_bytes)
         for index, want in enumerate(job.candidates)
-        for place in _places(index, want, job, room, obtainable, gives)
+        for place in _places(index, want, job, capacity, obtainable, gives)
     ]
-    if any(way.place.island.backend != "cpu" for way in found):
-        return [_slower(way) if way.place.island.backend == "cpu" and not way.expected.known else way for way in found]
-    return found
+    if any(choice.place.island.backend != "cpu" for choice in choices):
+        return [
+            _slower(choice) if choice.place.island.backend == "cpu" and not choice.expected.known else choice
+            for choice in choices
+        ]
+    return choices
 
 
-def _slower(way: Way) -> Way:
-    return replace(way, expected=Expected(way.expected.seconds * UNKNOWN_CPU, known=False))
+def _slower(choice: Way) -> Way:
+    return replace(choice, expected=Expected(choice.expected.seconds * UNKNOWN_CPU, known=False))
 
 
 def _places(
-    index: int, want: Candidate, job: Job, room: Room, obtainable: Obtainable, gives: Running | None
+    index: int, want: Candidate, job: Job, capacity: Room, obtainable: Obtainable, gives: Running | None
 ) -> Iterable[Place]:
-    for island, ids in room.places(want).islands.items():
-        first = room.devices[ids[0]]
+    for island, ids in capacity.places(want).islands.items():
+        first = capacity.devices[ids[0]]
         if other_vendor(job, first):  # an island has one vendor
             continue
-        own = room.quota.narrowed(job, want, first, gives)
-        if own is None:
+        narrowed = capacity.quota.narrowed(job, want, first, gives)
+        if narrowed is None:
             continue
         free = sorted(obtainable.on(ids, want), reverse=True)
-        for count in [least(own, first)] if own.exclusive else counts(own):
+        for count in [least(narrowed, first)] if narrowed.exclusive else counts(narrowed):
             if len(free) >= want.nodes and free[want.nodes - 1] >= count:
                 yield Place(index, replace(island, per_node=0), count, want.nodes)
 
 
 def counts(want: Candidate) -> list[int]:
-    """Of the numbers of devices of a node that it may get, those that are thought about."""
+    """Return the numbers of devices per node that become options."""
     greatest = want.counts[-1]
     return [n for n in want.counts if n <= FEW or n == greatest or n & (n - 1) == 0]
 
 
-def _with(ways: list[Way], held: Place, job: Job, expect: Expect) -> list[Way]:
-    """Also what it holds, as which it may stay whatever rules say of others."""
-    if any(way.place == held for way in ways):
-        return ways
-    size_bytes = job.candidates[held.candidate].memory_bytes
-    return [*ways, Way(held, expect(job, held.island.kind, held.devices), size_bytes)]
+def _with(choices: list[Way], current: Place, job: Job, expect: Expect) -> list[Way]:
+    """Add the place that the job holds: it may stay there even if the rules refuse it now."""
+    if any(choice.place == current for choice in choices):
+        return choices
+    size_bytes = job.candidates[current.candidate].memory_bytes
+    return [*choices, Way(current, expect(job, current.island.kind, current.devices), size_bytes)]
 
 
 def _columns(
-    seen: Snapshot,
+    snapshot: Snapshot,
     jobs: tuple[Job, ...],
     moving: list[tuple[Running, Place]],
-    ways: list[tuple[Way, ...]],
+    choices: list[tuple[Way, ...]],
     of_job: list[int],
     obtainable: Obtainable,
 ) -> Board:
-    """`ways` by class, `of_job` the class of each job."""
-    capacity = _capacity(ways, obtainable)
-    rows = _rows(ways, list(capacity))
-    placed = [_placed(each, rows) for each in ways]
-    devices, seconds = np.ones((len(rows), len(ways)), np.int64), np.full((len(rows), len(ways)), np.inf)
-    for at, (each, (indices, _, _)) in enumerate(zip(ways, placed, strict=True)):
-        devices[indices, at] = [way.place.devices for way in each]
-        seconds[indices, at] = [way.expected.seconds for way in each]
+    """Build the columns. `choices` are by class, `of_job` is the class of each job."""
+    capacity = _capacity(choices, obtainable)
+    rows = _rows(choices, list(capacity))
+    placed = [_placed(each, rows) for each in choices]
+    devices, seconds = np.ones((len(rows), len(choices)), np.int64), np.full((len(rows), len(choices)), np.inf)
+    for at, (each, (indices, _, _)) in enumerate(zip(choices, placed, strict=True)):
+        devices[indices, at] = [choice.place.devices for choice in each]
+        seconds[indices, at] = [choice.expected.seconds for choice in each]
     option = np.full(len(jobs), WAITS, np.int64)
     for column, (_, place) in enumerate(moving, len(jobs) - len(moving)):
         option[column] = placed[of_job[column]][1].index(place)
@@ -175,16 +181,16 @@ def _columns(
         devices[:, of_job],
         remaining_s,
         option,
-        age_s=np.array([_age_s(job.id, seen) for job in jobs]),
-        isolated_s=_isolated_s(seen, jobs, best_s),
-        restart_s=np.array([restart_s(job.id, seen) for job in jobs]),
+        age_s=np.array([_age_s(job.id, snapshot) for job in jobs]),
+        isolated_s=_isolated_s(snapshot, jobs, best_s),
+        restart_s=np.array([restart_s(job.id, snapshot) for job in jobs]),
         order=np.array([job.number or 1 << 62 for job in jobs], np.int64),
-        weight=_weight(seen, jobs, best_s),
+        weight=_weight(snapshot, jobs, best_s),
     )
     running = tuple(attempt for attempt, _ in moving)
     nodes: tuple[str, ...] = ()
     if obtainable.memory_bytes:
-        needs = _needs(ways, [indices for indices, _, _ in placed], len(rows), of_job)
+        needs = _needs(choices, [indices for indices, _, _ in placed], len(rows), of_job)
         limits, nodes = machines(obtainable, tuple(capacity), work, needs, jobs, running)
         work = replace(work, machines=limits)
     return Board(
@@ -192,7 +198,7 @@ def _columns(
         running,
         tuple(capacity),
         tuple(placed[at][1] for at in of_job),
-        tuple(ways[at] for at in of_job),
+        tuple(choices[at] for at in of_job),
         tuple(placed[at][2] for at in of_job),
         np.array(list(capacity.values()), np.int64),
         work,
@@ -200,62 +206,64 @@ def _columns(
     )
 
 
-def _needs(ways: list[tuple[Way, ...]], indices: list[list[int]], options: int, of_job: list[int]) -> Needs:
-    """`indices` by class: the option of each of its ways."""
-    nodes, device_bytes = np.ones((options, len(ways)), np.int64), np.zeros((options, len(ways)), np.int64)
-    for at, each in enumerate(ways):
-        nodes[indices[at], at] = [way.place.nodes for way in each]
-        device_bytes[indices[at], at] = [way.device_bytes for way in each]
+def _needs(choices: list[tuple[Way, ...]], indices: list[list[int]], options: int, of_job: list[int]) -> Needs:
+    """Return nodes and memory per option and job. `indices`, by class: the option number of each of its `choices`."""
+    nodes, device_bytes = np.ones((options, len(choices)), np.int64), np.zeros((options, len(choices)), np.int64)
+    for at, each in enumerate(choices):
+        nodes[indices[at], at] = [choice.place.nodes for choice in each]
+        device_bytes[indices[at], at] = [choice.device_bytes for choice in each]
     return Needs(nodes[:, of_job], device_bytes[:, of_job])
 
 
-def _rows(ways: list[tuple[Way, ...]], islands: list[Island]) -> list[tuple[Island, int]]:
-    """The options: as many of each island as any job has there."""
+def _rows(choices: list[tuple[Way, ...]], islands: list[Island]) -> list[tuple[Island, int]]:
+    """Return the options (rows): as many per island as any job has there."""
     most = dict.fromkeys(islands, 0)
-    for each in ways:
-        here = Counter(way.place.island for way in each)
-        most |= {island: max(most[island], number) for island, number in here.items()}
+    for each in choices:
+        island_counts = Counter(choice.place.island for choice in each)
+        most |= {island: max(most[island], number) for island, number in island_counts.items()}
     return [(island, nth) for island in islands for nth in range(most[island])]
 
 
-def _placed(ways: tuple[Way, ...], rows: list[tuple[Island, int]]) -> tuple[list[int], tuple[Place | None, ...], bool]:
-    """(row of each way, place by row, whether all is known and differs)"""
+def _placed(
+    choices: tuple[Way, ...], rows: list[tuple[Island, int]]
+) -> tuple[list[int], tuple[Place | None, ...], bool]:
+    """Return (row of each option of the job, place by row, `known` as in Board)."""
     index = {row: at for at, row in enumerate(rows)}
-    seen: dict[Island, int] = {}
-    found: list[int] = []
-    for way in ways:
-        nth = seen.get(way.place.island, 0)
-        seen[way.place.island] = nth + 1
-        found.append(index[way.place.island, nth])
+    counts: dict[Island, int] = {}
+    row_of_choice: list[int] = []
+    for choice in choices:
+        nth = counts.get(choice.place.island, 0)
+        counts[choice.place.island] = nth + 1
+        row_of_choice.append(index[choice.place.island, nth])
     by_row: list[Place | None] = [None] * len(rows)
-    for at, way in zip(found, ways, strict=True):
-        by_row[at] = way.place
-    alike = len(ways) > 1 and len({way.expected.seconds for way in ways}) == 1
-    told = all(way.expected.known for way in ways) or len({way.place.island for way in ways}) == 1
-    return found, tuple(by_row), told and not alike
+    for at, choice in zip(row_of_choice, choices, strict=True):
+        by_row[at] = choice.place
+    are_equal = len(choices) > 1 and len({choice.expected.seconds for choice in choices}) == 1
+    is_known = all(choice.expected.known for choice in choices) or len({choice.place.island for choice in choices}) == 1
+    return row_of_choice, tuple(by_row), is_known and not are_equal
 
 
-def _age_s(job: str, seen: Snapshot) -> float:
-    since = seen.since.get(job)
-    return seen.now_s - since.known_s if since else 0.0
+def _age_s(job: str, snapshot: Snapshot) -> float:
+    since = snapshot.since.get(job)
+    return snapshot.now_s - since.known_s if since else 0.0
 
 
-def _isolated_s(seen: Snapshot, jobs: tuple[Job, ...], best_s: Floats) -> Floats:
-    ran_s = np.array([p.ran_s if (p := seen.progress.get(job.id)) else 0.0 for job in jobs])
+def _isolated_s(snapshot: Snapshot, jobs: tuple[Job, ...], best_s: Floats) -> Floats:
+    ran_s = np.array([p.ran_s if (p := snapshot.progress.get(job.id)) else 0.0 for job in jobs])
     return np.asarray(np.where(np.isfinite(best_s), best_s, 0.0) + ran_s)
 
 
-def _weight(seen: Snapshot, jobs: tuple[Job, ...], best_s: Floats) -> Floats:
+def _weight(snapshot: Snapshot, jobs: tuple[Job, ...], best_s: Floats) -> Floats:
     weight = np.array([job.weight for job in jobs], np.float64)
     for column, job in enumerate(jobs):
         if job.deadline_s:
-            weight[column] *= urgency(job, seen.wall_s, float(best_s[column]))
+            weight[column] *= urgency(job, snapshot.wall_s, float(best_s[column]))
     return weight
 
 
-def _capacity(ways: list[tuple[Way, ...]], obtainable: Obtainable) -> dict[Island, int]:
-    """Devices by island, in a fixed order."""
-    capacity = dict.fromkeys(sorted({way.place.island for each in ways for way in each}), 0)
+def _capacity(choices: list[tuple[Way, ...]], obtainable: Obtainable) -> dict[Island, int]:
+    """Return the number of devices by island, in a fixed order."""
+    capacity = dict.fromkeys(sorted({choice.place.island for each in choices for choice in each}), 0)
     for devices_id, count in obtainable.devices.items():
         if (island := island_of(obtainable.room.devices[devices_id])) in capacity:
             capacity[island] += count

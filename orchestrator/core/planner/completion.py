@@ -1,8 +1,7 @@
-"""Rates that nobody measured, estimated from other workloads on the same kinds: of one workload, kinds are taken to
-differ as they do of the others (a matrix of log rates of rank one).
+"""Estimate unmeasured rates from other workloads: kinds are assumed to differ equally for all of them.
 
-What is estimated is never measured, and never shown as that: it comes with an interval and the number of workloads
-behind it. Where fewer than LEAST were measured on both kinds nothing is estimated (benchmarks/estimates.py).
+The matrix of log rates is then of rank one. An estimate is never shown as measured: it has an interval and the number
+of workloads behind it. With fewer than LEAST workloads measured on both kinds there is none (benchmarks/estimates.py).
 """
 
 from dataclasses import dataclass
@@ -12,23 +11,25 @@ import numpy as np
 from orchestrator.core.planner.planner_jobs import Floats, Integers
 
 LEAST = 3
-"""Other workloads that were measured on both kinds."""
+"""Minimum number of other workloads measured on both kinds."""
 
 MOST_KNOWN = 1
-"""Kinds that the workload itself was measured on. With one, an estimate chose faster devices than having no number did,
-also from workloads of other models alone; with two, it did not.
+"""Maximum number of kinds on which the workload itself was measured.
+
+With one, estimates led to faster devices than no number, even from workloads of other models only; with two, they did
+not.
 """
 
 COVERS = 0.9
-"""Of true rates, so many are to lie in the interval."""
+"""Fraction of true rates that the interval should contain."""
 
 FEW = 2.0
-"""The interval is so many times as wide as all deviations seen where they are too few to leave one in ten out."""
+"""Factor on the largest deviation for the interval, if there are too few deviations to exclude one in ten."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """All (workloads, kinds); NaN where it was measured or nothing is estimated. `count`: workloads behind each."""
+    """Estimates (workloads, kinds); NaN if measured or not estimated. `count`: number of workloads behind each."""
 
     rate: Floats
     low: Floats
@@ -37,34 +38,35 @@ class Completed:
 
 
 def completed(table: "Floats | list[list[float]]", most_known: int = MOST_KNOWN) -> Completed:
-    """`table` (workloads, kinds): rates of one device, above 0, NaN where nobody measured. A factor of a row changes
-    nothing but that row's estimates by the same factor.
+    """Estimate the missing rates of `table` (workloads, kinds): rates of one device, above 0, NaN if unmeasured.
+
+    Scaling a row scales only the estimates of that row.
     """
     logs = np.log(np.asarray(table, np.float64))
     rate, low, high = np.full((3, *logs.shape), np.nan)
-    found = Completed(rate, low, high, np.zeros(logs.shape, np.int64))
+    estimates = Completed(rate, low, high, np.zeros(logs.shape, np.int64))
     for row, kind in np.argwhere(np.isnan(logs)).tolist():
-        known = np.flatnonzero(~np.isnan(logs[row])).tolist()
-        if len(known) > most_known:
+        measured_kinds = np.flatnonzero(~np.isnan(logs[row])).tolist()
+        if len(measured_kinds) > most_known:
             continue
         others = np.delete(logs, row, axis=0)
-        ways = [_from(others, logs[row, at], at, kind) for at in known]
-        usable = [way for way in ways if way[2] >= LEAST]
+        candidates = [_from(others, logs[row, at], at, kind) for at in measured_kinds]
+        usable = [candidate for candidate in candidates if candidate[2] >= LEAST]
         if usable:
-            middle, wide, count = min(usable, key=lambda way: way[1])
-            found.rate[row, kind], found.count[row, kind] = np.exp(middle), count
-            found.low[row, kind], found.high[row, kind] = np.exp(middle - wide), np.exp(middle + wide)
-    return found
+            middle, wide, count = min(usable, key=lambda candidate: candidate[1])
+            estimates.rate[row, kind], estimates.count[row, kind] = np.exp(middle), count
+            estimates.low[row, kind], estimates.high[row, kind] = np.exp(middle - wide), np.exp(middle + wide)
+    return estimates
 
 
 def _from(others: Floats, own: float, at: int, kind: int) -> tuple[float, float, int]:
-    """(log of the rate, half the width of its interval in logs, workloads) from the kind `at` alone."""
-    apart = others[:, kind] - others[:, at]
-    apart = apart[~np.isnan(apart)]
-    if not len(apart):
+    """Return (log rate, half the width of its interval in logs, number of workloads) from kind `at` alone."""
+    differences = others[:, kind] - others[:, at]
+    differences = differences[~np.isnan(differences)]
+    if not len(differences):
         return 0.0, np.inf, 0
-    middle = float(np.median(apart))
-    deviations = np.sort(np.abs(apart - middle))
-    needed = int(np.ceil((len(apart) + 1) * COVERS))
-    wide = deviations[needed - 1] if needed <= len(apart) else FEW * deviations[-1]
-    return own + middle, float(wide), len(apart)
+    middle = float(np.median(differences))
+    deviations = np.sort(np.abs(differences - middle))
+    needed = int(np.ceil((len(differences) + 1) * COVERS))
+    wide = deviations[needed - 1] if needed <= len(differences) else FEW * deviations[-1]
+    return own + middle, float(wide), len(differences)

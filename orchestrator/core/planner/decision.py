@@ -1,4 +1,4 @@
-"""The decision: which option each job runs as now, with what it is worth and the bound of what any other could be."""
+"""Decide which option each job runs as now, with the value of the decision and an upper bound for any other."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,23 +14,23 @@ from orchestrator.core.planner.rounding import SWEEPS, Instance, assign
 from orchestrator.core.planner.submission_order import in_order
 
 COLD_STEPS, WARM_STEPS, FEW_STEPS = 60, 30, 12
-"""Of prices: without a decision before; from the prices of the last one; and so where there are many jobs, of which
-one more or less hardly moves a price.
+"""Numbers of price steps: without previous prices; from those of the last decision; and the latter with many jobs,
+where one job more or less hardly changes a price.
 """
 
 STAYS = 0.1
-"""A job that would have to start or move is worth so much less: equals are not exchanged for a gain below it."""
+"""Fraction by which a start or move reduces the value, so that jobs are not exchanged for smaller gains."""
 
 RESIDENCE_S = 3600.0
-"""A start pays off over the rest of the job, and over no more than this: later it may have to move again."""
+"""Longest time over which a start pays off, since the job may have to move again later."""
 
 NEVER = 1e-9
-"""Of the highest value: what is left for an option that no policy would take, which is still better than waiting."""
+"""Fraction of the highest value for an option without value to the policy, which is still better than waiting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What the next decision starts from: prices of the work and, by priority, of the devices. May be empty."""
+    """Start of the next decision: prices of the work and, by priority, of the devices. May be empty."""
 
     work: Floats = field(default_factory=lambda: np.zeros(0))
     devices: dict[int, Floats] = field(default_factory=dict)
@@ -38,9 +38,11 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`option` (jobs,). `value` and `bound` are sums over the tiers, in units of the policy: the gap between them is
-    what any other decision could gain at most. Both are 0 for policies that go by order alone. `fault`: what an
-    installed policy did wrong, so that order decided. `nodes` by job, of islands where memory of machines is a limit.
+    """Result: `option` (jobs,).
+
+    `value` and `bound` are sums over the tiers in units of the policy; any other decision gains at most the gap between
+    them. Both are 0 for policies that use only the order. `fault`: error of an installed policy, for which the order
+    was used instead. `nodes` by job, for islands where machines' memory is a limit.
     """
 
     option: Integers
@@ -52,24 +54,25 @@ class Decision:
 
     @property
     def gap(self) -> float:
-        """Of the bound; 0 to 1."""
+        """Gap as a fraction of the bound, 0 to 1."""
         return max(0.0, 1.0 - self.value / self.bound) if self.bound else 0.0
 
 
 def decide(work: Work, capacity: Integers, policy: str, memory: Memory, steps: int | None = None) -> Decision:
-    """Priorities are strict: a tier takes what it wants of what the tiers above it left. `capacity` (islands,) counts
-    all devices there are, those that jobs of `work` hold as well, as its machines do. `steps` of prices; None: what
-    they usually need. Raises KeyError for a policy that is not known.
+    """Decide for all tiers in strict order of priority: a tier uses what the tiers above it have left.
+
+    `capacity` (islands,) counts all devices, including those that jobs of `work` hold, as its machines do. `steps`:
+    number of price steps; None: the usual number. Raises KeyError for an unknown policy.
     """
     if policy not in IN_ORDER and policy not in PRICED and policy not in plugins.KNOWN:
         raise KeyError(policy)
     option = np.where(work.fixed, work.held, WAITS)
-    decided = Decision(option, Memory(_or_even(memory.work, capacity), dict(memory.devices)))
+    result = Decision(option, Memory(_or_even(memory.work, capacity), dict(memory.devices)))
     packing = Packing(work.machines, work) if work.machines else None
     if packing:
         packing.add_all(option, np.flatnonzero(option != WAITS).tolist())
     for tier in _tiers(work):
-        left = capacity - used(work, decided.option, len(capacity))
+        left = capacity - used(work, result.option, len(capacity))
         fits = work.fitting(left)
         jobs = np.flatnonzero((work.priority == tier) & ~work.fixed & fits.possible.any(axis=0))
         part = fits if len(jobs) == work.jobs else fits.only(jobs)
@@ -78,13 +81,13 @@ def decide(work: Work, capacity: Integers, policy: str, memory: Memory, steps: i
         if packing:
             part = replace(part, machines=packing.left(jobs))
         if policy in IN_ORDER:
-            decided = _ordered(part, jobs, left, decided)
+            result = _ordered(part, jobs, left, result)
         else:
-            decided = _priced(part, jobs, left, policy, tier, decided, steps)
+            result = _priced(part, jobs, left, policy, tier, result, steps)
         if packing:
-            for job in decided.nodes.keys() & {*jobs.tolist()}:
-                packing.put(job, int(decided.option[job]), decided.nodes[job])
-    return decided
+            for job in result.nodes.keys() & {*jobs.tolist()}:
+                packing.put(job, int(result.option[job]), result.nodes[job])
+    return result
 
 
 def _ordered(part: Work, jobs: Integers, left: Integers, above: Decision) -> Decision:
@@ -99,14 +102,14 @@ def _ordered(part: Work, jobs: Integers, left: Integers, above: Decision) -> Dec
 
 
 def _with(above: Mapping[int, Nodes], jobs: Integers, nodes: Mapping[int, Nodes]) -> dict[int, Nodes]:
-    """`nodes` by their place in `jobs`."""
+    """Add `nodes`, which are by position in `jobs`."""
     return {**above, **{int(jobs[at]): each for at, each in nodes.items()}}
 
 
 def _priced(
     part: Work, jobs: Integers, left: Integers, policy: str, tier: int, above: Decision, steps: int | None
 ) -> Decision:
-    """By order of submission where an installed policy fails."""
+    """Decide a tier by prices, or by order of submission if an installed policy fails."""
     try:
         return _tier(part, jobs, left, policy, tier, above, steps)
     except plugins.Fault as e:
@@ -114,15 +117,16 @@ def _priced(
 
 
 def _tiers(work: Work) -> list[int]:
-    """Highest first."""
+    """Return the priorities that are not fixed, highest first."""
     if work.jobs and not work.fixed.any() and (work.priority == work.priority[0]).all():
         return [int(work.priority[0])]  # sorting a hundred thousand takes milliseconds
     return sorted({*np.unique(work.priority[~work.fixed]).tolist()}, reverse=True)
 
 
 def fill(work: Work, capacity: Integers, policy: str, memory: Memory) -> Decision:
-    """Start what fits of the jobs that wait, at the prices of the last decision; what runs is not touched. Its memory
-    is the one it was given: prices of a few jobs say nothing of all.
+    """Start waiting jobs that fit, at the prices of the last decision, without changing running jobs.
+
+    Its memory is `memory`, because prices for a few jobs are not valid for all.
     """
     fixed = replace(work, fixed=work.held != WAITS)
     return replace(decide(fixed, capacity, policy, memory, steps=1), memory=memory)
@@ -134,18 +138,18 @@ def _tier(
     steps = steps or _steps(part.jobs, tier in above.memory.devices)
     only_end = policy == "makespan"
     matching = match(part, left, above.memory.work, steps if only_end else steps // 3, within=only_end)
-    paid = part.price_per_hour if policy == "cost" and part.price_per_hour.any() else matching.price
-    seen = seen_with(part, matching, paid, within=only_end)
-    values = valued(part, PRICED[policy](seen) if policy in PRICED else plugins.worth(policy, seen))
+    hourly_price = part.price_per_hour if policy == "cost" and part.price_per_hour.any() else matching.price
+    policy_input = seen_with(part, matching, hourly_price, within=only_end)
+    values = valued(part, PRICED[policy](policy_input) if policy in PRICED else plugins.worth(policy, policy_input))
     warm = above.memory.devices.get(tier, np.zeros(0))
     warm = warm if len(warm) == len(left) else np.zeros(len(left))
-    found = prices.clear(values, part.devices, part.island, left, warm, steps)
+    cleared = prices.clear(values, part.devices, part.island, left, warm, steps)
     instance = Instance(values, part.devices, part.island, left, part.machines)
     option = above.option.copy()
-    chosen = assign(instance, found, SWEEPS if steps > 1 else 0)
+    chosen = assign(instance, cleared, SWEEPS if steps > 1 else 0)
     option[jobs] = chosen.option
-    memory = Memory(matching.price, above.memory.devices | {tier: found.price})
-    value, bound = above.value + instance.worth(chosen.option), above.bound + found.bound
+    memory = Memory(matching.price, above.memory.devices | {tier: cleared.price})
+    value, bound = above.value + instance.worth(chosen.option), above.bound + cleared.bound
     return Decision(option, memory, value, bound, above.fault, _with(above.nodes, jobs, chosen.nodes))
 
 
@@ -154,8 +158,9 @@ def _steps(jobs: int, warm: bool) -> int:
 
 
 def valued(work: Work, worth: Floats) -> Floats:
-    """(options, jobs) what a policy says an option is worth, with the job's weight: nothing where the job cannot run,
-    at least a little where it can, and less where it would have to start or move, by what that costs while it stays.
+    """Return values (options, jobs): the policy's worth times the job's weight.
+
+    0 where the job cannot run, at least a little where it can, and reduced by the cost of a start or move.
     """
     values = np.asarray(worth * work.weight, np.float64)
     if not (finite := np.isfinite(values)).all():
@@ -164,9 +169,9 @@ def valued(work: Work, worth: Floats) -> Floats:
     values *= work.possible
     runs = np.flatnonzero(work.held != WAITS)
     stays = values[work.held[runs], runs]
-    begins_s = np.minimum(RESIDENCE_S, work.best_s)
-    pays = np.maximum(1.0 - work.restart_s / (work.restart_s + begins_s), 0.02)
-    values *= np.minimum(pays, 1.0 - STAYS)
+    remaining_s = np.minimum(RESIDENCE_S, work.best_s)
+    start_factor = np.maximum(1.0 - work.restart_s / (work.restart_s + remaining_s), 0.02)
+    values *= np.minimum(start_factor, 1.0 - STAYS)
     values[work.held[runs], runs] = stays
     return values
 

@@ -1,4 +1,4 @@
-"""Whose turn it is among the jobs of one tier, and where: what the decision on arrays says, in words of the plan."""
+"""Order the jobs of one tier and choose their places: translate the decision on arrays into the plan's types."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,19 +14,20 @@ from orchestrator.core.planner.board import Board, board
 from orchestrator.core.planner.planner_jobs import WAITS, Floats, Integers
 
 FORGOTTEN = 0.5
-"""Of each second: who came when much was waiting would not have been served before that either."""
+"""Seconds by which an earlier `drains_s` decays per second: jobs that came then have to wait for that work, too."""
 
 SIZES = 40
-"""Of jobs: up to 1, 2, 4, 8 ... device-seconds."""
+"""Number of size classes of jobs: up to 1, 2, 4, 8 … device-seconds."""
 
 BY_ITSELF = frozenset({"cost", "energy"})
-"""Objectives with which a job chooses its place by itself, whatever the policy finds good for all."""
+"""Objectives with which a job chooses its own place, whatever the policy decides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A running job that the decision would have elsewhere: `place` None: nowhere for now. What is left of it `here`
-    and `there`.
+    """Running job that the decision places elsewhere, or nowhere for now (`place` None).
+
+    `here` and `there` are its expected remaining times.
     """
 
     attempt: Running
@@ -37,10 +38,12 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """`first` are the jobs that run now if all is placed as decided, `then` the others. `places` says where the first
-    are, and `strictly` those of them that go nowhere else while that is possible: of others it is not known where they
-    run faster. `leaves` by job. `memory`, `value` and `bound` as in a Plan. `nodes` by job: the devices ids that it
-    gets where memory of machines is a limit.
+    """Decision for one tier.
+
+    `first` are the jobs that run now if all are placed as decided, `then` the others. `places` has the places of
+    `first`; `strictly` are those of them that use no other place while theirs is possible. For the rest it is unknown
+    where they run faster. `leaves` by job. `memory`, `value` and `bound` as in Plan. `nodes` by job: the devices ids
+    that it gets where machines' memory is a limit.
     """
 
     first: tuple[Job, ...]
@@ -55,39 +58,44 @@ class Turn:
 
 
 def turn(
-    seen: Snapshot,
+    snapshot: Snapshot,
     waiting: Iterable[Job],
     running: Iterable[Running],
-    room: Room,
+    capacity: Room,
     tier: int,
     expect: Expect,
     full: bool = False,
 ) -> Turn:
-    """`waiting` are in the order of submission. `running`: attempts that may be stopped or moved. `full`: prices are
-    found anew, and not taken from the decision before.
+    """Decide for one tier. `waiting` is in the order of submission, `running` are attempts that may stop or move.
+
+    `full`: compute new prices instead of using those of the last decision.
     """
     waiting = tuple(waiting)
-    lower = min((job.priority for job in waiting), default=tier)  # one that has aged stops nobody above its own
-    columns = board(seen, waiting, running, room, lower, expect)
+    # A job that has aged stops only attempts below its own priority.
+    lower = min((job.priority for job in waiting), default=tier)
+    columns = board(snapshot, waiting, running, capacity, lower, expect)
     warm = decision.Memory(
-        _prices(seen.memory.work, columns.islands),
-        {0: _prices(seen.memory.devices[tier], columns.islands)} if tier in seen.memory.devices else {},
+        _prices(snapshot.memory.work, columns.islands),
+        {0: _prices(snapshot.memory.devices[tier], columns.islands)} if tier in snapshot.memory.devices else {},
     )
     decide = decision.decide if full or 0 not in warm.devices else decision.fill
-    decided = decide(columns.work, columns.capacity, seen.policy, warm)
-    memory = _remembered(seen.memory, columns.islands, decided.memory, tier, decided.fault)
-    passed_s = max(0.0, seen.now_s - memory.drained_s)
-    drains = {at: tuple(max(0.0, s - FORGOTTEN * passed_s) for s in told) for at, told in memory.drains_s.items()}
-    now_s = _drains_s(columns, len(waiting), room, seen.policy == "makespan")
+    result = decide(columns.work, columns.capacity, snapshot.policy, warm)
+    memory = _remembered(snapshot.memory, columns.islands, result.memory, tier, result.fault)
+    passed_s = max(0.0, snapshot.now_s - memory.drained_s)
+    drains = {
+        at: tuple(max(0.0, s - FORGOTTEN * passed_s) for s in previous) for at, previous in memory.drains_s.items()
+    }
+    now_s = _drains_s(columns, len(waiting), capacity, snapshot.policy == "makespan")
     drains[tier] = tuple(map(max, drains.get(tier, now_s), now_s))
-    return _turn(columns, decided, replace(memory, drains_s=drains, drained_s=seen.now_s))
+    return _turn(columns, result, replace(memory, drains_s=drains, drained_s=snapshot.now_s))
 
 
-def _drains_s(columns: Board, queue: int, room: Room, together: bool) -> tuple[float, ...]:
-    """What waits, each job where it takes least device time, over all devices that there are of these islands; of jobs
-    up to each size. `together`: it is of no use to any that small ones end before all do.
+def _drains_s(columns: Board, queue: int, capacity: Room, together: bool) -> tuple[float, ...]:
+    """Return, for jobs up to each size, how long all devices of these islands would take for the waiting ones.
+
+    Each job counts with its least device time. `together`: small jobs do not benefit from ending before all others.
     """
-    work, there = columns.work, set(columns.islands)
+    work, islands = columns.work, set(columns.islands)
     each_s = (work.devices * work.remaining_s)[:, :queue]
     least_s = each_s.min(axis=0, initial=np.inf)
     least_s = least_s[np.isfinite(least_s)]
@@ -95,32 +103,34 @@ def _drains_s(columns: Board, queue: int, room: Room, together: bool) -> tuple[f
     by_size = np.bincount(np.minimum(sizes, SIZES - 1), least_s, minlength=SIZES)
     devices = sum(
         have.total
-        for have in room.devices.values()
-        if have.schedulable and Island(have.pool, have.kind, have.backend, have.environment) in there
+        for have in capacity.devices.values()
+        if have.schedulable and Island(have.pool, have.kind, have.backend, have.environment) in islands
     )
-    told = np.cumsum(by_size) / max(devices, 1)
-    return (float(told[-1]),) * SIZES if together else tuple(told.tolist())
+    drains = np.cumsum(by_size) / max(devices, 1)
+    return (float(drains[-1]),) * SIZES if together else tuple(drains.tolist())
 
 
-def _prices(known: Mapping[Island, float], islands: tuple[Island, ...]) -> Floats:
-    """Of islands that are new as of the others in the mean; none where nothing is known."""
-    if not known or not islands:
+def _prices(by_island: Mapping[Island, float], islands: tuple[Island, ...]) -> Floats:
+    """Return prices by island, the mean of the others for new islands; empty if none are known."""
+    if not by_island or not islands:
         return np.zeros(0)
-    mean = sum(known.values()) / len(known)
-    return np.array([known.get(island, mean) for island in islands])
+    mean = sum(by_island.values()) / len(by_island)
+    return np.array([by_island.get(island, mean) for island in islands])
 
 
-def _remembered(before: Memory, islands: tuple[Island, ...], now: decision.Memory, tier: int, fault: str) -> Memory:
-    work = dict(zip(islands, now.work.tolist(), strict=False))
-    devices = dict(before.devices)
-    if islands and 0 in now.devices:
-        devices[tier] = dict(zip(islands, now.devices[0].tolist(), strict=False))
-    return replace(before, work={**before.work, **work}, devices=devices, fault=fault or before.fault)
+def _remembered(
+    previous: Memory, islands: tuple[Island, ...], updated: decision.Memory, tier: int, fault: str
+) -> Memory:
+    work = dict(zip(islands, updated.work.tolist(), strict=False))
+    devices = dict(previous.devices)
+    if islands and 0 in updated.devices:
+        devices[tier] = dict(zip(islands, updated.devices[0].tolist(), strict=False))
+    return replace(previous, work={**previous.work, **work}, devices=devices, fault=fault or previous.fault)
 
 
-def _turn(columns: Board, decided: decision.Decision, memory: Memory) -> Turn:
+def _turn(columns: Board, result: decision.Decision, memory: Memory) -> Turn:
     queue = len(columns.jobs) - len(columns.running)
-    option = decided.option
+    option = result.option
     chosen = np.flatnonzero(option[:queue] != WAITS)
     sizes = columns.work.devices[option[chosen], chosen]
     first = chosen[np.argsort(-sizes, kind="stable")]  # large gangs find nodes while these are empty
@@ -133,18 +143,18 @@ def _turn(columns: Board, decided: decision.Decision, memory: Memory) -> Turn:
         strictly,
         dict(_leaves(columns, option, queue)),
         memory,
-        decided.value,
-        decided.bound,
+        result.value,
+        result.bound,
         {
             columns.jobs[job].id: tuple(columns.nodes[node] for node in nodes)
-            for job, nodes in decided.nodes.items()
+            for job, nodes in result.nodes.items()
             if job < queue
         },
     )
 
 
 def _follows(columns: Board, column: int) -> bool:
-    """Whether the job goes where the decision says: its user has not said more, and the places are told apart."""
+    """Return True if the job follows the decision: its options differ, and its user has not chosen otherwise."""
     job = columns.jobs[column]
     return columns.known[column] and not job.ordered and job.objective not in BY_ITSELF
 
@@ -155,6 +165,9 @@ def _leaves(columns: Board, option: Integers, queue: int) -> Iterable[tuple[str,
         if column < queue:
             continue
         attempt, to = columns.running[column - queue], int(option[column])
-        here = columns.expected(column, columns.place(column, int(work.held[column])))
+        remaining_here = columns.expected(column, columns.place(column, int(work.held[column])))
         place = columns.place(column, to) if to != WAITS and _follows(columns, column) else None
-        yield attempt.job, Leave(attempt, place, here, columns.expected(column, place) if place else here)
+        yield (
+            attempt.job,
+            Leave(attempt, place, remaining_here, columns.expected(column, place) if place else remaining_here),
+        )

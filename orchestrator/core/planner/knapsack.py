@@ -1,24 +1,28 @@
-"""The best choice of jobs for a number of devices, each job with what it takes and what it is worth."""
+"""Choose the most valuable jobs for a number of devices (knapsack)."""
 
 import numpy as np
 
 from orchestrator.core.planner.planner_jobs import Floats, Integers
 
 EXACT = 64
-"""Devices up to which the choice is the best one. Of more, the jobs worth most per device are taken as they come until
-so many are left: all that such a choice can lose lies in the last few jobs.
+"""Number of devices up to which the choice is optimal.
+
+Of more devices, the jobs with most value per device get all but this many, so that only the last few jobs of the choice
+can be suboptimal.
 """
 
 
 def choose(capacity: int, sizes: Integers, gains: Floats) -> Integers:
-    """Indices of jobs that fit together and are worth most. Gains are positive; of equal jobs the first are taken.
+    """Return the indices of the most valuable jobs that fit together. Gains are positive; of equal jobs the first win.
 
-    Jobs of one size are only ever taken in the order of their gain, so that the best for each size is a prefix, and
-    the number of each size is what remains to be found.
+    Jobs of one size are chosen in the order of their gain. So the best choice of each size is a prefix of that order,
+    and only the number of jobs per size has to be found.
     """
-    taken, left = _surely(capacity, sizes, gains)
-    open_ = np.setdiff1d(np.arange(len(sizes)), taken, assume_unique=True) if len(taken) else np.arange(len(sizes))
-    return np.concatenate((taken, open_[_exactly(left, sizes[open_], gains[open_])]))
+    certain, left = _surely(capacity, sizes, gains)
+    undecided = (
+        np.setdiff1d(np.arange(len(sizes)), certain, assume_unique=True) if len(certain) else np.arange(len(sizes))
+    )
+    return np.concatenate((certain, undecided[_exactly(left, sizes[undecided], gains[undecided])]))
 
 
 def _surely(capacity: int, sizes: Integers, gains: Floats) -> tuple[Integers, int]:
@@ -26,12 +30,12 @@ def _surely(capacity: int, sizes: Integers, gains: Floats) -> tuple[Integers, in
         return np.zeros(0, np.int64), capacity
     order = np.argsort(-gains / sizes, kind="stable")
     filled = np.cumsum(sizes[order])
-    taken = order[: int(np.searchsorted(filled, capacity - EXACT, side="right"))]
-    return taken, capacity - int(sizes[taken].sum())
+    certain = order[: int(np.searchsorted(filled, capacity - EXACT, side="right"))]
+    return certain, capacity - int(sizes[certain].sum())
 
 
 def _exactly(capacity: int, sizes: Integers, gains: Floats) -> Integers:
-    """Dynamic programming over the devices left, one distinct size after the other."""
+    """Solve exactly by dynamic programming over the devices left, one distinct size after the other."""
     devices = np.arange(capacity + 1)
     worth = np.zeros(capacity + 1)
     steps: list[tuple[int, Integers, Integers]] = []
@@ -47,7 +51,7 @@ def _exactly(capacity: int, sizes: Integers, gains: Floats) -> Integers:
 
 
 def _first(jobs: Integers, gains: Floats, most: int) -> Integers:
-    """The `most` of highest gain, in that order."""
+    """Return the `most` jobs of highest gain, in that order."""
     if len(jobs) > most:
         least = np.partition(gains[jobs], len(jobs) - most)[len(jobs) - most]
         jobs = jobs[gains[jobs] >= least]
@@ -57,7 +61,7 @@ def _first(jobs: Integers, gains: Floats, most: int) -> Integers:
 def _traced(capacity: int, steps: list[tuple[int, Integers, Integers]]) -> Integers:
     chosen = [np.zeros(0, np.int64)]
     for size, jobs, count in reversed(steps):
-        here = int(count[capacity])
-        chosen.append(jobs[:here])
-        capacity -= here * size
+        chosen_count = int(count[capacity])
+        chosen.append(jobs[:chosen_count])
+        capacity -= chosen_count * size
     return np.concatenate(chosen)

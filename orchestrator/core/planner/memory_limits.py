@@ -1,4 +1,4 @@
-"""From what is left of the fleet to the machines on which memory limits a decision."""
+"""Find the machines on which memory limits a decision, from the remaining capacity of the fleet."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +15,9 @@ from orchestrator.core.planner.planner_jobs import Integers, Work
 
 @dataclass(frozen=True, slots=True)
 class Obtainable:
-    """What a job could get if all for it was stopped: `devices` by the id of those that take jobs, and memory by
-    machine, of machines whose devices share it.
+    """What a job could get if everything that may stop for it stopped.
+
+    `devices`: number by devices id, of schedulable ones. `memory_bytes`: by machine, if its devices share memory.
     """
 
     devices: Mapping[str, int]
@@ -24,10 +25,10 @@ class Obtainable:
     room: Room
 
     @classmethod
-    def of(cls, moving: Iterable[Running], room: Room, lower: int) -> "Obtainable":
-        """With what attempts `moving` and those below priority `lower` hold."""
-        devices = {have.id: room.promised(have.id) for have in room.devices.values() if have.schedulable}
-        memory, stopping = room.memory, (*moving, *room.below(lower))
+    def of(cls, moving: Iterable[Running], capacity: Room, lower: int) -> "Obtainable":
+        """Include what attempts in `moving` and those below priority `lower` hold."""
+        devices = {have.id: capacity.promised(have.id) for have in capacity.devices.values() if have.schedulable}
+        memory, stopping = capacity.memory, (*moving, *capacity.below(lower))
         for attempt in stopping:
             for devices_id, numbers in attempt.leases:
                 if devices_id in devices:
@@ -37,10 +38,10 @@ class Obtainable:
             for host, size_bytes in memory.of(attempt).items():
                 left[host] += size_bytes
         most = memory.total_bytes
-        return cls(devices, {host: min(size_bytes, most[host]) for host, size_bytes in left.items()}, room)
+        return cls(devices, {host: min(size_bytes, most[host]) for host, size_bytes in left.items()}, capacity)
 
     def on(self, nodes: Iterable[str], want: Candidate) -> list[int]:
-        """Devices of each node (a devices id) for which there is memory as well."""
+        """Return, for each node (a devices id), the number of devices for which there is enough memory."""
         if not (self.memory_bytes and want.memory_bytes):
             return [self.devices.get(devices_id, 0) for devices_id in nodes]
         hosts = ((devices_id, self.room.devices[devices_id].host) for devices_id in nodes)
@@ -48,8 +49,10 @@ class Obtainable:
         return [min(count := self.devices.get(devices_id, 0), most.get(host, count)) for devices_id, host in hosts]
 
     def limited(self, device_bytes: Mapping[Island, int]) -> tuple[list[Devices], list[str]]:
-        """(the nodes of islands on which memory is a limit, the machines of which it is). `device_bytes`: the most that
-        any job asks for a device of an island; a machine that has as much for all its devices is no limit.
+        """Return (nodes of islands on which memory is a limit, machines whose memory is the limit).
+
+        `device_bytes`: the most that any job requests per device of an island. A machine with that much memory for all
+        its devices is not a limit.
         """
         asked_bytes = dict.fromkeys(self.memory_bytes, 0)
         islands: dict[str, set[Island]] = {}
@@ -59,13 +62,13 @@ class Obtainable:
                 asked_bytes[have.host] += size_bytes * self.devices[have.id]
                 islands.setdefault(have.host, set()).add(island_of(have))
         short = [host for host, size_bytes in asked_bytes.items() if size_bytes > self.memory_bytes[host]]
-        here = {island for host in short for island in islands[host]}
-        return [have for have in nodes if island_of(have) in here], short
+        limited_islands = {island for host in short for island in islands[host]}
+        return [have for have in nodes if island_of(have) in limited_islands], short
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """(options, jobs): on how many nodes a job runs, and the memory that it asks for each of its devices."""
+    """Requests (options, jobs): number of nodes, and memory per device."""
 
     nodes: Integers
     device_bytes: Integers
@@ -79,20 +82,21 @@ def machines(
     jobs: Sequence[Job],
     running: Sequence[Running],
 ) -> tuple[Machines | None, tuple[str, ...]]:
-    """(None where no machine may lack memory, the devices id of each node). `jobs` are the columns of `work`, in the
-    end those of the attempts `running`.
+    """Return (machines whose memory is a limit, or None, and the devices id of each node).
+
+    `jobs` are the columns of `work`; the last ones are those of the attempts `running`.
     """
     most = needs.device_bytes.max(axis=1, initial=0)
     by_island = {island: int(most[work.island == at].max(initial=0)) for at, island in enumerate(islands)}
     nodes, short = obtainable.limited(by_island)
     if not short:
         return None, ()
-    place, host = {island: at for at, island in enumerate(islands)}, {host: at for at, host in enumerate(short)}
-    island = np.array([place[island_of(have)] for have in nodes], np.int64)
+    positions, hosts = {island: at for at, island in enumerate(islands)}, {host: at for at, host in enumerate(short)}
+    island = np.array([positions[island_of(have)] for have in nodes], np.int64)
     limited = np.isin(work.island, island)[:, None]
-    found = Machines(
+    limits = Machines(
         island,
-        np.array([host.get(have.host, OWN) for have in nodes], np.int64),
+        np.array([hosts.get(have.host, OWN) for have in nodes], np.int64),
         np.array([obtainable.devices[have.id] for have in nodes], np.int64),
         np.array([obtainable.memory_bytes[each] for each in short], np.int64),
         needs.nodes,
@@ -104,11 +108,11 @@ def machines(
             if job.avoid or job.checkpoint_in or job.data
         },
     )
-    return found, tuple(have.id for have in nodes)
+    return limits, tuple(have.id for have in nodes)
 
 
 def _held(work: Work, running: Sequence[Running], nodes: Mapping[str, int]) -> dict[int, tuple[int, Nodes]]:
-    """By column: the option of a running attempt and its nodes."""
+    """Return, by column, the option of a running attempt and its nodes."""
     columns = range(work.jobs - len(running), work.jobs)
     return {
         column: (int(work.held[column]), tuple(nodes[devices_id] for devices_id, _ in attempt.leases))
@@ -118,7 +122,7 @@ def _held(work: Work, running: Sequence[Running], nodes: Mapping[str, int]) -> d
 
 
 def _distance(job: Job, nodes: Sequence[Devices]) -> Integers:
-    """As nodes are chosen elsewhere (gang.option)."""
+    """Return the distance of nodes from a job in two rows, with the criteria of gang.option."""
     return np.array([[2 * (d.node in job.avoid) + far(job, d) for d in nodes], [absent(job.data, d) for d in nodes]])
 
 

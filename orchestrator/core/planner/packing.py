@@ -1,7 +1,7 @@
-"""The memory of machines whose devices share it, as a limit of the decision beside the devices of its islands.
+"""Respect the memory of machines whose devices share it, as a second limit beside the devices of islands.
 
-A job that is chosen for an island with such a machine gets its nodes at once: only these say whether there is memory.
-On other islands nodes are found when all is decided.
+A job that is chosen for an island with such a machine gets its nodes at once, because the memory depends on them. On
+other islands nodes are chosen after the decision.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,17 +12,18 @@ import numpy as np
 from orchestrator.core.planner.planner_jobs import WAITS, Integers, Options, Truths
 
 OWN = -1
-"""The machine of a node whose memory is no limit: it has its own, or there is enough for whatever runs there."""
+"""Machine number of a node whose memory is not a limit: its devices have their own, or there is always enough."""
 
 Nodes = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """Nodes of the islands on which memory is a limit: the `island` and `machine` (or OWN) of each and how many of its
-    devices are `free`. `free_bytes` (machines,). `nodes` and `node_bytes` (options, jobs): how many nodes a job needs,
-    and the shared memory on each. By job: `held`, the option and the nodes of one that runs, and `distance`
-    (2, nodes), where it would rather not run, the weightier first.
+    """Nodes of the islands on which memory is a limit.
+
+    By node: its `island`, its `machine` or OWN, and its number of `free` devices. `free_bytes` (machines,). `nodes` and
+    `node_bytes` (options, jobs): number of nodes that a job needs, and its shared memory on each. By job: `held`,
+    option and nodes of a running job; `distance` (2, nodes), reasons to avoid a node, the more important first.
     """
 
     island: Integers
@@ -35,32 +36,34 @@ class Machines:
     distance: Mapping[int, Integers]
 
     def only(self, jobs: Truths | Integers) -> "Machines":
-        """With the columns of these jobs alone, and what is free as it is."""
+        """Return these machines with the columns of these jobs only, and unchanged free capacity."""
         column = {job: at for at, job in enumerate(np.arange(self.nodes.shape[1])[jobs].tolist())}
         return replace(
             self,
             nodes=self.nodes[:, jobs],
             node_bytes=self.node_bytes[:, jobs],
-            held={column[job]: held for job, held in self.held.items() if job in column},
+            held={column[job]: option_and_nodes for job, option_and_nodes in self.held.items() if job in column},
             distance={column[job]: distance for job, distance in self.distance.items() if job in column},
         )
 
 
 class Packing:
-    """What nodes and machines have left while jobs get nodes, one after the other. `nodes` by job, of those islands
-    only on which memory is a limit.
+    """Remaining capacity of nodes and machines while jobs get nodes one by one.
+
+    `nodes` by job, only for islands on which memory is a limit.
     """
 
     def __init__(self, machines: Machines, options: Options):
         self.machines, self._options = machines, options
         self._free = machines.free.copy()
-        self._bytes = np.append(machines.free_bytes, np.iinfo(np.int64).max)  # the last is that of OWN
+        self._bytes = np.append(machines.free_bytes, np.iinfo(np.int64).max)  # the last entry is for OWN
         self._here = {int(i): np.flatnonzero(machines.island == i) for i in np.unique(machines.island)}
         self.nodes: dict[int, Nodes] = {}
 
     def add_all(self, option: Integers, order: Iterable[int]) -> None:
-        """The jobs that run as `option` says, those first that stay where they are, the others in this order. One for
-        which there is no room waits from now on: `option` (jobs,) is changed.
+        """Give nodes to the jobs that `option` runs: first to those that stay where they are, then in this order.
+
+        A job without enough capacity has to wait: `option` (jobs,) is changed to WAITS.
         """
         order = list(order)
         stays = {job for job in order if self._stays(job, int(option[job]))}
@@ -71,17 +74,17 @@ class Packing:
                 option[job] = WAITS
 
     def add(self, job: int, option: int) -> bool:
-        """Whether there are nodes with enough devices and memory left for it, which it gets."""
-        here = self._here.get(int(self._options.island[option]))
-        if here is None:
+        """Give a job nodes with enough devices and memory. Return False if there are none."""
+        island_nodes = self._here.get(int(self._options.island[option]))
+        if island_nodes is None:
             return True
-        nodes = self._find(job, option, here)
+        nodes = self._find(job, option, island_nodes)
         if nodes:
             self.put(job, option, nodes)
         return bool(nodes)
 
     def put(self, job: int, option: int, nodes: Nodes) -> None:
-        """On these nodes, whatever they have left."""
+        """Give a job these nodes, whatever their remaining capacity."""
         each, size_bytes = self._needs(job, option)
         for node in nodes:
             self._free[node] -= each
@@ -90,51 +93,55 @@ class Packing:
         self.nodes[job] = nodes
 
     def possible(self, option: int) -> Truths:
-        """(jobs,) False for those that surely find no room as this option; quickly, for many jobs."""
-        machines, here = self.machines, self._here.get(int(self._options.island[option]))
-        if here is None:
+        """Return (jobs,) False for jobs that certainly do not fit as this option. Fast, for many jobs."""
+        machines, island_nodes = self.machines, self._here.get(int(self._options.island[option]))
+        if island_nodes is None:
             return np.ones(machines.nodes.shape[1], np.bool_)
         each = self._options.devices[option] // machines.nodes[option]
-        idle = here[self._free[here] > 0]
+        idle = island_nodes[self._free[island_nodes] > 0]
         most_bytes = self._bytes[machines.machine[idle]].max(initial=-1)
         enough = machines.node_bytes[option] <= most_bytes
-        return np.asarray(enough & (each <= self._free[here].max(initial=0)))
+        return np.asarray(enough & (each <= self._free[island_nodes].max(initial=0)))
 
     def left(self, jobs: Integers) -> Machines:
-        """What others may have of it, for these jobs."""
+        """Return the remaining capacity for these jobs."""
         return replace(self.machines.only(jobs), free=self._free.copy(), free_bytes=self._bytes[:-1].copy())
 
     def _stays(self, job: int, option: int) -> bool:
         return job in self.machines.held and self.machines.held[job][0] == option
 
     def _needs(self, job: int, option: int) -> tuple[int, int]:
-        """(devices, bytes of shared memory) on each node"""
+        """Return (devices, bytes of shared memory) that a job needs on each node."""
         each = int(self._options.devices[option, job]) // int(self.machines.nodes[option, job])
         return each, int(self.machines.node_bytes[option, job])
 
-    def _find(self, job: int, option: int, here: Integers) -> Nodes:
-        """The nearest and tightest; () where there are not enough. What runs there already stays on its own nodes."""
+    def _find(self, job: int, option: int, candidates: Integers) -> Nodes:
+        """Return the nearest and tightest nodes, () if there are too few. A job that stays keeps its own nodes."""
         each, size_bytes = self._needs(job, option)
         if self._stays(job, option):
-            here = np.array(self.machines.held[job][1], np.int64)
+            candidates = np.array(self.machines.held[job][1], np.int64)
         machine = self.machines.machine
-        left_bytes = self._bytes[machine[here]]
-        able = (self._free[here] >= each) & (left_bytes >= size_bytes)
-        here, left_bytes = here[able], left_bytes[able]
-        far, absent = self.machines.distance[job][:, here] if job in self.machines.distance else (here * 0, here * 0)
-        nearest = np.lexsort((left_bytes, absent, self._free[here], far))
-        return self._together(here[nearest].tolist(), int(self.machines.nodes[option, job]), size_bytes)
+        left_bytes = self._bytes[machine[candidates]]
+        suitable = (self._free[candidates] >= each) & (left_bytes >= size_bytes)
+        candidates, left_bytes = candidates[suitable], left_bytes[suitable]
+        distance, absent = (
+            self.machines.distance[job][:, candidates]
+            if job in self.machines.distance
+            else (candidates * 0, candidates * 0)
+        )
+        nearest = np.lexsort((left_bytes, absent, self._free[candidates], distance))
+        return self._together(candidates[nearest].tolist(), int(self.machines.nodes[option, job]), size_bytes)
 
     def _together(self, nodes: list[int], count: int, size_bytes: int) -> Nodes:
-        """The first `count` of these nodes that have the memory at the same time: some may stand on one machine."""
-        found: list[int] = []
+        """Return the first `count` nodes that have the memory together, since some may share a machine."""
+        chosen: list[int] = []
         left = {at: int(self._bytes[at]) for at in self.machines.machine[nodes].tolist() if at != OWN}
         for node in nodes:
             at = int(self.machines.machine[node])
             if at == OWN or left[at] >= size_bytes:
-                found.append(node)
+                chosen.append(node)
                 if at != OWN:
                     left[at] -= size_bytes
-            if len(found) == count:
-                return tuple(found)
+            if len(chosen) == count:
+                return tuple(chosen)
         return ()

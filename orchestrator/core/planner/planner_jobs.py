@@ -1,4 +1,4 @@
-"""What a decision is made from: jobs that run or wait, as columns."""
+"""Input of a decision: running and waiting jobs as columns of arrays."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
@@ -14,19 +14,19 @@ Integers = NDArray[np.int64]
 Truths = NDArray[np.bool_]
 
 WAITS = -1
-"""The option of a job that does not run."""
+"""Option number of a job that does not run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Options x jobs. An option is an island and how many of its devices a job takes there.
+    """Options x jobs. An option is an island and a number of its devices.
 
-    `island` (options,): the island of each option. `devices` and `remaining_s` (options, jobs): how many devices the
-    job takes, and how long it would run from now on without a pause; infinite where it cannot run so. All others
-    (jobs,): `held` is the option it runs as, or WAITS; `isolated_s` its whole run alone on its best option; `restart_s`
-    what a start or a move costs; `order` of submission; `priority` of strict tiers, higher ones first; `weight` of its
-    value among equals; a `fixed` job keeps what it holds. `price_per_hour` (islands,) is of one device. `machines` are
-    those of which the memory may run out.
+    `island` (options,): the island of each option. `devices` and `remaining_s` (options, jobs): number of devices that
+    the job uses, and how long it would run from now on without a pause; infinite if it cannot run as this option.
+    All others (jobs,): `held` is the option it runs as, or WAITS; `isolated_s` the duration of its complete run alone
+    on its best option; `restart_s` the cost of a start or move; `order` that of submission; `priority` the strict tier,
+    higher ones first; `weight` its value relative to equal priorities; a `fixed` job keeps what it holds.
+    `price_per_hour` (islands,) is of one device. `machines` are those whose memory may be a limit.
     """
 
     island: Integers
@@ -60,7 +60,7 @@ class Work:
         fixed: Truths | None = None,
         price_per_hour: Floats | None = None,
     ) -> "Work":
-        """With what is not said: new, equal jobs that restart for nothing, on devices that cost nothing."""
+        """Create with defaults: new, equal jobs that restart without cost, on devices without a price."""
         jobs = len(held)
         best_s = remaining_s.min(axis=0) if remaining_s.size else np.zeros(jobs)
         return cls(
@@ -84,21 +84,21 @@ class Work:
 
     @property
     def possible(self) -> Truths:
-        """(options, jobs)"""
+        """(options, jobs) True if the job can run as this option."""
         return np.isfinite(self.remaining_s)
 
     @property
     def best_s(self) -> Floats:
-        """(jobs,) on the best option."""
+        """(jobs,) remaining seconds on the best option."""
         return np.asarray(self.remaining_s.min(axis=0))
 
     def fitting(self, capacity: Integers) -> "Work":
-        """Without options that take more devices than their island has."""
+        """Return this work without options that need more devices than their island has."""
         too_large = self.devices > capacity[self.island][:, None]
         return replace(self, remaining_s=np.where(too_large, np.inf, self.remaining_s)) if too_large.any() else self
 
     def only(self, chosen: Truths | Integers) -> "Work":
-        """These jobs alone."""
+        """Return this work with these jobs only."""
         columns = ("held", "age_s", "isolated_s", "restart_s", "order", "priority", "weight", "fixed")
         return replace(
             self,
@@ -110,7 +110,7 @@ class Work:
 
 
 class Options(Protocol):
-    """`island` (options,) and `devices` (options, jobs), as `Work` has them."""
+    """`island` (options,) and `devices` (options, jobs) as in `Work`."""
 
     @property
     def island(self) -> Integers: ...
@@ -119,7 +119,7 @@ class Options(Protocol):
 
 
 def used(options: Options, option: Integers, islands: int) -> Integers:
-    """(islands,) how many devices jobs hold that run as `option` (jobs,) says."""
+    """Return (islands,) the number of devices used if jobs run as `option` (jobs,)."""
     runs = np.flatnonzero(option != WAITS)
     counts = np.bincount(options.island[option[runs]], options.devices[option[runs], runs], minlength=islands)
     return counts.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Policies from outside this package: found by the server as entry points, and not trusted to work."""
+"""Installed policies: the server finds them as entry points. Their results are checked."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -13,40 +13,40 @@ Plugin = Callable[[Seen], Floats]
 MOST_TOLD = 300
 COLUMNS = tuple(column.name for column in fields(Work))
 KNOWN: dict[str, Plugin] = {}
-"""By name; filled once, before anything is planned."""
+"""Installed policies by name, filled once before the first plan."""
 
 
 class Fault(Exception):
-    """What an installed policy did wrong, in a sentence."""
+    """Error of an installed policy, as a sentence."""
 
 
-def worth(name: str, seen: Seen) -> Floats:
-    """(options, jobs) as the policies of policies.py give it. Raises Fault."""
+def worth(name: str, inputs: Seen) -> Floats:
+    """Call an installed policy. Return (options, jobs) like the policies of policies.py. Raises Fault."""
     try:
-        given = KNOWN[name](_read_only(seen))
-        found = np.asarray(given, np.float64)
+        result = KNOWN[name](_read_only(inputs))
+        values = np.asarray(result, np.float64)
     except (Exception, SystemExit) as e:
         raise Fault(f"policy {name!r} raised {type(e).__name__}: {' '.join(str(e).split())[:MOST_TOLD]}") from e
-    if found.shape != seen.work.remaining_s.shape:
-        raise Fault(f"policy {name!r} gave an array of shape {found.shape}, not {seen.work.remaining_s.shape}")
-    possible = found[seen.work.possible]
+    if values.shape != inputs.work.remaining_s.shape:
+        raise Fault(f"policy {name!r} returned an array of shape {values.shape}, not {inputs.work.remaining_s.shape}")
+    possible = values[inputs.work.possible]
     if not np.isfinite(possible).all() or (possible < 0).any():
-        raise Fault(f"policy {name!r} gave values that are not finite or below 0 for options that jobs have")
+        raise Fault(f"policy {name!r} returned values that are not finite or below 0 for options that jobs have")
     if possible.size and not possible.any():
-        raise Fault(f"policy {name!r} gave 0 for every option that jobs have")
-    return np.where(seen.work.possible, found, 0.0)
+        raise Fault(f"policy {name!r} returned 0 for every option that jobs have")
+    return np.where(inputs.work.possible, values, 0.0)
 
 
-def _read_only(seen: Seen) -> Seen:
-    """It may not change what the planner goes on with."""
-    matching = replace(seen.matching, price=_view(seen.matching.price))
-    columns = {name: _view(part) for name in COLUMNS if isinstance(part := getattr(seen.work, name), np.ndarray)}
+def _read_only(inputs: Seen) -> Seen:
+    """Return read-only views, so that a policy cannot change the planner's arrays."""
+    matching = replace(inputs.matching, price=_view(inputs.matching.price))
+    columns = {name: _view(part) for name in COLUMNS if isinstance(part := getattr(inputs.work, name), np.ndarray)}
     return replace(
-        seen,
-        work=replace(seen.work, machines=None, **columns),
+        inputs,
+        work=replace(inputs.work, machines=None, **columns),
         matching=matching,
-        cost=_view(seen.cost),
-        least=_view(seen.least),
+        cost=_view(inputs.cost),
+        least=_view(inputs.least),
     )
 
 

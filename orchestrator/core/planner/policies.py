@@ -1,7 +1,7 @@
-"""What a second of each option is worth, by policy: small functions on one mechanism, (options, jobs) of any one unit.
+"""Policies: functions that return the value of a second of each option, (options, jobs) in any one unit.
 
-Each reads `Seen`: the work, and what its devices are worth to it. What an option is worth is divided up among jobs by
-prices (prices.py), so only ratios count.
+Each reads `Seen`: the work and the prices of its devices. Prices (prices.py) divide the devices among jobs by these
+values, so only ratios count.
 """
 
 from collections.abc import Callable
@@ -13,29 +13,32 @@ from orchestrator.core.planner.island_prices import Matching
 from orchestrator.core.planner.planner_jobs import Floats, Work
 
 LENGTH = 0.5
-"""How much the length of a job counts for it: at 0 the shortest is first, at 1 all are equal on the same devices."""
+"""Weight of a job's length: at 0 the shortest job comes first, at 1 all are equal on the same devices."""
 
 TAIL = 0.2
-"""How much it counts how long a job will have been there when it ends: what falls is the sum of that time to the power
-of 1 + TAIL over all jobs. At 0 that is the mean; more shortens the longest, and the mean grows.
+"""Weight of the time from submission to end: the policy minimises the sum of that time to the power 1 + TAIL.
+
+At 0 that is the mean; larger values shorten the longest times and lengthen the mean.
 """
 
 FITNESS = 0.1
-"""How much it counts that an option wastes what other work needs more, beyond that the job is slower there."""
+"""Weight of wasting devices that other work needs more, in addition to the job being slower there."""
 
 ON_TIME = 16.0
-"""The same where only the end of the last job counts."""
+"""Weight of waste (see FITNESS) if only the end of the last job counts."""
 
 SLACK = 0.1
-"""Of the horizon: a job that can wait so long is worth half of one that cannot wait."""
+"""Fraction of the horizon: a job that can wait this long has half the value of one that cannot wait."""
 
 SHARE = 0.05
-"""A job that has got less than this of what it would have alone is as needy as one that got this."""
+"""Fraction of its isolated progress below which a job does not become more urgent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """`cost` (options, jobs): the work that is left at the prices of its devices, `least` (jobs,) the lowest of it."""
+    """Input of a policy. `cost` (options, jobs): remaining work at the prices of its devices; `least` (jobs,): its
+    minimum over the options.
+    """
 
     work: Work
     matching: Matching
@@ -44,53 +47,56 @@ class Seen:
 
     @property
     def fitness(self) -> Floats:
-        """(options, jobs) 1 on the option that wastes nothing, less elsewhere, 0 where the job cannot run."""
-        return np.asarray(self.least / self.cost, np.float32)  # a ratio to be raised to a power, three times as fast
+        """(options, jobs) 1 for the option without waste, less for others, 0 if the job cannot run there."""
+        return np.asarray(self.least / self.cost, np.float32)  # float32: raising it to a power is three times as fast
 
 
 Policy = Callable[[Seen], Floats]
 
 
 def seen_with(work: Work, matching: Matching, price: Floats, *, within: bool = False) -> Seen:
-    """`price` (islands,) of a device; `within` the horizon only, where a job has an option that ends by then."""
+    """Build the input of a policy. `price` (islands,) is per device.
+
+    `within`: exclude options that end after the horizon, for jobs that have an option that ends by then.
+    """
     seconds = work.remaining_s
     if within:
-        late = seconds > matching.horizon_s * (1 + 1e-9)
-        seconds = np.where(late & ~late.all(axis=0), np.inf, seconds)
+        is_late = seconds > matching.horizon_s * (1 + 1e-9)
+        seconds = np.where(is_late & ~is_late.all(axis=0), np.inf, seconds)
     cost = work.devices * seconds * price[work.island][:, None]
     least = cost.min(axis=0)
     return Seen(work, matching, cost, np.where(np.isfinite(least), least, 1.0))
 
 
-def finish_time(seen: Seen) -> Floats:
-    """Jobs that end soon first, each where it wastes least: the shortest mean time from submission to end."""
-    return np.asarray(_soon(seen) * seen.fitness**FITNESS)
+def finish_time(inputs: Seen) -> Floats:
+    """Minimise the mean time from submission to end: jobs that end soon first, each where it wastes least."""
+    return np.asarray(_soon(inputs) * inputs.fitness**FITNESS)
 
 
-def makespan(seen: Seen) -> Floats:
-    """The last job ends early: each on devices where it wastes least, those first that can wait least."""
-    horizon_s = seen.matching.horizon_s
-    slack = np.maximum(1.0 - np.where(np.isfinite(seen.cost), seen.work.remaining_s, 0.0) / horizon_s, 0.0)
-    worth = seen.work.devices * seen.matching.price[seen.work.island][:, None]
-    return np.asarray(worth * seen.fitness ** (1.0 + ON_TIME) / (slack + SLACK))
+def makespan(inputs: Seen) -> Floats:
+    """Minimise the end of the last job: jobs that can wait least first, each where it wastes least."""
+    horizon_s = inputs.matching.horizon_s
+    slack = np.maximum(1.0 - np.where(np.isfinite(inputs.cost), inputs.work.remaining_s, 0.0) / horizon_s, 0.0)
+    worth = inputs.work.devices * inputs.matching.price[inputs.work.island][:, None]
+    return np.asarray(worth * inputs.fitness ** (1.0 + ON_TIME) / (slack + SLACK))
 
 
-def max_min_fairness(seen: Seen) -> Floats:
-    """Those first that have got least of what they would have had alone since they were submitted."""
-    work = seen.work
+def max_min_fairness(inputs: Seen) -> Floats:
+    """Prefer jobs that have received the smallest part of what they would have had alone since submission."""
+    work = inputs.work
     got = np.maximum(work.isolated_s - work.best_s, 0.0) / np.maximum(work.age_s, 1.0)
     return np.asarray(work.devices * (work.best_s / work.remaining_s) / (np.minimum(got, 1.0) + SHARE))
 
 
-def cost(seen: Seen) -> Floats:
-    """As `finish_time`, and where a job costs least money: `seen` has the prices that are paid."""
-    return np.asarray(_soon(seen) * seen.fitness**4)
+def cost(inputs: Seen) -> Floats:
+    """Like `finish_time`, but prefer options that cost least money: `inputs` has the real prices."""
+    return np.asarray(_soon(inputs) * inputs.fitness**4)
 
 
-def _soon(seen: Seen) -> Floats:
-    """Worth more where the job ends soon, and worth more for a job that will have been there long."""
-    stays_s = np.maximum(seen.work.age_s, 0.0) + seen.work.best_s
-    return np.asarray(seen.least**LENGTH * stays_s**TAIL / seen.work.remaining_s)
+def _soon(inputs: Seen) -> Floats:
+    """Return a higher value where a job ends soon, and for jobs that will have waited long."""
+    stays_s = np.maximum(inputs.work.age_s, 0.0) + inputs.work.best_s
+    return np.asarray(inputs.least**LENGTH * stays_s**TAIL / inputs.work.remaining_s)
 
 
 PRICED: dict[str, Policy] = {

@@ -1,4 +1,4 @@
-"""From prices to whole jobs on whole devices: greedy, repaired island by island, with nothing left idle that fits."""
+"""Turn prices into an assignment: greedy, then improved island by island; no job that fits stays waiting."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,13 +13,15 @@ from orchestrator.core.planner.prices import Prices, best_options
 SWEEPS = 3
 
 GAP = 5e-4
-"""Of the bound: where less is left to gain, nothing is repaired."""
+"""Fraction of the bound below which the possible gain is too small for improvements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """What is assigned: `values` and `devices` (options, jobs), the `island` of each option, `capacity` (islands,), and
-    the machines of which the memory may run out.
+    """Input of an assignment.
+
+    `values` and `devices` (options, jobs), the `island` of each option, `capacity` (islands,), and the machines whose
+    memory may be a limit.
     """
 
     values: Floats
@@ -38,14 +40,14 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """`option` (jobs,) of each job, or WAITS. `nodes` by job, where memory of machines is a limit."""
+    """`option` (jobs,) of each job, or WAITS. `nodes` by job, where machines' memory is a limit."""
 
     option: Integers
     nodes: Mapping[int, Nodes] = field(default_factory=dict)
 
 
 def assign(instance: Instance, prices: Prices, sweeps: int = SWEEPS) -> Assignment:
-    """Never more devices or memory than there are; nothing idle that a job fits."""
+    """Assign jobs within the limits of devices and memory, with no device idle that a job could use."""
     if not instance.values.size:
         return Assignment(np.full(instance.values.shape[1], WAITS))
     best = _filled(instance, _greedy(instance, prices))
@@ -64,56 +66,57 @@ def assign(instance: Instance, prices: Prices, sweeps: int = SWEEPS) -> Assignme
 
 
 def _greedy(instance: Instance, prices: Prices) -> Integers:
-    """Jobs that gain something, those first that gain most per device, each as its best option while that fits."""
+    """Assign each job with a gain its best option if that fits, in the order of gain per device."""
     best, gain = prices.option, prices.gain
     buys = np.flatnonzero(gain > 0)
     sizes = instance.devices[best[buys], buys]
     order = np.argsort(-gain[buys] / sizes, kind="stable")
     buys, sizes = buys[order], sizes[order]
     option = np.full(instance.values.shape[1], WAITS)
-    for island, room in enumerate(instance.capacity.tolist()):
-        here = np.flatnonzero(instance.island[best[buys]] == island)
-        fits = here[_in_turn(sizes[here], room)]
+    for island, size in enumerate(instance.capacity.tolist()):
+        on_island = np.flatnonzero(instance.island[best[buys]] == island)
+        fits = on_island[_in_turn(sizes[on_island], size)]
         option[buys[fits]] = best[buys[fits]]
     return option
 
 
-def _in_turn(sizes: Integers, room: int) -> Integers:
-    """Indices of what is taken when each is taken that still fits, in order."""
+def _in_turn(sizes: Integers, capacity: int) -> Integers:
+    """Return the indices chosen by a first-fit pass in order."""
     filled = np.cumsum(sizes)
-    first = int(np.searchsorted(filled, room, side="right"))
-    taken = list(range(first))
-    left = room - (int(filled[first - 1]) if first else 0)
+    first = int(np.searchsorted(filled, capacity, side="right"))
+    chosen = list(range(first))
+    left = capacity - (int(filled[first - 1]) if first else 0)
     for index in range(first, len(sizes)):
         if not left:
             break
         if sizes[index] <= left:
             left -= int(sizes[index])
-            taken.append(index)
-    return np.array(taken, np.int64)
+            chosen.append(index)
+    return np.array(chosen, np.int64)
 
 
 def _chosen_again(instance: Instance, option: Integers, price: Floats, island: int) -> Integers:
-    """The best jobs for this one island, while those of the others stay where they are unless they come here."""
+    """Choose the best jobs for one island again; jobs of other islands may move here, else they stay."""
     options = np.flatnonzero(instance.island == island)
-    here = (option != WAITS) & (instance.island[option] == island)
+    is_here = (option != WAITS) & (instance.island[option] == island)
     value, sizes, best = _on(instance, options, price)
-    there = np.flatnonzero((option != WAITS) & ~here)
+    elsewhere = np.flatnonzero((option != WAITS) & ~is_here)
     loses = np.zeros(len(option))
-    held = option[there]
-    loses[there] = np.maximum(
-        instance.values[held, there] - instance.devices[held, there] * price[instance.island[held]], 0.0
+    current = option[elsewhere]
+    loses[elsewhere] = np.maximum(
+        instance.values[current, elsewhere] - instance.devices[current, elsewhere] * price[instance.island[current]],
+        0.0,
     )
     gains = value - loses
     jobs = np.flatnonzero((value > 0) & (gains > 0))
-    taken = jobs[choose(int(instance.capacity[island]), sizes[jobs], gains[jobs])]
-    fresh = np.where(here, WAITS, option)
-    fresh[taken] = best[taken]
-    return fresh
+    chosen = jobs[choose(int(instance.capacity[island]), sizes[jobs], gains[jobs])]
+    updated = np.where(is_here, WAITS, option)
+    updated[chosen] = best[chosen]
+    return updated
 
 
 def _on(instance: Instance, options: Integers, price: Floats) -> tuple[Floats, Integers, Integers]:
-    """(jobs,) of the best of these options of one island: its value, its devices, and which it is."""
+    """Return (jobs,) value, devices and number of each job's best option among these options of one island."""
     best, _ = best_options(instance.values[options], instance.devices[options], instance.island[options], price)
     which = options[best]
     jobs = np.arange(instance.values.shape[1])
@@ -121,45 +124,44 @@ def _on(instance: Instance, options: Integers, price: Floats) -> tuple[Floats, I
 
 
 def _filled(instance: Instance, option: Integers) -> Assignment:
-    """With jobs that wait on what is free: those worth most there, and in the end any that fit. Those of `option` for
-    which machines lack memory wait with them.
+    """Fill free devices with waiting jobs, the most valuable first, until no job fits.
+
+    Jobs of `option` for which machines lack memory have to wait, too.
     """
     packing = _packed(instance, option)
     refused = np.zeros(instance.values.shape if packing else (0, 0), np.bool_)
     free = instance.free(option)
     while True:
-        found = False
+        has_changed = False
         for index in np.argsort(-free[instance.island], kind="stable").tolist():
-            room = int(free[instance.island[index]])
+            free_count = int(free[instance.island[index]])
             sizes = instance.devices[index]
-            if not room:
+            if not free_count:
                 continue
-            wanted = (option == WAITS) & (instance.values[index] > 0) & (sizes <= room)
+            is_candidate = (option == WAITS) & (instance.values[index] > 0) & (sizes <= free_count)
             if packing:
-                wanted &= packing.possible(index) & ~refused[index]
-            if len(jobs := np.flatnonzero(wanted)):
-                taken = jobs[choose(room, sizes[jobs], instance.values[index, jobs])]
-                found = found or bool(len(taken))
+                is_candidate &= packing.possible(index) & ~refused[index]
+            if len(jobs := np.flatnonzero(is_candidate)):
+                chosen = jobs[choose(free_count, sizes[jobs], instance.values[index, jobs])]
+                has_changed = has_changed or bool(len(chosen))
                 if packing:
-                    fits = np.array([packing.add(job, index) for job in taken.tolist()], np.bool_)
-                    refused[index, taken[~fits]] = True  # nor will it fit later: less is left
-                    taken = taken[fits]
-                option[taken] = index
-                free[instance.island[index]] -= int(sizes[taken].sum())
-        if not found:
+                    fits = np.array([packing.add(job, index) for job in chosen.tolist()], np.bool_)
+                    refused[index, chosen[~fits]] = True  # it cannot fit later, when less is left
+                    chosen = chosen[fits]
+                option[chosen] = index
+                free[instance.island[index]] -= int(sizes[chosen].sum())
+        if not has_changed:
             return Assignment(option, packing.nodes if packing else {})
 
 
 def _packed(instance: Instance, option: Integers) -> Packing | None:
-    """Jobs get nodes in the order of what they are worth for their share of the devices or of the memory, whichever is
-    more of it.
-    """
+    """Give jobs nodes in the order of their value per share of the devices or memory, whichever share is larger."""
     if instance.machines is None:
         return None
     packing, runs = Packing(instance.machines, instance), np.flatnonzero(option != WAITS)
-    held = option[runs]
-    devices = instance.devices[held, runs] / np.maximum(instance.capacity[instance.island[held]], 1)
-    size_bytes = instance.machines.nodes[held, runs] * instance.machines.node_bytes[held, runs]
+    current = option[runs]
+    devices = instance.devices[current, runs] / np.maximum(instance.capacity[instance.island[current]], 1)
+    size_bytes = instance.machines.nodes[current, runs] * instance.machines.node_bytes[current, runs]
     share = np.maximum(devices, size_bytes / max(float(instance.machines.free_bytes.sum()), 1.0))
-    packing.add_all(option, runs[np.argsort(-instance.values[held, runs] / share, kind="stable")].tolist())
+    packing.add_all(option, runs[np.argsort(-instance.values[current, runs] / share, kind="stable")].tolist())
     return packing

@@ -1,6 +1,6 @@
-"""First come, first served: jobs that run go on, the others start in the order of submission.
+"""Policies `fifo` and `priority`: running jobs of a tier continue, others start in the order of submission.
 
-A job that does not fit keeps what is free on the island where it would fit soonest: no later one delays it there.
+A job that does not fit reserves the free devices of the island where it would fit soonest, so no later job delays it.
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ from orchestrator.core.planner.planner_jobs import WAITS, Integers, Work, used
 
 
 def in_order(work: Work, capacity: Integers) -> Integers:
-    """(jobs,) the option of each. Nothing that runs is moved; it is stopped where it holds more than there is now."""
+    """Return (jobs,) the option of each job. Running jobs are not moved, but stopped if capacity has shrunk."""
     option = _going_on(work, capacity)
     free = capacity - used(work, option, len(capacity))
     waits = np.flatnonzero(option == WAITS)
@@ -28,12 +28,12 @@ def in_order(work: Work, capacity: Integers) -> Integers:
 
 
 def _going_on(work: Work, capacity: Integers) -> Integers:
-    """The newest are stopped first where the tiers above took what was theirs."""
+    """Return the options of running jobs; the newest stop first if higher tiers took their devices."""
     option = work.held.copy()
-    over = used(work, option, len(capacity)) - capacity
-    for job in np.argsort(-work.order, kind="stable").tolist() if (over > 0).any() else ():
-        held = option[job]
-        if held != WAITS and over[work.island[held]] > 0:
-            over[work.island[held]] -= work.devices[held, job]
+    excess = used(work, option, len(capacity)) - capacity
+    for job in np.argsort(-work.order, kind="stable").tolist() if (excess > 0).any() else ():
+        current = option[job]
+        if current != WAITS and excess[work.island[current]] > 0:
+            excess[work.island[current]] -= work.devices[current, job]
             option[job] = WAITS
     return option

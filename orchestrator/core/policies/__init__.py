@@ -1,4 +1,4 @@
-"""A policy says who comes first: a function from a snapshot to its waiting jobs in order. One policy, one file."""
+"""Scheduling policies: functions from a snapshot to its waiting jobs in order. One policy per file."""
 
 from collections.abc import Callable
 

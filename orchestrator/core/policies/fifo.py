@@ -1,4 +1,4 @@
-"""Higher priority first; among equals, first come, first served. A job that was interrupted keeps its place."""
+"""Higher priority first, then the order of submission. An interrupted job keeps its position."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from orchestrator.core.model import Job, Snapshot
 from orchestrator.core.states import WAITING
 
 UNNUMBERED = 1 << 62
-"""A job that is only asked about (`explain`, a dry run) comes after all that were submitted."""
+"""Position of a job that was not submitted (`explain`, a dry run): after all others."""
 
 
 def fifo(snapshot: Snapshot) -> list[Job]:
@@ -15,5 +15,5 @@ def fifo(snapshot: Snapshot) -> list[Job]:
 
 
 def by_number(jobs: Iterable[Job]) -> list[Job]:
-    """First come, first served, whatever their priority."""
+    """Sort jobs by submission, whatever their priority."""
     return sorted(jobs, key=lambda job: (job.number or UNNUMBERED, job.id))

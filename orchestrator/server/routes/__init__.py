@@ -1,4 +1,4 @@
-"""One file per noun. Each has a `router`; the service comes from the application's state."""
+"""Routes, one file per noun. Each has a `router`; the service comes from the application's state."""
 
 from typing import Annotated, cast
 
@@ -8,13 +8,13 @@ from orchestrator.server.service_protocol import ServiceProtocol
 
 
 async def service_of(request: Request) -> ServiceProtocol:
-    """A coroutine: FastAPI would call a function in a thread, and that takes longer than the rest of a route."""
+    """The service. A coroutine, because FastAPI would call a function in a thread, which is slower than the rest."""
     return cast(ServiceProtocol, request.app.state.service)
 
 
 async def key_of(
     idempotency_key: Annotated[
-        str, Header(max_length=200, description="asked again with the same key and body, it counts once")
+        str, Header(max_length=200, description="a repeated request with the same key and body counts once")
     ] = "",
 ) -> str:
     return idempotency_key

@@ -1,4 +1,4 @@
-"""Benchmark runs over the fleet: begin, look, read what was measured, cancel."""
+"""Benchmark runs on the fleet: start, show, read results, cancel."""
 
 from typing import Annotated
 
@@ -13,7 +13,7 @@ router = APIRouter(prefix="/v1/benchmarks", tags=["benchmarks"])
 
 @router.post("", status_code=201)
 def begin(body: BenchmarkBody, service: Service, key: Key) -> Response:
-    """Start a run: a job for each node it measures. Once this answers, it is durable."""
+    """Start a run: a job for each node that it measures. It is durable when this responds."""
     return json_response(service.benchmark_begin(body.request, body.package, key), 201)
 
 
@@ -25,23 +25,23 @@ def runs(service: Service) -> Response:
 
 @router.get("/{ref}")
 def run(ref: str, service: Service) -> Response:
-    """One run: its state, its columns, what it is doing. `latest` is the newest."""
+    """One run: its state, the devices that it measures, its current step. `latest` is the newest run."""
     return json_response(service.benchmark(ref))
 
 
 @router.get("/{ref}/lines")
 def lines(ref: str, service: Service, after: Annotated[int, Query(ge=0, le=LARGEST)] = 0) -> Response:
-    """What was measured, oldest first, from number `after` on: the lines that reports are made of."""
+    """Result lines after number `after`, oldest first: reports are made of them."""
     return json_response(service.benchmark_lines(ref, after))
 
 
 @router.post("/{ref}/cancel")
 def cancel(ref: str, service: Service) -> Response:
-    """End it; what was measured stays. A run that has ended stays as it is."""
+    """Stop a run. Results measured so far are kept. A run that has ended is not changed."""
     return json_response(service.benchmark_cancel(ref))
 
 
 @router.post("/{ref}/baseline")
 def baseline(ref: str, service: Service) -> Response:
-    """Later runs are held against this one."""
+    """Make this run the baseline with which later runs are compared."""
     return json_response(service.benchmark_baseline(ref))

@@ -1,4 +1,4 @@
-"""What happens to all jobs, as it happens."""
+"""Events of all jobs, as they happen."""
 
 from typing import Annotated
 
@@ -9,20 +9,20 @@ from orchestrator.server.routes.request_bodies import LARGEST
 from orchestrator.server.streams import events, follow_changes, streams
 
 router = APIRouter(prefix="/v1/changes", tags=["changes"])
-After = Annotated[int, Query(ge=0, le=LARGEST, description="the `last` or `seq` seen so far")]
+After = Annotated[int, Query(ge=0, le=LARGEST, description="number of the last event received: `last` or `seq`")]
 
 
 @router.get("")
 async def changes(
     request: Request, after: After = 0, timeout_s: Annotated[float, Query(ge=0, le=30, allow_inf_nan=False)] = 10.0
 ) -> Response:
-    """Long poll: answers as soon as there are events after `after`, or empty when the time is up. Go on from `last`: it
-    also moves, without an event, where events were removed with old jobs.
+    """Long poll: responds as soon as there are events after number `after`, or with none after `timeout_s`. Continue
+    with `last`; it may increase without an event, because events are removed with old jobs.
     """
     return json_response(await streams(request).changes(after, timeout_s))
 
 
 @router.get("/stream")
 async def stream(request: Request, after: After = 0) -> Response:
-    """Server-sent events, each `change` {seq, time, job, event, state}."""
+    """Server-sent events: `change` {seq, time, job, event, state}."""
     return events(request, follow_changes(request, after))

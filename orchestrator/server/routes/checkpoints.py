@@ -13,25 +13,25 @@ from orchestrator.server.service_protocol import ServiceProtocol
 from orchestrator.server.streams import events, patient
 
 READING = ("verify", "diff")
-"""They change nothing: asked again, they look again."""
+"""Tools that change nothing: a repeated request runs them again."""
 router = APIRouter(prefix="/v1/checkpoints", tags=["checkpoints"])
 
 
 @router.get("")
 async def checkpoints(request: Request, service: Service, pool: str = "", prefix: str = "") -> Response:
-    """Summaries of the checkpoints below `prefix`, of one pool or of all."""
+    """Summaries of the checkpoints below `prefix`, in one pool or in all."""
     return json_response(await patient(request, service.checkpoints, pool, prefix))
 
 
 @router.get("/away")
 async def away(request: Request, service: Service, pool: str = "") -> Response:
-    """A sentence for each storage whose checkpoints are not listed now, since its nodes do not answer."""
+    """A sentence for each storage whose checkpoints are not listed now, because its nodes do not answer."""
     return json_response(await patient(request, service.checkpoints_away, pool))
 
 
 @router.get("/show")
 async def show(ref: str, request: Request, service: Service) -> Response:
-    """One checkpoint's manifest in short: producer, step, tensors, bytes."""
+    """Summary of one checkpoint's manifest: producer, step, tensors, bytes."""
     return json_response(await patient(request, service.checkpoint_show, ref))
 
 
@@ -43,45 +43,47 @@ async def plan(
     service: Service,
     count: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
 ) -> Response:
-    """What `count` devices of `to_kind` would keep, convert or refuse, and whether it fits."""
+    """What `count` devices of `to_kind` would keep, convert or refuse, and whether the checkpoint fits."""
     return json_response(await patient(request, service.checkpoint_plan, ref, to_kind, count))
 
 
 @router.post("/copy")
 async def copy(body: CopyBody, request: Request, key: Key) -> Response:
-    """Events: `progress` {done_bytes, total_bytes}, then `report` or `error`. Closing the connection ends it."""
+    """Copy a checkpoint. Events: `progress` {done_bytes, total_bytes}, then `report` or `error`. Closing the connection
+    stops the copy.
+    """
 
-    def work(service: ServiceProtocol, tell: Progress) -> Any:
-        return service.checkpoint_copy(body.model_dump(), tell)
+    def run(service: ServiceProtocol, progress: Progress) -> Any:
+        return service.checkpoint_copy(body.model_dump(), progress)
 
-    return events(request, stream_operation(request, key, ["copy", body.model_dump()], work))
+    return events(request, stream_operation(request, key, ["copy", body.model_dump()], run))
 
 
 @router.post("/tools/{verb}")
 async def tool(verb: str, body: ToolBody, request: Request, key: Key) -> Response:
-    """verify, diff, convert, prune, pin, import or export, on a node of the pool. Events as for a copy."""
+    """Run a tool (verify, diff, convert, prune, pin, import or export) on a node of the pool. Events as for a copy."""
 
-    def work(service: ServiceProtocol, tell: Progress) -> Any:
-        return service.checkpoint_tool(verb, body.arguments, tell)
+    def run(service: ServiceProtocol, progress: Progress) -> Any:
+        return service.checkpoint_tool(verb, body.arguments, progress)
 
-    return events(request, stream_operation(request, key if verb not in READING else "", [verb, body.arguments], work))
+    return events(request, stream_operation(request, key if verb not in READING else "", [verb, body.arguments], run))
 
 
-Name = Annotated[str, Query(max_length=255, description="as the answer before tells")]
-Index = Annotated[int, Query(ge=0, le=LARGEST, description="of the chunk of 8 MiB")]
+Name = Annotated[str, Query(max_length=255, description="as in the previous response")]
+Index = Annotated[int, Query(ge=0, le=LARGEST, description="index of the chunk of 8 MiB")]
 
 
 @router.get("/manifest")
 async def manifest(ref: str, request: Request, service: Service) -> Response:
-    """MANIFEST.json as it lies there; the header Polyfleet-Checkpoint names the checkpoint, of a folder its newest."""
-    told = await patient(request, service.checkpoint_manifest, ref)
-    headers = {"Polyfleet-Checkpoint": quote(told["checkpoint"])}
-    return Response(told["manifest"], media_type="application/octet-stream", headers=headers)
+    """MANIFEST.json, unchanged. The header Polyfleet-Checkpoint names the checkpoint, for a folder the newest in it."""
+    reply = await patient(request, service.checkpoint_manifest, ref)
+    headers = {"Polyfleet-Checkpoint": quote(reply["checkpoint"])}
+    return Response(reply["manifest"], media_type="application/octet-stream", headers=headers)
 
 
 @router.get("/chunk")
 async def chunk(ref: str, file: Name, index: Index, request: Request, service: Service) -> Response:
-    """One chunk of a checkpoint's file. `ref` is the checkpoint itself, POOL:PATH/step-…"""
+    """One chunk of a checkpoint's file. `ref` is the checkpoint itself: POOL:PATH/step-…"""
     data = await patient(request, service.checkpoint_chunk, ref, file, index)
     return Response(bytes(data), media_type="application/octet-stream")
 
@@ -94,8 +96,8 @@ async def place(target: str, request: Request, service: Service) -> Response:
 
 @router.put("/incoming")
 async def incoming(node: Name, folder: str, name: Name, request: Request, service: Service) -> Response:
-    """A checkpoint of this manifest (`application/octet-stream`) is to arrive: {"arrived", "missing": [[file, index]],
-    "step", "files", "bytes"}. Chunks of it that are there already are not missing.
+    """Announce a checkpoint with this manifest (`application/octet-stream`): {"arrived", "missing": [[file, index]],
+    "step", "files", "bytes"}. `missing` excludes chunks that have already arrived.
     """
     text = await request.body()
     return json_response(await patient(request, service.checkpoint_begin, node, folder, name, text))
@@ -105,7 +107,7 @@ async def incoming(node: Name, folder: str, name: Name, request: Request, servic
 async def incoming_chunk(
     node: Name, folder: str, name: Name, file: Name, index: Index, request: Request, service: Service
 ) -> Response:
-    """One chunk of it (`application/octet-stream`). Refused where it is not what the manifest says."""
+    """Send one chunk (`application/octet-stream`). Refused if it does not match the manifest."""
     data = await request.body()
     await patient(request, service.checkpoint_write, node, folder, name, file, index, data)
     return json_response({"file": file, "index": index}, 201)
@@ -113,12 +115,12 @@ async def incoming_chunk(
 
 @router.delete("/incoming")
 async def left(node: Name, folder: str, name: Name, request: Request, service: Service) -> Response:
-    """Given up for now: what arrived stays for the next try, which need not wait."""
+    """Interrupt a copy. Chunks that have arrived are kept for the next try, which need not wait."""
     await patient(request, service.checkpoint_leave, node, folder, name)
     return json_response({"folder": folder, "name": name})
 
 
 @router.post("/arrived")
 async def arrived(body: Arrived, request: Request, service: Service) -> Response:
-    """All chunks are there: they are read back and verified, then it is a checkpoint."""
+    """Complete a copy: all chunks are read back and verified, then the checkpoint is committed."""
     return json_response(await patient(request, service.checkpoint_commit, body.node, body.folder, body.name))

@@ -1,4 +1,4 @@
-"""Packages: the archives of submitted folders, named by their SHA-256."""
+"""Code archives: zip archives of submitted folders, named by their SHA-256."""
 
 from typing import Annotated
 
@@ -15,14 +15,14 @@ Sha = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="SHA-256 of the 
 
 @router.head("/{sha}")
 def has_package(sha: Sha, service: Service) -> Response:
-    """200 when it need not be sent again, else 404."""
+    """200 if the server has the code archive, so that it need not be sent again, else 404."""
     if not service.has_package(sha):
-        raise NotFound(f"no package {sha[:12]}", "send it with PUT")
+        raise NotFound(f"no code archive {sha[:12]}", "send it with PUT")
     return Response()
 
 
 @router.put("/{sha}", status_code=201)
 async def put_package(sha: Sha, request: Request) -> Response:
-    """Store a zip archive (`Content-Type: application/zip`, at most 512 MiB). Refused when its SHA-256 is another."""
+    """Store a zip archive (`Content-Type: application/zip`, at most 512 MiB). Refused if its SHA-256 differs."""
     await receive_code_archive(request, sha)
     return json_response({"package": sha}, 201)

@@ -1,4 +1,4 @@
-"""Data of a client's machine that goes with its jobs: sent as an upload without a node, kept by content."""
+"""Input data of jobs from a client's machine: sent as an upload without a node, stored by content hash."""
 
 from typing import Annotated
 
@@ -16,7 +16,7 @@ Sha = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="SHA-256 of a fi
 
 @router.head("/{sha}")
 async def has_data(sha: Sha, request: Request, service: Service) -> Response:
-    """200 when it need not be sent again, else 404."""
+    """200 if the server has the data, so that it need not be sent again, else 404."""
     if not await patient(request, service.has_data, sha):
         raise NotFound(f"no data {sha[:12]}", "send it: POST /v1/uploads/{upload} with an empty node")
     return Response()
@@ -24,7 +24,7 @@ async def has_data(sha: Sha, request: Request, service: Service) -> Response:
 
 @router.post("/{sha}", status_code=201)
 async def keep_data(sha: Sha, body: DataSent, request: Request, service: Service) -> Response:
-    """What was sent as `upload` with an empty node is all there; `single` names its only file, "" for a folder. All of
-    it is hashed, and refused where it is other data than it is called.
+    """Complete the upload `upload`, sent with an empty node; `single` is its only file, "" for a folder. All data is
+    hashed; it is refused if the hash differs.
     """
     return json_response(await patient(request, service.keep_data, sha, body.upload, body.single), 201)

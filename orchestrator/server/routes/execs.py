@@ -20,35 +20,37 @@ Known = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 @router.post("/jobs/{ref}/exec")
 async def start(ref: str, body: Command, request: Request) -> Response:
     """Run a command beside a rank of a running job, in its folder, with its variables. Server-sent events: `started`
-    {exec, job, epoch, rank, node}, `output` {stream, data in base64} as it comes, then `end` {code, reason}. A command
-    that was ended has no code, but a reason. It ends with the attempt, and with this connection.
+    {exec, job, epoch, rank, node}, `output` {stream, data in base64} as it arrives, then `end` {code, reason}. A
+    command that was stopped has a reason instead of a code. It is stopped when the attempt or this connection ends.
     """
-    asked = Asked(
+    command = Asked(
         command=tuple(body.command), rank=body.rank, terminal=body.terminal, takes_input=body.input, rows=body.rows,
         columns=body.columns, term=body.term, by=body.by,
     )  # fmt: skip
-    return await run(request, ref, asked)
+    return await run(request, ref, command)
 
 
 @router.post("/execs/{known}/input")
 async def give(known: Known, body: Input, request: Request, service: Service) -> Response:
-    """Hand the command input: {"taken": bytes so far, "closed": it takes no more}. What was not taken is sent again."""
+    """Send input to the command: {"taken": bytes accepted so far, "closed": it accepts no more}. Send bytes that were
+    not accepted again.
+    """
     try:
         data = base64.b64decode(body.data, validate=True)
     except (binascii.Error, ValueError):
-        raise SpecError("data", "not base64", "encode the bytes as RFC 4648 says") from None
+        raise SpecError("data", "is not base64", "encode the bytes as in RFC 4648") from None
     return json_response(await execs(request).call(service.exec_write, known, body.offset, data, body.end))
 
 
 @router.post("/execs/{known}/size")
 async def resize(known: Known, body: Size, request: Request, service: Service) -> Response:
-    """The terminal has another size now."""
+    """Set the size of the command's terminal."""
     await execs(request).call(service.exec_resize, known, body.rows, body.columns)
     return json_response({})
 
 
 @router.post("/execs/{known}/end")
 async def end(known: Known, request: Request, service: Service) -> Response:
-    """End the command: SIGHUP, and SIGKILL 2 s later. One that has ended stays as it is."""
+    """Stop the command: SIGHUP, and SIGKILL 2 s later. A command that has ended is not changed."""
     await execs(request).call(service.exec_close, known)
     return json_response({})

@@ -1,6 +1,6 @@
-"""Files of jobs, and what is sent for them.
+"""Files of jobs, and uploads.
 
-In pieces of 8 MiB, each with its SHA-256, so that any of them may be asked for or sent again.
+Files are transferred in pieces of 8 MiB, each with its SHA-256, so that any piece can be requested or sent again.
 """
 
 from typing import Annotated, Any
@@ -14,20 +14,20 @@ from orchestrator.server.routes.request_bodies import LARGEST, FilesPut
 from orchestrator.server.streams import patient
 
 router = APIRouter(prefix="/v1", tags=["files"])
-Path = Annotated[str, Query(max_length=4096, description="in the job's folder, with `/`")]
-After = Annotated[str, Query(max_length=8192, description="go on where the page before ended: its `after`")]
-Offset = Annotated[int, Query(ge=0, le=LARGEST, description="of the piece's first byte")]
-First = Annotated[int, Query(ge=0, le=LARGEST, description="the first piece, counted from 0")]
-Epoch = Annotated[int, Query(ge=0, le=LARGEST, description="as the listing tells")]
-Name = Annotated[str, Query(max_length=255, description="as the listing tells")]
-Sha = Annotated[str, Query(pattern="^[0-9a-f]{64}$", description="of the piece")]
+Path = Annotated[str, Query(max_length=4096, description="path in the job's folder, with `/`")]
+After = Annotated[str, Query(max_length=8192, description="`after` of the previous page")]
+Offset = Annotated[int, Query(ge=0, le=LARGEST, description="offset of the piece's first byte")]
+First = Annotated[int, Query(ge=0, le=LARGEST, description="index of the first piece, from 0")]
+Epoch = Annotated[int, Query(ge=0, le=LARGEST, description="as in the listing")]
+Name = Annotated[str, Query(max_length=255, description="as in the listing")]
+Sha = Annotated[str, Query(pattern="^[0-9a-f]{64}$", description="SHA-256 of the piece")]
 
 
 @router.get("/jobs/{ref}/files")
 async def files(ref: str, request: Request, service: Service, path: Path = "", after: After = "") -> Response:
-    """What lies below `path`, at most 5,000 entries of each of its folders; go on with `after` while there is one.
+    """Entries below `path`, at most 5,000 of each of the job's folders. Repeat with `after` until it is empty.
 
-    `job` is its id, `folders` says where the files lie: ask for pieces with both.
+    `job` is the job's id, `folders` the location of its files: requests for pieces need both.
     """
     return json_response(await patient(request, service.files, ref, path, after))
 
@@ -36,34 +36,34 @@ async def files(ref: str, request: Request, service: Service, path: Path = "", a
 async def content(
     ref: str, request: Request, service: Service, path: Path, epoch: Epoch, node: Name, pool: Name, offset: Offset = 0
 ) -> Response:
-    """One piece. Headers tell its SHA-256, and of the file its size, version, time and mode."""
-    told = await patient(request, service.file_piece, ref, Spot(epoch, node, pool), path, offset)
-    data = told.pop("data")
-    return Response(bytes(data), media_type="application/octet-stream", headers=_headers(told))
+    """One piece. Headers contain its SHA-256, and the file's size, version, time and mode."""
+    piece = await patient(request, service.file_piece, ref, Spot(epoch, node, pool), path, offset)
+    data = piece.pop("data")
+    return Response(bytes(data), media_type="application/octet-stream", headers=_headers(piece))
 
 
-def _headers(told: dict[str, Any]) -> dict[str, str]:
-    return {f"Polyfleet-{name.replace('_', '-')}": str(value) for name, value in told.items()}
+def _headers(fields: dict[str, Any]) -> dict[str, str]:
+    return {f"Polyfleet-{name.replace('_', '-')}": str(value) for name, value in fields.items()}
 
 
 @router.get("/jobs/{ref}/files/hashes")
 async def hashes(
     ref: str, request: Request, service: Service, path: Path, epoch: Epoch, node: Name, pool: Name, first: First = 0
 ) -> Response:
-    """The SHA-256 of some pieces from `first` on, and the file's version."""
+    """SHA-256 of some pieces from index `first` on, and the file's version."""
     return json_response(await patient(request, service.file_hashes, ref, Spot(epoch, node, pool), path, first))
 
 
 @router.get("/jobs/{ref}/files/place")
 async def place(ref: str, request: Request, service: Service, path: Path = "") -> Response:
-    """Where a file that is put goes: epoch, node, pool, and the path there."""
+    """Where a file that is put is stored: epoch, node, pool and path."""
     return json_response(await patient(request, service.file_place, ref, path))
 
 
 @router.post("/jobs/{ref}/files")
 async def put(ref: str, body: FilesPut, request: Request, service: Service) -> Response:
-    """Give files of an upload their places in the job's folder. 409 for one that is there: while the job runs, or where
-    it differs, without `force`.
+    """Move files of an upload into the job's folder. 409 for a file that exists: always while the job runs, else if it
+    differs and `force` is not set.
     """
     spot, names = Spot(body.epoch, body.node, body.pool), [[one.uploaded, one.path] for one in body.files]
     return json_response(await patient(request, service.files_put, ref, spot, body.upload, names, body.force))
@@ -71,7 +71,7 @@ async def put(ref: str, body: FilesPut, request: Request, service: Service) -> R
 
 @router.post("/uploads/{upload}")
 async def begin(upload: str, node: Name, request: Request, service: Service) -> Response:
-    """Begin an upload on a node, or go on with one: the files that are there, with their sizes."""
+    """Begin or resume an upload on a node. Returns the files that have already been sent, with their sizes."""
     return json_response(await patient(request, service.upload_begin, node, upload))
 
 
@@ -84,16 +84,18 @@ async def send(
     path: Path,
     sha256: Sha,
     offset: Offset = 0,
-    size_bytes: Annotated[int, Query(ge=-1, le=LARGEST, description="of a file that is whole with this piece")] = -1,
+    size_bytes: Annotated[int, Query(ge=-1, le=LARGEST, description="size of the file that this piece completes")] = -1,
     modified_s: Annotated[float, Query(ge=0, le=LARGEST, allow_inf_nan=False)] = 0.0,
     mode: Annotated[int, Query(ge=0, le=0o777)] = 0o644,
-    whole: Annotated[str, Query(pattern="^([0-9a-f]{64})?$", description="of all pieces' SHA-256, as text")] = "",
+    whole: Annotated[
+        str, Query(pattern="^([0-9a-f]{64})?$", description="SHA-256 of the pieces' SHA-256, as text")
+    ] = "",
 ) -> Response:
-    """One piece, at most 8 MiB, as `application/octet-stream`. Refused where its SHA-256 is another; with the last one
-    the file is read back, and refused where `whole` is another.
+    """Send one piece, at most 8 MiB, as `application/octet-stream`. Refused if its SHA-256 differs. After the last
+    piece the file is read back, and refused if `whole` differs.
     """
-    told = {"bytes": size_bytes, "modified_s": modified_s, "mode": mode} | ({"whole": whole} if whole else {})
-    end = told if size_bytes >= 0 else None
+    attributes = {"bytes": size_bytes, "modified_s": modified_s, "mode": mode} | ({"whole": whole} if whole else {})
+    end = attributes if size_bytes >= 0 else None
     data = await request.body()
     await patient(request, service.upload_write, node, upload, path, offset, data, sha256, end)
     return json_response({"path": path, "offset": offset}, 201)
@@ -101,11 +103,11 @@ async def send(
 
 @router.get("/uploads/{upload}/hashes")
 async def sent(upload: str, request: Request, service: Service, node: Name, path: Path, first: First = 0) -> Response:
-    """The SHA-256 of some pieces of a file that was sent."""
+    """SHA-256 of some pieces of a file that was sent."""
     return json_response(await patient(request, service.upload_hashes, node, upload, path, first))
 
 
 @router.delete("/uploads/{upload}")
 async def discard(upload: str, node: Name, request: Request, service: Service) -> Response:
-    """What was sent, and nobody placed, is removed. Else it goes after a week."""
+    """Remove files of an upload that were not moved to a job. They are otherwise removed after a week."""
     return json_response(await patient(request, service.upload_discard, node, upload))

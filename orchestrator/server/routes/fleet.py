@@ -1,4 +1,4 @@
-"""What there is: the fleet, its nodes, what is wrong with them; taking a node out of use and back."""
+"""The fleet: its pools, nodes and problems; take a node out of use and put it back."""
 
 from fastapi import APIRouter, Response
 
@@ -11,31 +11,31 @@ router = APIRouter(prefix="/v1", tags=["fleet"])
 
 @router.get("/fleet")
 def fleet(service: Service) -> Response:
-    """The fleet by pools: kinds, nodes, devices, how many are free, price."""
+    """The fleet by pools: kinds, nodes, devices, number of free devices, price."""
     return json_response(service.fleet())
 
 
 @router.get("/nodes")
 def nodes(service: Service) -> Response:
-    """Every node with its facts, its devices and who leases them."""
+    """Every node with its facts, its devices and the jobs to which they are allocated."""
     return json_response(service.nodes())
 
 
 @router.post("/nodes/{node}/drain")
 def drain(node: str, body: DrainBody, service: Service) -> Response:
-    """Place nothing on a node any more; with `now` its attempts save and move as well."""
+    """Stop placing jobs on a node. With `now`, its attempts also save a checkpoint and move to other nodes."""
     return json_response(service.node_drain(node, body.now, body.reason))
 
 
 @router.post("/nodes/{node}/resume")
 def resume(node: str, service: Service) -> Response:
-    """Place jobs on it again: one that was drained, or that failed too often."""
+    """Place jobs again on a node that was drained or that failed too often."""
     return json_response(service.node_resume(node))
 
 
 @router.post("/nodes/{node}/remove")
 def remove(node: str, service: Service) -> Response:
-    """Forget a node that is lost and will not come back."""
+    """Remove a lost node that will not come back."""
     return json_response(service.node_remove(node))
 
 
@@ -47,5 +47,5 @@ def doctor(service: Service) -> Response:
 
 @router.get("/health")
 def health(service: Service) -> Response:
-    """The server itself: age of the controller's last turn, calls that wait, silence of nodes, state of the store."""
+    """State of the server: age of the controller's last turn, waiting calls, silence of nodes, state of the store."""
     return json_response(service.health())

@@ -1,4 +1,4 @@
-"""Jobs: submit, look, cancel, migrate, explain, logs."""
+"""Jobs: submit, show, cancel, migrate, explain, logs."""
 
 from typing import Annotated
 
@@ -21,52 +21,54 @@ Rank = Annotated[int | None, Query(ge=0, le=LARGEST, description="only this rank
 Epoch = Annotated[int | None, Query(ge=0, le=LARGEST, description="only this attempt; by default all")]
 Tail = Annotated[
     int | None,
-    Query(ge=0, le=100_000, description="only the last so many lines there are now, whatever `cursor` says"),
+    Query(ge=0, le=100_000, description="only this number of lines from the end of the log, regardless of `cursor`"),
 ]
 Change = Annotated[str, StringConstraints(max_length=200)]
 Changes = Annotated[
     tuple[Change, ...],
     Query(alias="if", max_length=16, description="changes of the fleet: `+4 amd:MI300X`, `pool tpu down`, `node a up`"),
 ]
-Cursor = Annotated[str, Query(max_length=4096, description="go on where this `cursor`, as JSON, ended")]
+Cursor = Annotated[str, Query(max_length=4096, description="`cursor` of the previous page, as JSON")]
 
 
-Since = Annotated[float, Query(ge=0, allow_inf_nan=False, description="submitted then or later, seconds since 1970")]
-Before = Annotated[int | None, Query(ge=0, le=LARGEST, description="go on where the page before ended: see `Link`")]
-Fields = Annotated[str, Query(max_length=1000, description="only these of each job, a,b; by default all")]
+Since = Annotated[
+    float, Query(ge=0, allow_inf_nan=False, description="only jobs submitted at or after this Unix time, seconds")
+]
+Before = Annotated[int | None, Query(ge=0, le=LARGEST, description="continue after the previous page: see `Link`")]
+Fields = Annotated[str, Query(max_length=1000, description="comma-separated fields of each job (default: all)")]
 
 
 @router.post("/jobs", status_code=201)
 async def submit(body: SubmitBody, service: Service, request: Request, key: Key) -> Response:
-    """Accept a job; once this answers, it is durable. The same key with the same body gives the same answer.
+    """Submit a job; it is durable when this responds. The same key with the same body returns the same response.
 
-    No fleet need be up: the job is then checked against the devices seen last, and its `reason` says that it waits.
+    If no fleet is up, the job is checked against the last known devices, and its `reason` says that it waits.
     """
-    asked = submissions.Submission(body.spec, body.package, key)
-    if asked.quick:
-        return json_response(await request.app.state.submissions.ask(asked), 201)
+    submission = submissions.Submission(body.spec, body.package, key)
+    if submission.quick:
+        return json_response(await request.app.state.submissions.ask(submission), 201)
     return json_response(await anyio.to_thread.run_sync(service.submit, body.spec, body.package, key), 201)
 
 
 @router.post("/jobs/bulk", status_code=201)
 def submit_many(body: BulkSubmitBody, service: Service, key: Key) -> Response:
-    """Accept up to 1,000 jobs, all of them or none: {"jobs": [{"id", "name"}], "note"}, in the order given."""
+    """Submit up to 1,000 jobs, all or none: {"jobs": [{"id", "name"}], "note"}, in the order of the request."""
     return json_response(service.submit_many([(job.spec, job.package) for job in body.jobs], key), 201)
 
 
 @router.post("/plan")
 def plan(body: NewJob, service: Service) -> Response:
-    """What would happen to this spec now: per candidate what fits, what is refused and why. Nothing is stored. The
-    folder need not be uploaded: measurements of it are found by its `content_sha`.
+    """What the planner would do with this spec now: for each candidate, which devices fit and why others do not. Stores
+    nothing. The folder need not be uploaded: measurements of it are looked up by its `content_sha`.
     """
     return json_response(service.plan(body.spec, body.content_sha))
 
 
 @router.post("/offers")
 def offers(body: NewJob, service: Service) -> Response:
-    """Where this spec could run now: per candidate, pool and kind the wait, the speed and the price, the best first.
+    """Where this spec could run now: wait, speed and price for each candidate, pool and kind, best first.
 
-    Nothing is stored. The folder need not be uploaded: measurements of it are found by its `content_sha`.
+    Stores nothing. The folder need not be uploaded: measurements of it are looked up by its `content_sha`.
     """
     return json_response(service.offers(body.spec, body.content_sha))
 
@@ -82,13 +84,13 @@ def jobs(
     limit: Annotated[int, Query(ge=1, le=10_000)] = 100,
     fields: Fields = "",
 ) -> Response:
-    """The newest jobs, the newest of them last. Where there are older ones, `Link: <...>; rel="next"` leads to them."""
-    chosen = tuple(dict.fromkeys(("id", *_fields(fields)))) if fields else ()
-    wanted = JobsWanted(tuple(map(str, state or ())), name, since, before, limit, chosen)
-    found = service.jobs(wanted)
-    response = json_response(found.rows)
-    if found.before is not None:
-        older = request.url.include_query_params(before=found.before)
+    """The newest jobs, the newest last. If there are older ones, `Link: <...>; rel="next"` is their page."""
+    selected = tuple(dict.fromkeys(("id", *_fields(fields)))) if fields else ()
+    query = JobsWanted(tuple(map(str, state or ())), name, since, before, limit, selected)
+    page = service.jobs(query)
+    response = json_response(page.rows)
+    if page.before is not None:
+        older = request.url.include_query_params(before=page.before)
         response.headers["Link"] = f'<{older.path}?{older.query}>; rel="next"'
     return response
 
@@ -108,31 +110,31 @@ def job(ref: str, service: Service) -> Response:
 
 @router.post("/jobs/{ref}/cancel")
 def cancel(ref: str, service: Service) -> Response:
-    """End it. A job that has already ended stays as it is."""
+    """Cancel a job. A job that has ended is not changed."""
     return json_response(service.cancel(ref))
 
 
 @router.post("/jobs/{ref}/migrate")
 def migrate(ref: str, body: MigrateBody, service: Service) -> Response:
-    """Move a job to other devices: it saves, stops, and goes on there from its checkpoint."""
+    """Move a job to other devices: it saves a checkpoint, stops, and continues there from its checkpoint."""
     return json_response(service.migrate(ref, body.to))
 
 
 @router.get("/jobs/{ref}/explain")
 def explain(ref: str, service: Service, changes: Changes = ()) -> Response:
-    """Per candidate and devices: fits, or the sentence that refused it. With `if`: in the fleet as it would be then."""
+    """For each candidate and group of devices: fits, or why not. With `if`: for the fleet with these changes."""
     return json_response(service.explain(ref, changes))
 
 
 @router.get("/jobs/{ref}/history")
 def history(ref: str, service: Service) -> Response:
-    """Every event of the job, oldest first."""
+    """All events of the job, oldest first."""
     return json_response(service.history(ref))
 
 
 @router.get("/jobs/{ref}/reports")
 def reports(ref: str, service: Service, after: Annotated[int, Query(ge=0, le=LARGEST)] = 0) -> Response:
-    """What the job's code reported with `ctx.report`, from number `after` on."""
+    """Values that the job's code reported with `ctx.report`, after number `after`."""
     return json_response(service.reports(ref, after))
 
 
@@ -140,27 +142,27 @@ def reports(ref: str, service: Service, after: Annotated[int, Query(ge=0, le=LAR
 async def logs(
     ref: str, request: Request, rank: Rank = None, epoch: Epoch = None, tail: Tail = None, cursor: Cursor = ""
 ) -> Response:
-    """Lines there are now: one page from `cursor` on, or the last `tail`. `ended`: no more will come.
+    """Lines that exist now: one page from `cursor` on, or the last `tail` lines. `ended`: no more lines will follow.
 
-    `job` is its id: ask for the next page with it, since a name means the newest job so called. `away`: a sentence for
-    each node whose lines are missing since it did not answer; with `tail`, of attempts that were needed for so many. A
-    line that was read before its end has `unfinished`; its rest is a line of the same rank and stream that has
-    `continues`.
+    `job` is the job's id: use it for the next page, since a name means the newest job with it. `away`: a sentence for
+    each node whose lines are missing because it did not answer; with `tail`, only for attempts that are needed for that
+    number of lines. A line that was read before its end has `unfinished`; its rest is another line of the same rank and
+    stream, which has `continues`.
     """
     log = LogStream(request, ref, rank, epoch, cursor_from(cursor))
     lines = await log.page() if tail is None else await log.tail(tail)
-    told = {"job": log.ref, "lines": lines, "cursor": log.cursor, "ended": log.ended}
-    first = lines[0]["epoch"] if tail and len(lines) >= tail else 0  # earlier attempts were not needed
-    return json_response(told | {"away": await log.away(first)})
+    result = {"job": log.ref, "lines": lines, "cursor": log.cursor, "ended": log.ended}
+    first = lines[0]["epoch"] if tail and len(lines) >= tail else 0  # earlier attempts are not needed
+    return json_response(result | {"away": await log.away(first)})
 
 
 @router.get("/jobs/{ref}/logs/stream")
 async def stream_logs(
     ref: str, request: Request, rank: Rank = None, epoch: Epoch = None, tail: Tail = None, cursor: Cursor = ""
 ) -> Response:
-    """Server-sent events: `log` {job, lines, cursor} as they come, `end` {state} when the job has ended.
+    """Server-sent events: `log` {job, lines, cursor} as lines arrive, `end` {state} when the job has ended.
 
-    The first `log` may have no lines. It is the job's id that leads back to the same log, with the cursor.
+    The first `log` may have no lines. To reconnect to the same log, use its job id and the last cursor.
     """
     log = LogStream(request, ref, rank, epoch, cursor_from(cursor))
     await log.check()

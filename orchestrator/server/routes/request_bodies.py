@@ -1,4 +1,4 @@
-"""Request bodies, with limits on their shape: one within its byte limit may still be too deep or wide to handle."""
+"""Request bodies, with limits on depth and number of values: a body within the byte limit may still exceed these."""
 
 import math
 from collections.abc import Iterator
@@ -12,25 +12,25 @@ MAX_DEPTH = 32
 MAX_VALUES = 20_000
 LONGEST_COMMAND_BYTES = 32 << 10
 LARGEST = 2**63 - 1
-"""The largest whole number a parameter may have: what databases hold."""
+"""Largest integer of a parameter: that of databases."""
 
 
 def check_depth(data: dict[str, Any]) -> dict[str, Any]:
-    """`data` itself. Raises ValueError: deeper than 32, over 20,000 values, a number JSON has not, or one beyond 64
-    bits.
+    """Return `data`. Raises ValueError if it is nested deeper than MAX_DEPTH, has more than MAX_VALUES values, or
+    contains NaN, Infinity or an integer beyond 64 bits.
     """
     level: list[Any] = [data]
-    seen = depth = 0
+    value_count = depth = 0
     while level:
-        depth, seen = depth + 1, seen + len(level)
+        depth, value_count = depth + 1, value_count + len(level)
         if depth > MAX_DEPTH:
             raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
-        if seen > MAX_VALUES:
+        if value_count > MAX_VALUES:
             raise ValueError(f"more than {MAX_VALUES:,} values")
         if any(isinstance(value, float) and not math.isfinite(value) for value in level):
-            raise ValueError("NaN and Infinity are not JSON")
+            raise ValueError("NaN and Infinity are not valid in JSON")
         if any(isinstance(value, int) and abs(value) > LARGEST for value in level):
-            raise ValueError("a whole number is beyond 64 bits")
+            raise ValueError("an integer exceeds 64 bits")
         level = [inner for value in level for inner in _inside(value)]
     return data
 
@@ -52,21 +52,21 @@ class Body(BaseModel):
 class SubmitBody(Body):
     spec: Spec
     package: str = Field(
-        default="", pattern="^([0-9a-f]{64})?$", description="SHA-256 of an uploaded package, or nothing"
+        default="", pattern="^([0-9a-f]{64})?$", description="SHA-256 of an uploaded code archive, or empty"
     )
 
 
 class NewJob(Body):
-    """A job to plan for, which is not submitted."""
+    """A job to plan or offer, which is not submitted."""
 
     spec: Spec
     content_sha: str = Field(
-        default="", pattern="^([0-9a-f]{64})?$", description="SHA-256 of the folder's content, or nothing"
+        default="", pattern="^([0-9a-f]{64})?$", description="SHA-256 of the folder's content, or empty"
     )
 
 
 class BulkSubmitBody(Body):
-    jobs: list[SubmitBody] = Field(min_length=1, max_length=MOST_BULK, description="each as for `POST /v1/jobs`")
+    jobs: list[SubmitBody] = Field(min_length=1, max_length=MOST_BULK, description="jobs, each as for `POST /v1/jobs`")
 
 
 class MigrateBody(Body):
@@ -74,9 +74,9 @@ class MigrateBody(Body):
 
 
 def _arguments(words: list[str]) -> list[str]:
-    """Raises ValueError."""
+    """Check the words of a command. Raises ValueError."""
     if any("\0" in word for word in words):
-        raise ValueError("a word has a NUL byte")
+        raise ValueError("a word contains a NUL byte")
     if words and not words[0]:
         raise ValueError("the program's name is empty")
     if sum(len(word.encode()) + 1 for word in words) > LONGEST_COMMAND_BYTES:
@@ -94,67 +94,71 @@ class Size(Body):
 
 class Command(Size):
     command: Annotated[list[str], AfterValidator(_arguments)] = Field(
-        max_length=4096, description="a program and its arguments, at most 32 KiB; nothing: a shell"
+        max_length=4096, description="a program and its arguments, at most 32 KiB (empty: a shell)"
     )
-    rank: int = Field(default=0, ge=0, le=LARGEST, description="beside which rank")
-    terminal: bool = Field(default=False, description="give it a terminal of `rows` and `columns`")
-    input: bool = Field(default=False, description="its standard input comes by `/input`; else it has none")
-    term: str = Field(default="", pattern="^[A-Za-z0-9._+-]{0,64}$", description="TERM of that terminal")
-    by: str = Field(default="", max_length=200, description="who asks, for the server's log; not checked")
+    rank: int = Field(default=0, ge=0, le=LARGEST, description="rank beside which the command runs")
+    terminal: bool = Field(default=False, description="run it in a terminal of `rows` and `columns`")
+    input: bool = Field(default=False, description="it has standard input, sent with `/input`")
+    term: str = Field(default="", pattern="^[A-Za-z0-9._+-]{0,64}$", description="TERM of the terminal")
+    by: str = Field(default="", max_length=200, description="name of the user for the server's log; not checked")
 
 
 class Input(Body):
     data: str = Field(max_length=900_000, description="base64")
-    offset: int = Field(ge=0, le=LARGEST, description="how many bytes of input come before; what was taken is skipped")
-    end: bool = Field(default=False, description="no more comes")
+    offset: int = Field(
+        ge=0, le=LARGEST, description="bytes of input before `data`; bytes that were already accepted are skipped"
+    )
+    end: bool = Field(default=False, description="this is the end of the input")
 
 
 class DrainBody(Body):
-    now: bool = Field(default=False, description="its attempts save and move at once; else they may end there")
+    now: bool = Field(
+        default=False, description="its attempts save and move at once (default: they may end on the node)"
+    )
     reason: str = Field(default="", max_length=500)
 
 
 class BenchmarkBody(Body):
     request: Spec = Field(description="what to measure: cases, precisions, levels, pools, kinds, rounds, …")
     package: str = Field(
-        default="", pattern="^([0-9a-f]{64})?$", description="SHA-256 of an uploaded package, or nothing"
+        default="", pattern="^([0-9a-f]{64})?$", description="SHA-256 of an uploaded code archive, or empty"
     )
 
 
 class CopyBody(Body):
     source: str = Field(description="POOL:PATH, or the URI of an object store")
     target: str = Field(description="POOL:FOLDER, or the URI of an object store")
-    to_kind: str = Field(
-        default="", description="convert what does not suit this kind; by default bits stay as they are"
+    to_kind: str = Field(default="", description="convert for this kind of device (default: copy bit by bit)")
+    convert_at: Literal["source", "target"] = Field(default="source", description="the pool whose node converts")
+    on_lossy: Literal["error", "allow"] = Field(
+        default="error", description="action if a conversion would change values"
     )
-    convert_at: Literal["source", "target"] = Field(default="source", description="on a node of which pool")
-    on_lossy: Literal["error", "allow"] = Field(default="error", description="where a conversion would change values")
 
 
 class ToolBody(Body):
-    arguments: Spec = Field(description="by name: POOL:PATH for places, and the tool's options")
+    arguments: Spec = Field(description="arguments by name: POOL:PATH for locations, and the tool's options")
 
 
 class FilePut(Body):
-    uploaded: str = Field(min_length=1, max_length=1100, description="its path in the upload")
-    path: str = Field(min_length=1, max_length=1100, description="its path in the job's folder")
+    uploaded: str = Field(min_length=1, max_length=1100, description="path in the upload")
+    path: str = Field(min_length=1, max_length=1100, description="path in the job's folder")
 
 
 class FilesPut(Body):
     upload: str = Field(pattern="^[0-9a-z-]{8,64}$")
     files: list[FilePut] = Field(min_length=1, max_length=1000)
-    epoch: int = Field(ge=0, le=LARGEST, description="as `files/place` tells, and so node and pool")
+    epoch: int = Field(ge=0, le=LARGEST, description="from `files/place`, like `node` and `pool`")
     node: str = Field(max_length=255)
     pool: str = Field(max_length=255)
-    force: bool = Field(default=False, description="write over files that differ; never while the job runs")
+    force: bool = Field(default=False, description="overwrite files that differ; never while the job runs")
 
 
 class DataSent(Body):
     upload: str = Field(pattern="^[0-9a-z-]{8,64}$")
-    single: str = Field(default="", max_length=1100, description="the only file's path in the upload, or nothing")
+    single: str = Field(default="", max_length=1100, description="path of the only file in the upload, or empty")
 
 
 class Arrived(Body):
     node: str = Field(max_length=255)
-    folder: str = Field(min_length=1, max_length=1100, description="in the pool's storage")
+    folder: str = Field(min_length=1, max_length=1100, description="folder in the pool's storage")
     name: str = Field(pattern="^step-[0-9]{8,}-[0-9a-f]{8}$", max_length=64)

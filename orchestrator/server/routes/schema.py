@@ -1,4 +1,4 @@
-"""JSON Schemas of what users write."""
+"""JSON Schemas of job specs and fleet files."""
 
 from typing import Literal
 

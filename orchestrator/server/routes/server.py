@@ -1,4 +1,4 @@
-"""The server itself: alive, which version, end."""
+"""The server itself: health check, version, shutdown."""
 
 import os
 from typing import Annotated
@@ -18,10 +18,11 @@ async def health(
     request: Request,
     challenge: Annotated[str, Query(pattern=CHALLENGE, description="a random number in hexadecimal digits")] = "",
 ) -> Response:
-    """That it answers. The only path that needs no token.
+    """Health check. The only path that needs no token.
 
-    With a `challenge` also `proof`: HMAC-SHA256 of PORT:CHALLENGE (port 0: the Unix socket) under the HMAC-SHA256 of
-    "polyfleet: this listener knows the token" under the token. A client compares before it sends the token to a port.
+    With a `challenge`, the response has `proof`: the HMAC-SHA256 of PORT:CHALLENGE (port 0: the Unix socket) under the
+    HMAC-SHA256 of "polyfleet: this listener knows the token" under the token. A client checks it before it sends the
+    token to a port.
     """
     proof = {"proof": request.app.state.prove(request.scope["server"][1], challenge)} if challenge else {}
     return json_response({"ok": True} | proof)
@@ -29,7 +30,7 @@ async def health(
 
 @router.get("/v1/version")
 def version(request: Request) -> Response:
-    """Version, protocol, process id, home and start time. Clients compare `version` with their own first."""
+    """Version, protocol, process id, home and start time. Clients first compare `version` with their own."""
     state = request.app.state
     return json_response(
         {
@@ -44,6 +45,6 @@ def version(request: Request) -> Response:
 
 @router.post("/v1/shutdown", status_code=202)
 def shutdown(request: Request) -> Response:
-    """End the server. The fleet and its attempts go on; the next server takes them up again."""
+    """Stop the server. The fleet and its attempts keep running; the next server takes them over."""
     request.app.state.stop()
     return json_response({"stopping": True}, 202)

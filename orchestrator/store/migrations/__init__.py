@@ -1,7 +1,8 @@
-"""Changes of the tables, one file each in versions/, carried out by Alembic when an older database is opened.
+"""Schema migrations, one file each in versions/, which Alembic runs when an older database is opened.
 
-A new one: change schema.py and raise its VERSION; write versions/vNNNN_what.py with `revision = "NNNN"`, the one before
-as `down_revision`, and `upgrade()`, which uses `alembic.op` and tables as they are at that version, never schema.py.
+To add one, change schema.py and increase its VERSION; write versions/vNNNN_what.py with `revision = "NNNN"`, the
+previous one as `down_revision`, and `upgrade()`, which uses `alembic.op` and the tables of that version, never
+schema.py.
 """
 
 from pathlib import Path
@@ -12,7 +13,7 @@ HERE = Path(__file__).parent
 
 
 def upgrade(connection: Connection, to: str = "head") -> None:
-    """Run what has not run yet, in the transaction that `connection` is in."""
+    """Run pending migrations in the transaction of `connection`."""
     from alembic import command
     from alembic.config import Config
 

@@ -1,4 +1,4 @@
-"""What Alembic runs for every command. The connection and its transaction are the caller's."""
+"""Script that Alembic runs for every command, with the connection and transaction of the caller."""
 
 from alembic import context
 

@@ -67,7 +67,7 @@ def test_hosts_without_an_address_of_the_head_are_refused():
     [
         ({"hosts": ["x", "x"]}, "pools.a.hosts", "twice"),
         ({"hosts": ["x"], "nodes": 2}, "pools.a.nodes", "one node on each"),
-        ({"hosts": ["x"], "min_hosts": 2}, "pools.a.min_hosts", "2 hosts are wanted of 1"),
+        ({"hosts": ["x"], "min_hosts": 2}, "pools.a.min_hosts", "2 hosts are required, and the pool has 1"),
         ({"hosts": ["x"], "environment": {"interpreter": "current"}}, "pools.a.environment", "this machine"),
         ({"hosts": ["-oProxyCommand=x"]}, "pools.a.hosts.0", "not a host name"),
         ({"hosts": ["a b"]}, "pools.a.hosts.0", "not a host name"),
@@ -98,7 +98,7 @@ def test_two_pools_cannot_have_the_same_accelerators_but_may_share_a_host():
             {"host": "m", "address": "10.0.0.2"},
             {"a": {"backend": "cpu", "hosts": [{"host": "m", "address": "10.0.0.3"}]}},
             "pools.a.hosts",
-            "has the head at 10.0.0.2, and is 10.0.0.3 here",
+            "has the head at 10.0.0.2, and its address is 10.0.0.3 here",
         ),
         ({"host": "-l", "address": "10.0.0.2"}, {"a": {"backend": "cpu", "hosts": ["x"]}}, "head.host", "not a host"),
     ],

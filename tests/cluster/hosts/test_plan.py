@@ -33,7 +33,7 @@ def test_an_environment_counts_in_either_build():
 
 
 def test_a_host_that_runs_all_of_it_gets_nothing():
-    assert planned(WANTED, with_environment(RECIPE), ("gpu-a",)).steps == ("nothing: its nodes run",)
+    assert planned(WANTED, with_environment(RECIPE), ("gpu-a",)).steps == ("nothing to do: its nodes are running",)
 
 
 def test_a_port_of_the_head_that_is_taken_is_told_unless_it_is_our_own():

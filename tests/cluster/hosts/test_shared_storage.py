@@ -9,7 +9,7 @@ from cluster.fleet_spec import parse_fleet
 from cluster.hosts.shared_storage import KEEPS, findings, warnings
 from cluster.types import NodeFacts
 
-APART = "pool far has 2 storages, of a and c, of b: where a host is lost, so are checkpoints"
+APART = "pool far has 2 separate storages (a and c; b): a lost host takes its checkpoints with it"
 SEEN = {"far": {"a": "1", "b": "2", "c": "1"}, "near": {"a": "3", "b": "3"}, "one": {"a": "4"}}
 
 
@@ -38,9 +38,9 @@ def test_doctor_tells_of_storages_on_several_machines_only():
     assert list(findings([first, beside], {})) == []
     for shared, level in ((False, "info"), (True, "error")):
         [found] = findings([first, away], {"far": shared})
-        assert (found.level, found.message.partition(":")[0]) == (level, "pool far has 2 storages, of a, of b")
+        assert (found.level, found.message.partition(":")[0]) == (level, "pool far has 2 separate storages (a; b)")
 
 
 def test_only_a_pool_with_hosts_can_say_that_they_share_a_storage():
-    with pytest.raises(SpecError, match="only hosts can fail to share a storage"):
+    with pytest.raises(SpecError, match="applies to pools with hosts"):
         parse_fleet({"pools": {"cpu": {"backend": "cpu", "shared_storage": True}}})

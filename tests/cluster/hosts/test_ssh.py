@@ -23,7 +23,7 @@ def test_settings_become_options_and_the_command_is_one_word():
     [
         ("ssh: Could not resolve hostname nope: Name or service not known", HostRefused, "host h is unknown"),
         ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @", HostRefused, "is not the one in known_hosts"),
-        ("No ED25519 host key is known for h\nHost key verification failed.", HostRefused, "in no known_hosts file"),
+        ("No ED25519 host key is known for h\nHost key verification failed.", HostRefused, "in any known_hosts file"),
         ("u@h: Permission denied (publickey).", HostRefused, "refuses our key"),
         ("ssh: connect to host h port 22: Connection refused", HostUnreachable, "Connection refused"),
         ("ssh: connect to host h port 22: Connection timed out", HostUnreachable, "timed out"),

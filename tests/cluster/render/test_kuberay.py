@@ -244,6 +244,6 @@ def test_a_fleet_without_a_head_is_told_what_to_write():
 def test_who_renders_learns_what_the_file_cannot_know():
     lonely = parse_fleet({"pools": {"p": NODE | {"backend": "amd", "accelerators": "MI210:8"}}, "kubernetes": HEAD})
     assert [remark.partition(":")[0] for remark in kuberay.render(lonely)[1]] == [
-        "without kubernetes.storage_claim checkpoints lie in pods and are lost with them",
+        "without kubernetes.storage_claim, checkpoints are stored in pods and are lost with them",
         "pool p",
     ]

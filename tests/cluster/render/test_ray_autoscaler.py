@@ -133,7 +133,7 @@ def test_images_are_for_all_nodes_or_none():
             POOLS["cpu"],
             {"provider": {"type": "gcp", "gcp_credentials": {"type": "service_account", "credentials": "{}"}}},
             "ray_autoscaler.provider",
-            "would stand in the rendered file",
+            "would be in the rendered file",
         ),
         (POOLS["cpu"], {"provider": {"type": "aws", "x": "y" * 20_000}}, "ray_autoscaler.provider", "at most 16384"),
     ],

@@ -64,7 +64,7 @@ def test_with_all_devices_each_node_is_a_job_and_each_device_a_column():
 
 
 def test_what_is_not_here_is_refused_with_what_is():
-    with pytest.raises(SpecError, match=r"no device of kind 'tpu:v5e' is here; here: cpu, cpu:ipex, nvidia"):
+    with pytest.raises(SpecError, match=r"no device of kind 'tpu:v5e' is ready; choose from cpu, cpu:ipex, nvidia"):
         job_requests.plan_jobs(request(kinds=["tpu:v5e"]), FLEET)
     with pytest.raises(SpecError, match="no device of pool 'lift' is ready; did you mean 'left'"):
         job_requests.plan_jobs(request(pools=["lift"]), FLEET)
@@ -100,4 +100,6 @@ def test_an_emulated_device_and_a_kind_of_the_same_back_end_are_found_by_their_f
 def test_with_all_devices_the_node_that_was_asked_for_is_waited_for():
     start, why_not = placed([replace(FLEET[0], free=(1,)), *FLEET[1:]], all_devices=True, pools=["big"])
     assert start == {"j1": (("big-1/nvidia:H100-80GB", (0, 1, 2, 3)),)}
-    assert why_not["j0"][0, "big-0/nvidia:H100-80GB"] == ("1 of 4 devices are free, job needs all of them (exclusive)")
+    assert why_not["j0"][0, "big-0/nvidia:H100-80GB"] == (
+        "has 1 of 4 devices free, but the job needs all of them (exclusive)"
+    )

@@ -28,7 +28,7 @@ def test_a_device_of_this_machine_is_measured_by_a_child_of_its_own():
     ("names", "asked", "sentence"),
     [
         (("cpu", "cpu.0"), {}, "names a device twice"),
-        (("cpu.x",), {}, "names no back end"),
+        (("cpu.x",), {}, "is not a backend"),
         (("cpux",), {"cases": ["rmsnorm"]}, "did you mean 'cpu'"),
         (("cpu",), {"entry": "m.py:make"}, "measured in a fleet's environments"),
         (("cpu",), {"kernels": ["torch", "nunpy"]}, "did you mean 'numpy'"),
@@ -52,7 +52,7 @@ def test_kernels_are_arms_of_a_case_and_the_first_is_what_others_are_compared_wi
     assert "versus" not in first or first["versus"] is None
     assert second["versus"]["reference"] == first["id"] and second["versus"]["ratio"] < 1
     assert {(one["status"], one["reason"].partition(":")[0]) for one in others} == {
-        ("unsupported", "mlp is no operation of kernels")
+        ("unsupported", "kernels do not implement mlp")
     }
     assert "--kernels torch,numpy" in sentences.command(second, told)
     assert "kernels" not in {field for line in measure("cpu", cases=["softmax"]) for field in line}

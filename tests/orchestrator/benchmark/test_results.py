@@ -179,7 +179,7 @@ def test_two_devices_of_one_kind_and_software_are_called_twins():
             line["facts"]["kind"] = "nvidia:H200"
     found = summarize(lines)
     assert found["cells"][1]["versus"]["twins"] is True
-    assert "devices are compared, not back ends" in sentences.verdict_strip(found)[1]["sentence"]
+    assert "compares devices, not backends" in sentences.verdict_strip(found)[1]["sentence"]
 
 
 RECORDED = Path(__file__).parents[2] / "data" / "benchmark-run.jsonl"

@@ -156,7 +156,7 @@ def test_a_run_that_is_taken_up_again_skips_what_it_has():
 
 def test_after_the_run_s_minutes_no_case_begins():
     told = cells(conduct([Scripted("a")], max_minutes=1e-9))
-    assert told["a"]["status"] == "skipped" and "minutes were over" in told["a"]["reason"]
+    assert told["a"]["status"] == "skipped" and "minutes was reached" in told["a"]["reason"]
 
 
 def test_what_shared_a_process_with_a_case_that_ended_it_is_measured_anew():

@@ -54,7 +54,7 @@ def test_a_file_of_the_setting_that_others_may_read_is_refused(home, here, polyf
     (home / "database-url").write_text("postgresql://me:hunter2@127.0.0.1:1/x\n")
     (home / "database-url").chmod(0o644)
     done = here("server", "verify")
-    assert done.returncode == 2 and "is open to other users (mode 0644)\n  close it: chmod 600" in done.stderr
+    assert done.returncode == 2 and "(mode 0644)\n  run `chmod 600" in done.stderr
     (home / "database-url").chmod(0o600)
     done = polyfleet("server", "start")
     assert done.returncode == 3 and "hunter2" not in done.stderr
@@ -87,7 +87,7 @@ def test_a_backup_is_taken_while_the_server_runs_and_restored_once_it_is_stopped
     assert "another server has" in refused.stderr and "`polyfleet server stop`" in refused.stderr
     polyfleet("server", "stop")
     done = here("server", "restore", str(saved))
-    assert done.returncode == 0 and "what was there is kept as" in done.stderr
+    assert done.returncode == 0 and "the previous job store is kept as" in done.stderr
     assert jobs(polyfleet) == {"one": "PENDING"}
 
 
@@ -102,11 +102,11 @@ def test_a_backup_without_a_name_lies_in_the_home_and_is_named_when_the_database
     path.write_bytes(content[:4096] + b"\xa5" * (len(content) - 4096))
     started = polyfleet("server", "start")
     assert started.returncode == 3
-    assert "is damaged or no job store" in started.stderr
-    assert f"`polyfleet server restore FILE` (the newest here is {saved})" in started.stderr
+    assert "is damaged or not a job store" in started.stderr
+    assert f"`polyfleet server restore FILE` (the newest one here is {saved})" in started.stderr
     looked = here("server", "verify")
     assert looked.returncode == 1
-    assert "error: " in looked.stderr and f"the newest here is {saved}" in looked.stderr
+    assert "error: " in looked.stderr and f"the newest one here is {saved}" in looked.stderr
     assert here("server", "verify", str(saved)).returncode == 0
     assert here("server", "restore", str(saved)).returncode == 0
     assert here("server", "verify").returncode == 0

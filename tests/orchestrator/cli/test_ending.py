@@ -139,7 +139,7 @@ def test_a_benchmark_is_one_table_and_one_exit_code(here, live, tmp_path, measur
         (("mpl",), "did you mean 'mlp'"),
         (("mlp", "--precision", "fp33"), "precisions"),
         (("mlp", "--level", "O9"), "levels"),
-        (("mlp", "m.py:make"), "one model of yours, or cases"),
+        (("mlp", "m.py:make"), "either cases or one model"),
     ):
         done = here("benchmark", "run", *words)
         assert (done.returncode, done.stdout, sentence in done.stderr) == (2, "", True), done
@@ -151,7 +151,7 @@ def test_an_answer_that_cannot_be_written_is_told(polyfleet, live, words):
     with Path("/dev/full").open("w") as full:
         done = polyfleet(*words, capture_output=False, stdout=full, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, "Traceback" in done.stderr) == (3, False)
-    assert done.stderr.startswith("error: the answer cannot be written: No space left on device\n")
+    assert done.stderr.startswith("error: the output cannot be written: No space left on device\n")
 
 
 def test_a_caller_that_closed_stdout_gets_its_exit_code(command, live):
@@ -168,4 +168,4 @@ def test_a_home_that_cannot_be_one_is_named(here, tmp_path, monkeypatch):
             done = here(*words)
             assert (done.returncode, done.stdout) == (2, ""), words
             assert done.stderr.startswith(f"error: {home}")
-            assert "set POLYFLEET_HOME to a folder of yours" in done.stderr
+            assert "set POLYFLEET_HOME to a folder that you own" in done.stderr

@@ -124,7 +124,7 @@ def test_it_ends_with_the_attempt_whatever_it_does_to_its_environment(start, job
     talking.end()
     _, err = child.communicate(timeout=180)
     assert child.returncode == 3
-    assert f"error: the command beside {job} was ended: the attempt has ended, and what ran beside it" in err.decode()
+    assert f"error: the command beside {job} was stopped: the attempt has ended, and with it" in err.decode()
     wait_for(lambda: not commands("sleep", "381"))
     with http.connect(start=False) as client:
         assert client.wait(job)["state"] == "SUCCEEDED"
@@ -160,7 +160,11 @@ def test_where_nothing_runs_it_is_refused_in_one_sentence(here, live, job, talki
         waits = client.submit({"task": "run", "command": "true", "name": "waits", "resources": taken})["id"]
     for words, code, message in (
         (("exec", "absent", "--", "true"), 2, "error: no job 'absent'\n"),
-        (("exec", waits, "--", "true"), 2, f"error: {waits} does not run now: PENDING\n  `polyfleet explain {waits}`"),
+        (
+            ("exec", waits, "--", "true"),
+            2,
+            f"error: {waits} is not running now: PENDING\n  `polyfleet explain {waits}`",
+        ),
         (("exec", job, "--rank", "7", "--", "true"), 2, f"error: {job} has no rank 7\n  its ranks are 0 to 0\n"),
         (("exec", job), 2, "error: no command\n  write it after `--`: `polyfleet exec"),
         (("exec", job, "--"), 2, "error: no command\n"),
@@ -256,7 +260,7 @@ def test_a_shell_ends_with_its_job_and_says_so(shell, talking, job, wait_for):
     wait_for(lambda: commands("sleep", "385"))
     talking.end()
     assert shell.code() == 3
-    assert b"was ended: the attempt has ended" in shell.seen
+    assert b"was stopped: the attempt has ended" in shell.seen
     assert not commands("sleep", "385")
 
 

@@ -33,7 +33,7 @@ def test_tune_tells_each_measurement_and_remembers_it(here, tmp_path, monkeypatc
         (["rmsnom"], "unknown operation 'rmsnom'; did you mean 'rmsnorm'?"),
         (["--kernels", "nunpy"], "unknown kernels 'nunpy'; did you mean 'numpy'?"),
         (["--dtypes", "bf17"], "unknown dtype 'bf17'; did you mean 'bf16'?"),
-        (["--device", "nowhere"], "'nowhere' is no device; name one as torch does"),
+        (["--device", "nowhere"], "'nowhere' is not a device; write a torch device"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused_with_the_nearest(here, arguments, told):
@@ -62,7 +62,7 @@ def test_resources_compiles_for_devices_that_are_not_here(here, compiler, tmp_pa
         (target, dtype, "silu") for target in ("sm_80", "gfx942") for dtype in ("fp32", "bf16", "fp16")
     }
     assert all(row["registers"] and not row["spills"] for row in rows)
-    assert done.stderr.endswith("6 forms: none spills a register or exceeds its device\n")
+    assert done.stderr.endswith("6 configurations: none spills a register or exceeds its device\n")
     table = here("kernels", "resources", "silu", "--target", "gfx942").stdout.splitlines()
     assert [line.split()[:4] for line in table[1:]] == [
         ["gfx942", dtype, "silu", "1"] for dtype in ("fp32", "bf16", "fp16")
@@ -81,7 +81,7 @@ def test_a_form_that_spills_is_exit_code_1(compiler, tmp_path, monkeypatch):
     done = CliRunner().invoke(app, ["kernels", "resources", "--target", "sm_90"])
     assert done.exit_code == 1
     assert "sm_90   fp32   rmsnorm_rows 1x65536, 16 warps, 1 stages" in done.output
-    assert "1 of 1 forms may not be launched" in done.output
+    assert "1 of 1 configurations may not be launched" in done.output
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_the_inventory_tells_kind_memory_and_state(here, live):
     assert "23.5 GiB" in table
     backends = {row["backend"]: row for row in json.loads(here("backends", "-o", "json").stdout)}
     assert backends["nvidia"]["available"] is False
-    assert backends["nvidia"]["reason"] == "no pool of this back end in the fleet"
+    assert backends["nvidia"]["reason"] == "the fleet has no pool of this back end"
 
 
 def test_doctor_exits_with_1_for_what_must_be_acted_on(here, live):

@@ -52,7 +52,7 @@ def test_what_only_another_engine_needs_is_not_asked_for(polyfleet, fleet):
 def test_up_refuses_a_pool_that_can_only_be_rendered_and_starts_nothing(polyfleet, fleet, tmp_path):
     done = polyfleet("up", "-f", str(fleet), env={"POLYFLEET_HOME": str(tmp_path / "home")})
     assert done.returncode == 2
-    assert "pools.h100.accelerators: `polyfleet up` starts nodes on this machine as they are" in done.stderr
+    assert "pools.h100.accelerators: `polyfleet up` starts nodes on this machine and cannot apply" in done.stderr
     assert "polyfleet render kuberay" in done.stderr
     assert not (tmp_path / "home" / "fleet.json").exists()
 

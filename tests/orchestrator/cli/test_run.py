@@ -61,7 +61,7 @@ def test_a_command_that_names_a_file_here_takes_the_folder_along(here, live, tmp
     monkeypatch.chdir(tmp_path / "code")
     done = here("run", "--", "sh", "hello.sh")
     assert (done.returncode, done.stdout) == (0, "hello from hello.sh\n"), done
-    assert "sending the current folder along, because the command names hello.sh" in done.stderr
+    assert "uploading the current folder, because the command names hello.sh" in done.stderr
     assert here("run", "--working-dir", "", "--", "sh", "hello.sh").returncode == 1
     assert [spec.get("working_dir", "") for spec in live.specs] == [str(tmp_path / "code"), ""]
 
@@ -90,14 +90,14 @@ def test_which_commands_need_the_folder(tmp_path, command, named):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "error: no command\n  e.g. `polyfleet run --pool cpu -- python train.py`"),
+        ([], "error: no command\n  write it after `--`: `polyfleet run --pool cpu -- python train.py`"),
         (["--"], "error: no command\n"),
         (
             ["python", "train.py"],
-            "error: there is no job file 'python'\n  a command goes after `--`: `polyfleet run --",
+            "error: there is no job file 'python'\n  write a command after `--`: `polyfleet run --",
         ),
-        (["two.yaml"], "error: 2 jobs, and `run` follows one\n"),
-        (["two.yaml", "--", "x"], "error: a job file, 'two.yaml', and a command after `--`\n"),
+        (["two.yaml"], "error: `run` follows only one job; there are 2\n"),
+        (["two.yaml", "--", "x"], "error: both a job file, 'two.yaml', and a command after `--` were given\n"),
         (["--env-file", "absent", "--", "x"], "error: absent: no such file\n"),
     ],
 )
@@ -132,7 +132,7 @@ def followed(command, live, talking, at_a_terminal):
 
 def test_ctrl_c_asks_and_following_goes_on_without_losing_a_line(live, talking, followed):
     followed.type(b"\x03")
-    followed.shows(b"go on following (Enter)? ")
+    followed.shows(b"continue following (Enter)? ")
     talking.say("meanwhile\n")
     followed.type(b"\n")
     followed.shows(b"meanwhile\r\n")

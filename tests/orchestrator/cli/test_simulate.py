@@ -77,7 +77,7 @@ def test_a_folder_for_pictures_that_is_a_file_is_the_users_mistake(polyfleet, tm
     (tmp_path / "plots").write_text("")
     done = polyfleet(*GIVEN, "--plots", "plots")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: --plots: plots cannot be made: File exists")
+    assert done.stderr.startswith("error: --plots: plots cannot be created: File exists")
 
 
 HERE = Path()
@@ -86,13 +86,13 @@ HERE = Path()
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({}, "neither --trace nor --log is given"),
+        ({}, "--trace or --log is missing"),
         ({"trace": HERE, "log": "."}, "both --trace and --log are given; name a CSV file with --trace, or"),
-        ({"trace": HERE, "fleet": "a=1"}, "--throughputs: missing; --trace needs --throughputs and --fleet"),
-        ({"trace": HERE, "throughputs": HERE}, "--fleet: missing; --trace needs"),
-        ({"trace": HERE, "until": "1d"}, "--until: not with --trace; leave --until out"),
+        ({"trace": HERE, "fleet": "a=1"}, "--throughputs is missing; --trace needs --throughputs and --fleet"),
+        ({"trace": HERE, "throughputs": HERE}, "--fleet is missing; --trace needs"),
+        ({"trace": HERE, "until": "1d"}, "--until cannot be combined with --trace; leave --until out"),
         ({"log": "absent"}, "--log: there is no file or folder absent; name a server's home, its database"),
-        ({"log": ".", "throughputs": HERE}, "--throughputs: not with --log; leave --throughputs out"),
+        ({"log": ".", "throughputs": HERE}, "--throughputs cannot be combined with --log; leave --throughputs out"),
         ({"log": ".", "until": "soon"}, "--until 'soon' is not a time; write 30m, 2h, 7d, or 2026-11-20"),
         ({"log": "."}, "there is no job store in "),
     ],
@@ -163,9 +163,9 @@ def test_the_whole_controller_ends_the_same_jobs_not_much_later(polyfleet):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (("--per-node", "4"), "--per-node: 4 is not for this"),
-        (("--controller", "--per-node", "0"), "--per-node: 0 is not for this"),
-        (("--controller", "--noise", "0.5"), "--noise: not with --controller"),
+        (("--per-node", "4"), "--per-node 4 is not valid here"),
+        (("--controller", "--per-node", "0"), "--per-node 0 is not valid here"),
+        (("--controller", "--noise", "0.5"), "--noise cannot be combined with --controller"),
     ],
 )
 def test_what_the_whole_controller_does_not_take_is_refused(polyfleet, more, said):

@@ -72,7 +72,7 @@ def test_variables_of_a_file_win_over_the_job_file_and_those_typed_over_both(her
     (tmp_path / "second.env").write_text("C=1\nLR\n")
     done = here("submit", str(file), *files)
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"error: {tmp_path / 'second.env'}, line 2: is not KEY=VALUE" in done.stderr
+    assert f"error: {tmp_path / 'second.env'}, line 2: not of the form KEY=VALUE" in done.stderr
 
 
 def test_what_git_ignores_stays_behind_and_is_told_in_one_line(here, live, file, tmp_path):
@@ -83,8 +83,8 @@ def test_what_git_ignores_stays_behind_and_is_told_in_one_line(here, live, file,
     assert done.returncode == 0
     assert done.stderr == (
         "left out of the submitted folder, because .gitignore names them: 1 file (data.npy)."
-        " To send data.npy all the same, write !/data.npy into .polyfleetignore\n"
-        "left out of the submitted folder, because they are no part of the code: .git/."
+        " To send data.npy anyway, write !/data.npy into .polyfleetignore\n"
+        "left out of the submitted folder, because they are not part of the code: .git/."
         " .git is never sent: a job that needs it clones the repository\n"
     )
 
@@ -255,19 +255,19 @@ def test_without_a_fleet_a_job_is_accepted_and_says_that_it_waits(here, live):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "error: no job file\n  give one job file, or a command: `polyfleet submit"),
-        (["--"], "error: no command\n  give one job file, or a command: `polyfleet submit"),
+        ([], "error: no job file\n  name a job file, or write a command: `polyfleet submit"),
+        (["--"], "error: no command\n  name a job file, or write a command: `polyfleet submit"),
         (["a.yaml", "job.yaml"], "error: a.yaml: No such file or directory"),
-        (["job.yaml", "--", "x"], "error: a job file, 'job.yaml', and a command after `--`\n  keep one of them"),
-        (["job.yaml", "job.yaml", "-f"], "error: --follow and 2 jobs\n  follow one of them with"),
-        (["--task", "run", "x"], "error: a job file, 'x', and --task, --entry, --working-dir, --launch or --check"),
+        (["job.yaml", "--", "x"], "error: both a job file, 'job.yaml', and a command after `--` were given"),
+        (["job.yaml", "job.yaml", "-f"], "error: --follow follows only one job; there are 2\n  submit them"),
+        (["--task", "run", "x"], "error: --task, --entry, --working-dir, --launch and --checkpoint cannot be"),
         (["--checkpoint", "../a.pt", "--", "x"], "error: checkpoint.path: path '../a.pt' is not inside the job"),
         (["absent.yaml"], "error: absent.yaml: No such file or directory\n  name a YAML file"),
         (["--task", "run"], "error: no command"),
-        (["--task", "train", "--", "x"], "error: a train job takes no command: 'x'"),
+        (["--task", "train", "--", "x"], "error: a train job cannot have a command: 'x'"),
         (["--task", "train"], "error: entry: a train job needs an entry"),
-        (["job.yaml", "--entry", "x.py"], "error: a job file, 'job.yaml', and --task, --entry, --working-dir"),
-        (["job.yaml", "--env", "LR"], "error: --env 'LR' is not K=V"),
+        (["job.yaml", "--entry", "x.py"], "error: --task, --entry, --working-dir, --launch and --checkpoint cannot be"),
+        (["job.yaml", "--env", "LR"], "error: --env 'LR' is not of the form K=V"),
         (["job.yaml", "--env", "RAY_X=1"], "error: env: RAY_X is set by Polyfleet itself"),
         (["job.yaml", "--accelerators", "nvidiaa"], "error: resources.accelerators: unknown accelerator 'nvidiaa'"),
         (["--task", "run", "--accelerators", "tpu:v5p", "--", "x"], "no pool has tpu:v5p; kinds here: cpu"),

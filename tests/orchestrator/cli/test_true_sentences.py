@@ -49,9 +49,7 @@ def test_a_log_that_is_on_a_node_of_a_fleet_that_is_down_is_not_told_to_be_empty
         done = here(*words)
         assert (done.returncode, done.stdout) == (3, ""), words
         assert "printed nothing" not in done.stderr
-        sentence = (
-            "the log of attempt 1 is on node cpu-0, which cannot be reached: no fleet is up; `polyfleet up` brings"
-        )
+        sentence = "the log of attempt 1 is on node cpu-0, which cannot be reached: no fleet is up; run `polyfleet up`"
         assert sentence in done.stderr
 
 
@@ -79,10 +77,10 @@ def test_a_fleet_that_is_down_is_not_told_to_have_no_nodes(here, down):
         assert (done.returncode, done.stdout) == (3, ""), verb
         assert DOWN in done.stderr and "polyfleet up" in done.stderr
     said = here("files", "ls", "talked").stderr
-    assert "lie on node cpu-0, which cannot be reached: no fleet is up" in said and "gone" not in said
+    assert "are on node cpu-0, which cannot be reached: no fleet is up" in said and "gone" not in said
     found = here("doctor")
     assert (found.returncode, DOWN in found.stdout, "no findings" in found.stdout) == (1, True, False)
-    assert "no nodes; `polyfleet up` brings a fleet up" in here("top", "--once").stdout
+    assert "no nodes; run `polyfleet up` to start a fleet" in here("top", "--once").stdout
 
 
 def test_a_job_that_is_running_when_its_fleet_goes_down_is_told_as_it_was_last_seen(here, live, talking, wait_for):
@@ -94,7 +92,7 @@ def test_a_job_that_is_running_when_its_fleet_goes_down_is_told_as_it_was_last_s
     known = json.loads(here("show", job, "-o", "json").stdout)["known_until"]
     assert running["known_until"] is None and known >= running["started_at"]
     at = known[:19].replace("T", " ")
-    told = f"no fleet is up; it was RUNNING when it was last heard of, at {at} UTC"
+    told = f"no fleet is up; it was RUNNING at the last contact, {at} UTC"
     assert told in here("jobs").stdout and told in here("show", job).stdout and told in here("top", "--once").stdout
     ran = [json.loads(here("jobs", "-o", "json").stdout)[0]["known_until"] for _ in range(2)]
     assert ran == [known, known], "it does not count on"
@@ -124,7 +122,7 @@ def test_a_job_that_waits_says_for_what_who_holds_it_and_who_is_ahead(here, live
     said = here("explain", holder).stdout
     assert "runs as candidate 1 on xla-0/tpu:emulated [0]" in said and "runs here" in said
     assert "would wait" not in said and "0 of 1 device" not in said and "waits for" not in said
-    assert "0 of 1 device is free, job needs 1; held by " + holder in here("explain", first).stdout
+    assert "has 0 of 1 device free, but the job needs 1; held by " + holder in here("explain", first).stdout
 
 
 def test_a_move_says_before_it_from_what_the_job_will_go_on_and_show_what_it_went_on_from(
@@ -132,12 +130,15 @@ def test_a_move_says_before_it_from_what_the_job_will_go_on_and_show_what_it_wen
 ):
     job = submit(talking.spec | {"resources": {"pool": "cpu"}})["id"]
     wait_for(lambda: live.service.job(job)["state"] == "RUNNING")
-    assert "started anew" not in here("show", job).stdout
+    assert "started again" not in here("show", job).stdout
     done = here("migrate", "talks", "--to", "xla")
     assert done.returncode == 0
-    assert f"{job}: after a move it starts anew, with its files: no checkpoint of it is known; " in done.stderr
+    assert (
+        f"{job}: after a move it starts from the beginning, with its files: no checkpoint of it is known; "
+        in done.stderr
+    )
     wait_for(lambda: (view := live.service.job(job))["state"] == "RUNNING" and view["pool"] == "xla")
-    assert "no: it started anew, since no checkpoint was known" in here("show", job).stdout
+    assert "no: it started again without a checkpoint" in here("show", job).stdout
 
 
 def test_what_a_job_would_continue_from_is_what_is_known_of_its_checkpoints():
@@ -147,10 +148,10 @@ def test_what_a_job_would_continue_from_is_what_is_known_of_its_checkpoints():
     point = {"pool": "cpu", "path": "j/step-00000007", "step": 7}
     for record, begin in (
         (Record(train, checkpoint=point), "continues from cpu:j/step-00000007 (step 7)"),
-        (Record(train), "starts anew, unless it saves a checkpoint before it stops"),
+        (Record(train), "starts from the beginning, unless it saves a checkpoint before it stops"),
         (Record(replace(train, resume_from="cpu:other")), "starts again from cpu:other"),
-        (Record(run), "starts anew, with its files: no checkpoint of it is known"),
-        (Record(replace(run, candidates=(script,))), "continues from ckpt.pt among its files, if its script has saved"),
+        (Record(run), "starts from the beginning, with its files: no checkpoint of it is known"),
+        (Record(replace(run, candidates=(script,))), "continues from ckpt.pt in its files, if its script has saved"),
     ):
         assert continues(replace(record, attempts=(attempt,))).startswith(begin), record
     assert continues(Record(run)) == ""
@@ -201,7 +202,7 @@ def test_jobs_are_chosen_by_a_pattern_and_none_that_matches_is_not_no_jobs(here,
     assert chosen("--name", "sweep") == chosen("--name", "asweep") == set()
     assert (
         here("jobs", "--name", "sweap-*").stdout
-        == "no job matches --name 'sweap-*'; `polyfleet jobs --all` lists every job\n"
+        == "no job matches --name 'sweap-*'; run `polyfleet jobs --all` to list every job\n"
     )
     assert "no job matches --state 'FAILED'" in here("jobs", "--state", "FAILED").stdout
 

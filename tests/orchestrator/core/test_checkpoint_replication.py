@@ -47,17 +47,17 @@ def test_a_second_copy_goes_to_another_storage_than_the_first(w, t):
 
 
 def test_where_machines_share_the_storage_no_copy_is_made_and_that_is_said(w, t):
-    said = "no copy is made: b and a share the storage that it lies in"
+    said = "no copy is made: b and a share the checkpoint's storage"
     assert chosen(w, node(t, "a"), node(t, "b", storage="a"), node(t, "c")) == ("", said)
 
 
 def test_another_storage_of_the_same_machine_is_no_place_for_a_copy(w, t):
     beside = node(t, "a2", "other", host="a")
-    assert chosen(w, node(t, "a"), beside) == ("", "no other machine with a storage of its own is up to take a copy")
+    assert chosen(w, node(t, "a"), beside) == ("", "no other machine with its own storage is available for a copy")
 
 
 def test_machines_without_room_are_named(w, t):
-    why = "no other machine has room for a copy: it needs 9.0 GiB, node c has 6 free"
+    why = "no other machine has enough disk space for a copy: it needs 9.0 GiB, node c has 6 GiB free"
     assert chosen(w, node(t, "a"), node(t, "b", free_gib=3), node(t, "c", free_gib=6), size_gib=8) == ("", why)
 
 

@@ -28,8 +28,8 @@ def joined(c):
 
 def test_an_agent_that_never_begins_is_made_less_and_less_often_and_its_node_says_why(c):
     joined(c)
-    assert c.tell(m.AgentDied("a", "ray-a", gone=True, why=WHY))[1] == [Warn(f"node a: {WHY}; it is tried again")]
-    assert closed(c.control.nodes["a"], {}, c.s) == "node a has not reported yet what runs there"
+    assert c.tell(m.AgentDied("a", "ray-a", gone=True, why=WHY))[1] == [Warn(f"node a: {WHY}; the server retries")]
+    assert closed(c.control.nodes["a"], {}, c.s) == "node a has not reported its running attempts yet"
     made = tries(c, 2000)
     pauses = [later - earlier for earlier, later in pairwise(made)]
     assert made[:2] == [2, 4] and pauses == sorted(pauses) and 300 <= pauses[-1] <= 302 and len(made) < 20
@@ -40,7 +40,7 @@ def test_an_agent_that_could_not_be_made_is_told_alike(c):
     joined(c)
     for _ in range(3):
         c.tell(m.AgentMade("a", "ray-a", "Ray does not answer"), 5.0)
-    assert closed(c.control.nodes["a"], {}, c.s) == "node a: its agent could not be made: Ray does not answer"
+    assert closed(c.control.nodes["a"], {}, c.s) == "node a: its agent could not be started: Ray does not answer"
 
 
 def test_an_agent_that_speaks_at_last_makes_the_node_usable_and_the_next_end_is_no_failed_start(c):

@@ -173,7 +173,7 @@ def test_the_sisters_of_a_part_that_was_lost_are_fenced_off(gang, t):
 def test_what_ranks_wrote_and_nobody_can_read_stops_that_attempt_only_and_decides(gang, t):
     told = m.Spoiled("g", 1, 1, "events.jsonl is a folder")
     assert [x.text for x in gang.tell(told)[1]] == [
-        "attempt g.1.1: what node b told cannot be used: events.jsonl is a folder"
+        "attempt g.1.1: node b sent an unreadable report: events.jsonl is a folder"
     ]
     assert gang.tick()[1] == [Stop("a", "g", 1, "cancel"), Stop("b", "g", 1, "cancel")]
     gang.hear("a", t.ended("g", 1, 0, "cancelled"))

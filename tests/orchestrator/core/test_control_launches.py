@@ -229,8 +229,14 @@ def test_a_launch_that_takes_long_says_what_it_does(c, w):
     assert waits_for(c.control, "j", Now(c.s), "copies step 40 from gpu") == ""
     c.hear_all("a", seconds=4)
     doing = "copies step 40 from gpu"
-    assert waits_for(c.control, "j", Now(c.s), doing) == "its launch takes 12 s so far: it copies step 40 from gpu"
-    assert waits_for(c.control, "j", Now(c.s)) == "its launch takes 12 s so far: it waits for other launches to end"
+    assert (
+        waits_for(c.control, "j", Now(c.s), doing)
+        == "the attempt has been starting for 12 s: it copies step 40 from gpu"
+    )
+    assert (
+        waits_for(c.control, "j", Now(c.s))
+        == "the attempt has been starting for 12 s: it waits for other launches to end"
+    )
     c.tell(m.Launched("j", 1))
     assert waits_for(c.control, "j", Now(c.s), doing) == ""
 

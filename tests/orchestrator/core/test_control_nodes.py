@@ -16,7 +16,7 @@ def test_a_drained_node_takes_no_new_work_and_what_runs_there_goes_on(c, w):
     c.node("a")
     c.run(w.job("j", w.want("cpu")))
     assert c.tell(m.DrainAsked("a", "new memory")) == ([("node/a", "drained", 0)], [])
-    assert why(c, "a") == "node a is drained: new memory; `polyfleet node resume a` ends that"
+    assert why(c, "a") == "node a is drained: new memory; to use it again, run `polyfleet node resume a`"
     assert c.tell(m.DrainAsked("a", "new memory")) == ([], []), "twice is once"
     assert c.tell(m.ResumeAsked("a")) == ([("node/a", "undrained", 0)], [])
     assert why(c, "a") == ""
@@ -66,7 +66,7 @@ def test_a_node_that_ray_drains_takes_nothing_and_its_attempts_save(c, w):
     c.run(w.job("j", w.want("cpu")))
     events, commands = c.tell(m.NodesSeen((m.NodeSeen("ray-a", "a", draining_s=30.0),)))
     assert (events, commands) == ([("j", "preempted", 1)], [Stop("a", "j", 1, "preempt")])
-    assert "is about to go" in why(c, "a")
+    assert "is about to shut down" in why(c, "a")
     c.tell(m.NodesSeen((m.NodeSeen("ray-a", "a"),)))
     assert why(c, "a") == "", "Ray has taken it back"
 
@@ -79,7 +79,7 @@ def test_the_third_failure_within_ten_minutes_puts_a_node_into_quarantine_and_it
         c.hear("a")
     assert why(c, "a") == (
         "node a failed 3 times within 10 minutes (last: its agent ended) and takes no jobs for 600 s; "
-        "`polyfleet node resume a` ends that"
+        "to use it now, run `polyfleet node resume a`"
     )
     c.tell(m.ResumeAsked("a"))
     assert why(c, "a") == ""
@@ -98,7 +98,7 @@ def test_a_job_whose_last_possible_pool_is_absent_waits_and_says_for_what(c, w):
     c.node("a")
     c.submit(w.job("j", w.want("tpu:v5e")))
     assert c.hear_all("a", seconds=10)[0] == []
-    assert c.control.plan.why_not["j"] == {(0, "a/cpu"): "is cpu, job accepts tpu:v5e"}
+    assert c.control.plan.why_not["j"] == {(0, "a/cpu"): "is of kind cpu, but the job accepts tpu:v5e"}
 
 
 def test_a_job_that_is_to_stop_is_refused_with_words_when_nothing_could_ever_run_it(c, w):

@@ -68,7 +68,7 @@ def test_a_notice_that_an_agent_tells_of_has_its_attempts_save_and_keeps_new_one
     events, commands = c.hear("a", facts=going)
     assert (events, commands) == ([("j", "preempted", 1)], [Stop("a", "j", 1, "preempt")])
     assert c.state("j") == "SAVING"
-    why = "node a is about to go: its machine is shut down (25 s were left)"
+    why = "node a is about to shut down: its machine is shut down (25 s were left)"
     assert c.events[0].data["reason"] == why
     assert c.hear("a", facts=going, after_s=1.0) == ([], []), "it is told with each answer"
     c.tell(m.Stopped("a", "j", 1, "preempt"))
@@ -128,7 +128,7 @@ def test_a_move_to_where_nothing_is_free_is_refused_and_the_job_runs_on(c, w):
     c.run(w.job("j", w.want("cpu")))
     events, [refused] = c.tell(m.MigrateAsked("j", ("tpu:v5e",)))
     assert (events, c.state("j")) == ([], "RUNNING")
-    assert refused.message == "job j cannot move to tpu:v5e now: a/cpu is cpu, job accepts tpu:v5e"
+    assert refused.message == "job j cannot move to tpu:v5e now: a/cpu is of kind cpu, but the job accepts tpu:v5e"
 
 
 def test_a_move_to_where_the_job_runs_is_refused_with_that_word(c, w):
@@ -136,7 +136,7 @@ def test_a_move_to_where_the_job_runs_is_refused_with_that_word(c, w):
     c.run(w.job("j", w.want("cpu")))
     for asked in (m.MigrateAsked("j", ("cpu",)), m.MigrateAsked("j", pool="cpu")):
         events, [refused] = c.tell(asked)
-        assert (events, refused.message) == ([], "job j runs there already, on cpu in pool cpu")
+        assert (events, refused.message) == ([], "job j already runs on cpu in pool cpu")
 
 
 def test_a_job_that_may_not_cross_vendors_stays_with_the_one_it_last_ran_on(c, w, t):
@@ -159,7 +159,7 @@ def test_a_waiting_job_that_may_not_cross_vendors_is_not_moved_to_where_it_never
     assert c.state("j") == "RECOVERING"
     events, [refused] = c.tell(m.MigrateAsked("j", ("tpu:v5e",)))
     assert events == []
-    told = "job j cannot move to tpu:v5e: it last ran on cpu, and recovery.cross_vendor is false"
+    told = "job j cannot move to tpu:v5e: the job last ran on cpu, and recovery.cross_vendor is false"
     assert refused.message == told
     assert c.tell(m.MigrateAsked("j", ("any",)))[0] == [("j", "migrated", 1)]
 

@@ -48,7 +48,7 @@ def test_the_sentence_of_a_refusal_names_the_node_that_did_not_come_back(two, w)
         two.hear_all("a", seconds=2)
     [event] = two.events
     assert event.data["reason"] == (
-        "no pool has tpu:v5e; kinds here: cpu; it could use v, lost for more than 5 minutes; "
+        "no pool has tpu:v5e; kinds here: cpu; v could run it, but was lost more than 5 minutes ago; "
         "recovery.on_disconnect is stop"
     )
 
@@ -147,9 +147,12 @@ def test_what_waits_for_a_lost_node_names_it_and_later_what_it_lacks(two, w):
     leaves(two, "v")
     two.hear_all("a", seconds=4)
     lost = "node v is lost: Ray reports the node dead"
-    assert two.control.plan.why_not["j"] == {(0, "a/cpu"): "is cpu, job accepts tpu:v5e", (0, "v/tpu:v5e"): lost}
+    assert two.control.plan.why_not["j"] == {
+        (0, "a/cpu"): "is of kind cpu, but the job accepts tpu:v5e",
+        (0, "v/tpu:v5e"): lost,
+    }
     assert two.hear_all("a", seconds=3700)[0] == [], "it waits without end"
-    assert two.control.plan.why_not["j"] == {(0, "a/cpu"): "is cpu, job accepts tpu:v5e"}
+    assert two.control.plan.why_not["j"] == {(0, "a/cpu"): "is of kind cpu, but the job accepts tpu:v5e"}
 
 
 def test_what_waits_in_a_fleet_without_any_node_says_so(c, w):

@@ -117,7 +117,7 @@ def test_nodes_that_do_not_come_leave_the_job_to_its_next_candidate_for_a_while(
     assert grows.asked[-1] == (ONE_CPU,)
     why = "no node came within 10 m (InsufficientInstanceCapacity)"
     gone, started = grows.why("j")
-    assert gone.startswith(f"pool h100 is unavailable: {why}; it is asked again in 9 m")
+    assert gone.startswith(f"pool h100 is unavailable: {why}; the next try is in 9 m")
     assert started.startswith("a node of kind cpu is being started in pool cpu (")
     grows.pass_(600)
     assert grows.asked[-1] == (ONE_H100,), "then the first candidate has its turn again"
@@ -235,5 +235,5 @@ def test_a_job_that_no_node_to_be_started_would_run_says_so_and_one_that_has_to_
     c.submit(w.job("later", count=8))
     c.submit(w.job("never", w.want("tpu")))
     grows.pass_(2, hears=["a", "b"])
-    assert grows.why("later")[0].startswith("pool h100 has all 2 nodes that it may have; waits for 8 devices on ")
-    assert grows.why("never") == ["no node that may be started would run it: h100 can grow"]
+    assert grows.why("later")[0].startswith("pool h100 has its maximum of 2 nodes; waits for 8 devices on ")
+    assert grows.why("never") == ["no node that an autoscaler may start can run the job: h100 can grow"]

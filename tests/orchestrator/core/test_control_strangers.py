@@ -16,7 +16,7 @@ def test_an_attempt_of_a_job_that_the_log_does_not_know_is_not_stopped_and_its_n
     c.node("a")
     told = t.report("other", 3, 0, "running")
     assert c.hear("a", told, there=["other.3.0"]) == ([], [])
-    assert why(c, "a") == "node a runs other.3.0, unknown to this server's database; see `polyfleet doctor`"
+    assert why(c, "a") == "node a runs other.3.0, unknown to this server's database; run `polyfleet doctor`"
     assert c.tick(3.0) == ([], [])
     c.hear("a", there=())
     assert why(c, "a") == ""
@@ -86,7 +86,7 @@ def test_a_job_waits_for_a_replaced_attempt_and_says_so_but_not_once_its_node_is
     c.hear("a", t.report("j", 1, 0, "running"), there=["j.1.0"])  # it was frozen, and its supervisor has yet to look
     c.tell(m.ResumeAsked("b"))
     assert c.hear_all("b", seconds=10)[0] == []
-    assert c.control.plan.why_not["j"] == {(0, ""): "waits for its attempt j.1 on node a to end, which was replaced"}
+    assert c.control.plan.why_not["j"] == {(0, ""): "waits until attempt j.1, which was replaced, has ended on node a"}
     assert c.hear_all("b", seconds=6)[0] == [("j", "placed", 2)]
 
 
@@ -113,7 +113,7 @@ def test_two_living_nodes_with_one_name_do_not_take_turns(c):
     for _ in range(5):
         assert c.tell(both, 1.0) == ([], [])
     assert c.control.nodes["a"].ray_id == "ray-a"
-    assert why(c, "a-0secon") == "node a-0secon was given the name of a, which is up; give every node its own name"
+    assert why(c, "a-0secon") == "node a-0secon has the same name as a, which is up; give every node its own name"
 
 
 def test_the_second_of_a_name_takes_it_over_when_the_first_has_gone_and_its_attempts_go_on(c, w, t):
@@ -138,7 +138,7 @@ def test_a_node_takes_work_only_once_it_has_told_what_runs_there(c, w, t, after)
     c.tell(m.AgentMade("a", "ray-a"))
     c.submit(w.job("j", w.want("cpu")))
     c.hear("a", facts=t.facts("a"), attempts=None)
-    assert why(c, "a") == "node a has not reported yet what runs there"
+    assert why(c, "a") == "node a has not reported its running attempts yet"
     if after == "list":
         c.hear("a")
     assert c.tick()[0] == ([] if after == "facts" else [("j", "placed", 1)])

@@ -58,7 +58,9 @@ def test_no_more_nodes_are_asked_for_than_there_may_be_and_the_rest_waits(w):
 
 def test_a_gang_that_no_pool_could_ever_hold_asks_for_nothing(w):
     found = asked(w, [], [w.job("g", w.want(count=8, nodes=5))], group(most=4))
-    assert found == Demand({"h100": 0}, {}, {"g": "no node that may be started would run it: h100 can grow"})
+    assert found == Demand(
+        {"h100": 0}, {}, {"g": "no node that an autoscaler may start can run the job: h100 can grow"}
+    )
 
 
 def test_nodes_that_take_no_work_do_not_count_for_a_job_that_needs_one(w):

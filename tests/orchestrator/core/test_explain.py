@@ -28,7 +28,8 @@ def test_a_pool_that_is_not_here_is_named_with_the_nearest(w):
 def test_too_much_for_every_node_says_what_each_has(w):
     fleet = [w.devices("a", 4), w.devices("b", 2)]
     assert never(w.job("j", w.want(count=8)), fleet) == (
-        "a/nvidia:H100-80GB: has 4 devices in all, job needs 8; b/nvidia:H100-80GB: has 2 devices in all, job needs 8"
+        "a/nvidia:H100-80GB: has 4 devices in all, but the job needs 8; "
+        "b/nvidia:H100-80GB: has 2 devices in all, but the job needs 8"
     )
 
 
@@ -68,8 +69,8 @@ def test_a_job_that_would_start_is_told_where_and_what_else_would_do(w):
                 "",
                 ("a/nvidia:H100-80GB",),
                 {
-                    "b/nvidia:H100-80GB": "0 of 2 devices are free, job needs 1",
-                    "cpu-0/cpu": "is cpu, job accepts nvidia",
+                    "b/nvidia:H100-80GB": "has 0 of 2 devices free, but the job needs 1",
+                    "cpu-0/cpu": "is of kind cpu, but the job accepts nvidia",
                 },
             ),
             Answer(
@@ -81,8 +82,8 @@ def test_a_job_that_would_start_is_told_where_and_what_else_would_do(w):
                 "",
                 ("cpu-0/cpu",),
                 {
-                    "a/nvidia:H100-80GB": "is nvidia:H100-80GB, job accepts cpu",
-                    "b/nvidia:H100-80GB": "is nvidia:H100-80GB, job accepts cpu",
+                    "a/nvidia:H100-80GB": "is of kind nvidia:H100-80GB, but the job accepts cpu",
+                    "b/nvidia:H100-80GB": "is of kind nvidia:H100-80GB, but the job accepts cpu",
                 },
             ),
         ),
@@ -104,7 +105,7 @@ def test_a_job_is_explained_in_its_place_in_the_line(w):
     assert told.would_start is None
     assert told.candidates[0].fits == ()
     assert told.candidates[0].refused == {
-        "a/nvidia:H100-80GB": "0 of 1 device is free, job needs 1",
+        "a/nvidia:H100-80GB": "has 0 of 1 device free, but the job needs 1",
         "": "waits for 1 device on a/nvidia:H100-80GB",
     }
 
@@ -122,7 +123,7 @@ def test_a_job_that_holds_its_devices_runs_there_and_its_own_are_no_reason_again
     told = explain(job, w.snapshot([node, other], [w.job("waits", priority=9)], attempts))
     assert told.runs == Start("j", 0, ((node.id, (0,)),))
     assert (told.would_start, told.preempt, told.candidates[0].fits) == (None, (), (node.id,))
-    assert told.candidates[0].refused == {other.id: "0 of 1 device is free, job needs 1; held by k"}
+    assert told.candidates[0].refused == {other.id: "has 0 of 1 device free, but the job needs 1; held by k"}
     ended = explain(replace(job, state=State.SUCCEEDED), w.snapshot([node, other], [], attempts))
     assert ended.runs is None and ended.candidates[0].fits == ()
 
@@ -136,7 +137,7 @@ def test_those_who_would_have_to_stop_are_named(w):
 def test_what_can_never_run_says_so_beside_every_refusal(w):
     told = explain(w.job("j", w.want("tpu:v5p")), w.snapshot([w.cpu()], []))
     assert told.impossible == "no pool has tpu:v5p; kinds here: cpu"
-    assert told.candidates[0].refused == {"cpu-0/cpu": "is cpu, job accepts tpu:v5p"}
+    assert told.candidates[0].refused == {"cpu-0/cpu": "is of kind cpu, but the job accepts tpu:v5p"}
 
 
 def test_an_explanation_is_plain_data(w):
@@ -156,7 +157,7 @@ def test_who_holds_the_devices_is_said_and_many_are_cut(w):
     far = w.running("far", (b.id, ()))
     job = w.job("j", count=2)
     [told] = explain(job, w.snapshot([a, b], [], [*running, far])).candidates
-    assert told.refused[a.id] == "0 of 5 devices are free, job needs 2; held by r0, r1, r2 and 2 more"
-    assert told.refused[b.id] == "has 1 device in all, job needs 2"
+    assert told.refused[a.id] == "has 0 of 5 devices free, but the job needs 2; held by r0, r1, r2 and 2 more"
+    assert told.refused[b.id] == "has 1 device in all, but the job needs 2"
     [one] = explain(w.job("j"), w.snapshot([replace(a, total=1)], [], running[:1])).candidates
-    assert one.refused[a.id] == "0 of 1 device is free, job needs 1; held by r0"
+    assert one.refused[a.id] == "has 0 of 1 device free, but the job needs 1; held by r0"

@@ -60,17 +60,17 @@ def test_every_rule_refuses_with_its_sentence(w):
         refusal(w.want(count=4), have): "enough_free",
     }
     assert sentences == {
-        "is nvidia:H100-80GB, job accepts tpu:v5e": "right_kind",
+        "is of kind nvidia:H100-80GB, but the job accepts tpu:v5e": "right_kind",
         "is emulated on the CPU; ask for tpu:emulated or pool xla to use it": "not_emulated_unasked",
-        "is in pool h100, job asks for pool other": "right_pool",
-        "is node a, job asks for node b": "right_node",
-        "80 GiB per device, job needs 100": "enough_memory",
-        "has 8 devices in all, job needs 9": "enough_devices",
-        "costs 4 per device and hour, job pays at most 2.5": "not_too_dear",
+        "is in pool h100, but the job asks for pool other": "right_pool",
+        "is node a, but the job asks for node b": "right_node",
+        "has 80 GiB per device, but the job needs 100 GiB": "enough_memory",
+        "has 8 devices in all, but the job needs 9": "enough_devices",
+        "costs 4 per device and hour, but the job pays at most 2.5": "not_too_dear",
         "is not known to compute with float16 natively, which the job asks for": "computes_with",
-        "offers collectives gloo, job asks for nccl": "offers_features",
+        "offers collectives gloo, but the job asks for nccl": "offers_features",
         "node b is lost: silent": "node_takes_jobs",
-        "2 of 8 devices are free, job needs 4": "enough_free",
+        "has 2 of 8 devices free, but the job needs 4": "enough_free",
     }
     assert [rule.__name__ for rule in RULES] == list(sentences.values())
 
@@ -92,18 +92,21 @@ def test_an_emulated_device_is_taken_by_its_full_name_or_its_pool(w, kinds, pool
 def test_a_range_needs_only_its_lower_end(w):
     have = w.devices("a", 8, free=(0, 1))
     assert refusal(w.want(count=8, min_count=2), have) == ""
-    assert refusal(w.want(count=8, min_count=3), have) == "2 of 8 devices are free, job needs at least 3"
+    assert refusal(w.want(count=8, min_count=3), have) == "has 2 of 8 devices free, but the job needs at least 3"
 
 
 def test_memory_that_nobody_knows_is_not_taken_for_enough(w):
     unknown = w.devices("a", memory_gib=0)
-    assert refusal(w.want(memory_bytes=w.GiB), unknown) == "memory per device is unknown, job needs 1 GiB"
+    assert refusal(w.want(memory_bytes=w.GiB), unknown) == "has unknown memory per device, but the job needs 1 GiB"
     assert refusal(w.want(), unknown) == ""
 
 
 def test_a_sentence_has_fractions_of_a_gib_when_they_matter(w):
-    assert refusal(w.want(memory_bytes=17 * 10**9), w.v5e()) == "is tpu:v5e, job accepts nvidia:H100"
-    assert refusal(w.want("tpu", memory_bytes=17 * 10**9 + 2**29), w.v5e()) == "16 GiB per device, job needs 16.3"
+    assert refusal(w.want(memory_bytes=17 * 10**9), w.v5e()) == "is of kind tpu:v5e, but the job accepts nvidia:H100"
+    assert (
+        refusal(w.want("tpu", memory_bytes=17 * 10**9 + 2**29), w.v5e())
+        == "has 16 GiB per device, but the job needs 16.3 GiB"
+    )
 
 
 def test_a_price_up_to_what_a_job_pays_is_taken_and_so_is_a_pool_without_one(w):
@@ -114,7 +117,7 @@ def test_a_price_up_to_what_a_job_pays_is_taken_and_so_is_a_pool_without_one(w):
 def test_pools_may_be_listed_and_excluded(w):
     have = w.cpu()
     assert right_pool(w.want("cpu", pools=("a", "cpu")), have) == ""
-    assert right_pool(w.want("cpu", pools=("a", "b")), have) == "is in pool cpu, job asks for pools a, b"
+    assert right_pool(w.want("cpu", pools=("a", "b")), have) == "is in pool cpu, but the job asks for pools a, b"
     assert right_pool(w.want("cpu", not_pools=("cpu",)), have) == "is in pool cpu, which the job excludes"
     emulated = w.xla()
     assert not_emulated_unasked(w.want("tpu"), emulated) != ""
@@ -127,7 +130,7 @@ def test_features_are_those_that_documents_say_a_kind_offers(w):
     assert offers_features(flash, w.xla()) == "does not offer flash_attention, which the job asks for"
     apple = w.devices("m", kind="apple:M2-Ultra")
     assert offers_features(flash, apple) == "is not known to offer flash_attention, which the job asks for"
-    assert offers_features(own, w.devices("a")) == "offers custom_kernels CUDA, Triton, job asks for pallas"
+    assert offers_features(own, w.devices("a")) == "offers custom_kernels CUDA, Triton, but the job asks for pallas"
     assert offers_features(w.want("any"), apple) == ""
 
 

@@ -105,7 +105,7 @@ def test_events_of_an_older_epoch_are_refused(w):
     before = story(w, ("placed", 1, place()), ("interrupted", 1, {}), ("placed", 2, place()), ("started", 2, {}))
     for event in ("started", "finished", "failed", "interrupted", "checkpoint", "resumed", "released", "preempted"):
         late = Event("j", event, 1, 99.0, {"step": 1, "reason": "late"})
-        assert ignored(before, late) == f"{event} of epoch 1, the job is at 2"
+        assert ignored(before, late) == f"event {event} is of attempt 1, but the job is at attempt 2"
         assert apply(before, late) is before
 
 

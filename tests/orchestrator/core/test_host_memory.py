@@ -41,8 +41,8 @@ def test_two_jobs_of_one_plan_are_not_promised_the_same_memory(w, spark):
     decided = plan(w.snapshot(spark, [first, second, small]))
     assert [start.job for start in decided.start] == ["first"]
     said = decided.why_not["second"][0, "cpu-0/cpu"]
-    assert said.startswith("its devices share the memory of machine spark, of which 40 of 120 GiB are not promised")
-    assert said.endswith("; job needs 60")
+    assert said.startswith("shares the memory of machine spark, of which 40 of 120 GiB are not allocated")
+    assert said.endswith(", but the job needs 60 GiB")
     assert decided.why_not["second"][0, ""] == "waits for memory of machine spark on cpu-0/cpu"
     assert "small" in decided.why_not, "what is left is kept for the second, which goes first"
 
@@ -54,7 +54,7 @@ def test_what_a_running_job_of_another_pool_was_promised_counts_until_it_ends(w,
     busy = w.snapshot([gpu, replace(cpu, free=())], [waits], [held])
     assert plan(busy).start == ()
     [answer] = explain(waits, busy).candidates
-    assert answer.fits == () and "of which 20 of 120 GiB are not promised" in answer.refused["gpu-0/nvidia:GB10"]
+    assert answer.fits == () and "of which 20 of 120 GiB are not allocated" in answer.refused["gpu-0/nvidia:GB10"]
     stopping = replace(busy, running=(replace(held, stopping=True),))
     assert plan(stopping).start == ()
     assert [s.job for s in plan(replace(busy, running=())).start] == ["waits"]
@@ -100,7 +100,9 @@ def test_a_more_urgent_job_has_one_of_another_pool_stopped_for_its_memory(w, spa
 
 def test_a_job_that_needs_more_than_the_machine_has_for_all_devices_is_refused_for_good(w):
     node = w.cpu("cpu-0", 4, **SPARK)
-    assert never(asks(w, "big", "cpu", 50, count=3), [node]) == ("cpu-0/cpu: its devices share 120 GiB, job needs 150")
+    assert never(asks(w, "big", "cpu", 50, count=3), [node]) == (
+        "cpu-0/cpu: has 120 GiB that its devices share, but the job needs 150 GiB"
+    )
     assert never(asks(w, "fits", "cpu", 40, count=3), [node]) == ""
 
 

@@ -44,8 +44,7 @@ def test_a_job_moves_to_devices_on_which_it_ends_so_much_earlier_that_the_move_p
     [moved] = decided.preempt
     assert (moved.victim, moved.job) == ("slow", "slow")
     assert moved.reason == (
-        "moves to 1 tpu:v5e in pool v5e: there about 16.7 min are left of it, here 2.78 h, "
-        "and the move costs about 30 s"
+        "moves to 1 tpu:v5e in pool v5e: about 16.7 min are left there, 2.78 h here, and the move costs about 30 s"
     )
     assert decided.memory.reserved["slow"].place == Place(1, Island("v5e", "tpu:v5e", "tpu", "v5e"), 1)
     assert plan(seen).preempt == (), "between full decisions nothing that runs is touched"
@@ -100,7 +99,7 @@ def test_a_job_that_saves_before_it_moves_finds_its_next_place_kept(w, fleet):
     seen = fleet([other], [attempt], memory=Memory(reserved={"slow": kept}))
     decided = plan(seen)
     assert decided.start == ()
-    assert "1 more kept for slow" in decided.why_not["other"][0, "t/tpu:v5e"]
+    assert "1 more reserved for slow" in decided.why_not["other"][0, "t/tpu:v5e"]
     late = plan(replace(seen, now_s=201.0))
     assert [start.job for start in late.start] == ["other"], "not for ever"
 
@@ -136,7 +135,7 @@ def test_running_jobs_exchange_their_places_where_one_gains_more_than_the_other_
     assert makes_way.startswith(
         "makes way on t/tpu:v5e for slow of the same priority, which ends there about 2.5 h earlier"
     )
-    assert makes_way.endswith("and costs this one about 17.2 min")
+    assert makes_way.endswith("this job loses about 17.2 min")
     assert moves.startswith("moves to 1 tpu:v5e in pool v5e")
     assert decided.memory.reserved["slow"].place.island.pool == "v5e"
     assert plan(exchange(w, fleet)).preempt == (), "between full decisions nothing that runs is touched"
@@ -169,7 +168,7 @@ def test_small_jobs_make_whole_nodes_free_for_a_gang_that_ends_sooner_there(w, f
     decided = plan(fleet(running=attempts, devices=devices, progress=progress), full=True)
     [made_room, moved] = decided.preempt
     assert made_room.victim in ("s1", "s2") and (made_room.job, moved.victim) == ("gang", "gang")
-    assert made_room.reason.endswith("and costs this one about 30 s")
+    assert made_room.reason.endswith("this job loses about 30 s")
     dear = {name: replace(told, starts_s=8000.0) for name, told in progress.items() if name != "gang"}
     since = dict.fromkeys(("gang", "s1", "s2"), Since(-1e6, -1e6))
     too_dear = replace(fleet(running=attempts, devices=devices, progress=progress | dear), since=since)
@@ -187,7 +186,7 @@ def test_a_job_grows_onto_a_device_that_falls_free(w, fleet):
     progress = Progress(step=0, of=10_000, rates={("cpu", 1): 1.0}, starts_s=30.0)
     seen = fleet(running=[held(w, elastic(w), ON_CPU)], devices=[w.cpu("a", 2, free=(1,))], progress={"e": progress})
     decided = plan(seen, full=True)
-    told = "there about 83.3 min are left of it, here 2.78 h, and the move costs about 30 s"
+    told = "about 83.3 min are left there, 2.78 h here, and the move costs about 30 s"
     assert decided.preempt == (Preempt("e", "e", f"moves to 2 cpu in pool cpu: {told}"),)
     assert decided.memory.reserved["e"].place.devices == 2
 
@@ -201,10 +200,10 @@ def test_it_shrinks_again_for_an_equal_that_waits(w, fleet):
     decided = plan(seen, full=True)
     [stopped] = decided.preempt
     assert (stopped.victim, stopped.job) == ("e", "new")
-    told = "makes way on a/cpu for new of the same priority, to which they are worth more"
-    assert stopped.reason == f"{told}: 6 min left of that one, 83.3 min left of this"
+    told = "makes way on a/cpu for new of the same priority, which gains more from them"
+    assert stopped.reason == f"{told}: 6 min left of new, 83.3 min left of this job"
     unknown = plan(replace(seen, jobs=(replace(new, work=Declared()),)), full=True).preempt[0].reason
-    assert unknown == f"{told}: it is not known how long that one takes, 83.3 min left of this"
+    assert unknown == f"{told}: the duration of new is unknown, 83.3 min left of this job"
     assert decided.why_not["new"] == {(0, ""): "waits for e to save and stop on a/cpu"}
     assert plan(seen).preempt == ()
     after = fleet(

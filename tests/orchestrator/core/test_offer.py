@@ -107,7 +107,7 @@ def test_a_node_that_may_be_started_is_an_offer_until_the_pool_has_all_of_its_no
     full = replace(seen, jobs=tuple(ahead))
     assert [o.when for o in offers(job, full, may_grow).offers] == ["closed"]
     gone = offers(job, seen, Growth((GROWS,), {"h100": seen.now_s + 60}))
-    assert "h100 could not be had lately" in gone.offers[0].reason
+    assert "nodes of h100 could not be started recently" in gone.offers[0].reason
     busy = [w.devices(f"a{n}", 8, free=()) for n in range(2)]
     assert waits(offers(job, replace(seen, devices=tuple(busy)), may_grow))["h100"][0] == "after running jobs end"
 
@@ -115,11 +115,11 @@ def test_a_node_that_may_be_started_is_an_offer_until_the_pool_has_all_of_its_no
 @pytest.mark.parametrize(
     "want, reason",
     [
-        ({"kinds": ("tpu:v5e",)}, "is nvidia:H100-80GB, job accepts tpu:v5e"),
-        ({"memory_bytes": 100 * 2**30}, "80 GiB per device, job needs 100"),
-        ({"count": 8}, "has 4 devices in all, job needs 8"),
+        ({"kinds": ("tpu:v5e",)}, "is of kind nvidia:H100-80GB, but the job accepts tpu:v5e"),
+        ({"memory_bytes": 100 * 2**30}, "has 80 GiB per device, but the job needs 100 GiB"),
+        ({"count": 8}, "has 4 devices in all, but the job needs 8"),
         ({"count": 4, "nodes": 2}, "the job needs 2 nodes of one pool and kind, each with 4 devices; pool h100 has 1"),
-        ({"max_price": 1.0}, "costs 2 per device and hour, job pays at most 1"),
+        ({"max_price": 1.0}, "costs 2 per device and hour, but the job pays at most 1"),
     ],
 )
 def test_what_can_never_be_had_there_says_the_first_rule_that_refused_it(w, want, reason):

@@ -17,8 +17,8 @@ def test_a_job_nothing_can_run_says_why_for_all_devices(w):
     assert plan(w.snapshot([h200, w.v5e("node-b")], [big])) == Plan(
         why_not={
             "big": {
-                (0, "node-a/nvidia:H200"): "is nvidia:H200, job accepts tpu:v5e",
-                (0, "node-b/tpu:v5e"): "16 GiB per device, job needs 40",
+                (0, "node-a/nvidia:H200"): "is of kind nvidia:H200, but the job accepts tpu:v5e",
+                (0, "node-b/tpu:v5e"): "has 16 GiB per device, but the job needs 40 GiB",
             }
         }
     )
@@ -45,7 +45,7 @@ def test_jobs_share_what_is_there_in_order_and_the_last_learns_why_it_waits(w):
         start=(Start("x", 0, ((node.id, (0, 1)),), why), Start("y", 0, ((node.id, (2, 3)),), why)),
         why_not={
             "z": {
-                (0, node.id): "0 of 4 devices are free, job needs 2",
+                (0, node.id): "has 0 of 4 devices free, but the job needs 2",
                 (0, ""): f"waits for 2 devices on {node.id}",
             }
         },
@@ -68,7 +68,7 @@ def test_only_waiting_jobs_are_planned(w):
 def test_a_job_that_pauses_after_a_failure_says_for_how_long(w):
     job, paused = w.job("j", restarts=2, interruptions=1, state=State.RECOVERING), {"j": 104.0}
     assert plan(w.snapshot([w.devices("a", 1)], [job], now_s=100.0, paused_until_s=paused)) == Plan(
-        why_not={"j": {(0, ""): "is tried again in 4.0 s, after 2 failures and 1 interruption"}}
+        why_not={"j": {(0, ""): "the server retries the job in 4.0 s, after 2 failures and 1 interruption"}}
     )
     assert [s.job for s in plan(w.snapshot([w.devices("a", 1)], [job], now_s=104.0, paused_until_s=paused)).start] == [
         "j"
@@ -238,15 +238,16 @@ def test_a_blocked_gang_keeps_what_it_needs_from_all_later_jobs(w):
     a, b = w.devices("a", 4), w.devices("b", 4, free=(0, 1))
     gang = w.job("gang", w.want(count=4, nodes=2), priority=5)
     small = w.job("small", count=1)
+    refusal = "has 0 of 4 devices free, but the job needs 1; {} more reserved for gang, which is ahead in the queue"
     assert plan(w.snapshot([a, b], [small, gang])) == Plan(
         why_not={
             "gang": {
-                (0, b.id): "2 of 4 devices are free, job needs 4",
+                (0, b.id): "has 2 of 4 devices free, but the job needs 4",
                 (0, ""): f"waits for 2 of 8 devices on {a.id}, {b.id}; the others are reserved for it",
             },
             "small": {
-                (0, a.id): "0 of 4 devices are free, job needs 1; 4 more kept for gang, which goes first",
-                (0, b.id): "0 of 4 devices are free, job needs 1; 2 more kept for gang, which goes first",
+                (0, a.id): refusal.format(4),
+                (0, b.id): refusal.format(2),
                 (0, ""): f"waits for 1 device on {a.id}",
             },
         }
@@ -263,7 +264,7 @@ def test_a_job_that_nothing_can_ever_run_keeps_nothing_from_others(w):
     impossible = w.job("impossible", count=16, priority=9)
     decided = plan(w.snapshot([w.devices("a", 8)], [impossible, w.job("small", count=8)]))
     assert [s.job for s in decided.start] == ["small"]
-    assert decided.why_not == {"impossible": {(0, "a/nvidia:H100-80GB"): "has 8 devices in all, job needs 16"}}
+    assert decided.why_not == {"impossible": {(0, "a/nvidia:H100-80GB"): "has 8 devices in all, but the job needs 16"}}
 
 
 def test_a_job_that_may_not_cross_vendors_keeps_and_empties_nothing_of_another_vendor(w):
@@ -311,7 +312,7 @@ def test_a_job_of_higher_priority_asks_the_fewest_and_least_to_stop(w):
         preempt=(Preempt("young", "urgent", f"urgent (priority 5) needs 1 of {node.id}"),),
         why_not={
             "urgent": {
-                (0, node.id): "0 of 4 devices are free, job needs 1",
+                (0, node.id): "has 0 of 4 devices free, but the job needs 1",
                 (0, ""): f"waits for young of lower priority to save and stop on {node.id}",
             }
         },
@@ -402,7 +403,7 @@ def test_an_exclusive_job_takes_a_whole_node_and_no_node_of_which_another_job_ho
     )
     assert plan(w.snapshot([busy], [whole])).why_not == {
         "whole": {
-            (0, busy.id): "7 of 8 devices are free, job needs all of them (exclusive)",
+            (0, busy.id): "has 7 of 8 devices free, but the job needs all of them (exclusive)",
             (0, ""): f"waits for 1 of 8 devices on {busy.id}; the others are reserved for it",
         }
     }
@@ -414,7 +415,7 @@ def test_an_exclusive_job_that_waits_has_its_node_reserved_from_later_ones(w):
     decided = plan(w.snapshot([w.devices("a", 2, free=(1,))], [whole, later]))
     assert decided.start == ()
     assert decided.why_not["later"][0, "a/nvidia:H100-80GB"] == (
-        "0 of 2 devices are free, job needs 1; 1 more kept for whole, which goes first"
+        "has 0 of 2 devices free, but the job needs 1; 1 more reserved for whole, which is ahead in the queue"
     )
 
 

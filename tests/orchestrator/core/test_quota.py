@@ -42,13 +42,13 @@ def test_a_project_that_may_not_borrow_gets_its_quota_and_the_rest_learn_why(w, 
     decided = plan(fleet(jobs(w, 3), policy=policy))
     assert len(decided.start) == 2
     [told] = decided.why_not.values()
-    assert told[0, f"a/{KIND}"] == "project vision holds 2 of its 2 nvidia:H100 and may not borrow"
+    assert told[0, f"a/{KIND}"] == "project vision holds 2 of its 2 nvidia:H100, and the project may not borrow"
 
 
 def test_attempts_that_run_count_and_so_does_a_job_that_is_too_large_for_what_is_left(w, fleet):
     [big] = [w.job("big", count=2, project="vision")]
     decided = plan(fleet([big], jobs(w, 1, "r")))
-    why = "project vision holds 1 of its 2 nvidia:H100, job needs 2 and may not borrow"
+    why = "project vision holds 1 of its 2 nvidia:H100, but the job needs 2, and the project may not borrow"
     assert not decided.start and decided.why_not["big"][0, f"a/{KIND}"] == why
 
 
@@ -82,7 +82,7 @@ def test_a_start_that_borrows_says_so(w, fleet):
     borrows = {"vision": replace(VISION, borrow=True)}
     [first, second, third] = plan(fleet(jobs(w, 3), projects=borrows)).start
     assert "borrows" not in first.reason + second.reason
-    told = "; borrows 1 beyond the 2 nvidia:H100 of project vision: others may take them back"
+    told = "; borrows 1 beyond the 2 nvidia:H100 of project vision: other projects may reclaim them"
     assert third.reason.endswith(told)
 
 
@@ -154,7 +154,10 @@ def test_a_gang_that_waits_for_quota_is_not_overtaken_by_small_jobs_of_its_proje
     seen = fleet([gang, small, other], jobs(w, 1, "r"), policy="fifo")
     decided = plan(seen)
     assert [s.job for s in decided.start] == ["other"], "devices are not kept, only quota"
-    told = "project vision holds 1 of its 2 nvidia:H100, 2 more kept for gang, which goes first and may not borrow"
+    told = (
+        "project vision holds 1 of its 2 nvidia:H100 (2 more reserved for gang, which is ahead in the queue), "
+        "and the project may not borrow"
+    )
     assert decided.why_not["small"][0, f"a/{KIND}"] == told
     assert plan(replace(seen, jobs=(small, other))).start[0].job == "small"
     too_big = w.job("gang", number=2, count=3, project="vision")

@@ -32,7 +32,7 @@ def test_a_failure_of_the_jobs_own_code_ends_it_unless_restarts_are_allowed(w):
     )
     assert after(running(w, max_restarts=2, restarts=2), ended) == Decision(
         "failed",
-        "ValueError: no such file (after 2 of 2 restarts); change recovery.max_restarts to go on",
+        "ValueError: no such file (after 2 of 2 restarts); to retry in this case, change recovery.max_restarts",
         2,
         0,
         0,
@@ -58,7 +58,7 @@ def test_interruptions_have_a_budget_too(w):
     decided = after(running(w, max_interruptions=2, interruptions=2), Ended("lost", 0, "", "node a is lost"))
     assert decided.event == "failed"
     assert decided.reason == (
-        "node a is lost; all 2 interruptions are used up; change recovery.max_interruptions to go on"
+        "node a is lost; all 2 interruptions are used up; to retry in this case, change recovery.max_interruptions"
     )
 
 
@@ -111,7 +111,7 @@ def test_a_crash_is_a_failure_whatever_happened_to_the_other_ranks(w, failure, c
 def test_an_exit_code_to_be_retried_is_an_interruption(w):
     job = running(w, retry_exit_codes=(75, 76))
     assert after(job, Ended("failed", 1, "user", "", (75, 0, 76, 75))) == Decision(
-        "interrupted", "exit code 75, 76 is to be retried", 0, 1, 0, 1
+        "interrupted", "exit code 75, 76 is in recovery.retry_exit_codes", 0, 1, 0, 1
     )
     assert after(job, Ended("failed", 1, "user", "", (74,))).event == "failed"
 
@@ -149,9 +149,11 @@ def test_a_launch_that_was_refused_spends_nothing_and_waits_longer_each_time(w):
     ended = Ended("lost", 0, "launch", "node a gave no answer within 20 s")
     job = running(w, State.STARTING, max_interruptions=0, restarts=1)
     first = after(job, ended)
-    assert first == Decision("interrupted", "could not be started: node a gave no answer within 20 s", 1, 0, 0, 1, 1)
+    assert first == Decision(
+        "interrupted", "the attempt could not be started: node a gave no answer within 20 s", 1, 0, 0, 1, 1
+    )
     fourth = after(replace(job, refusals=3), ended)
-    assert fourth.reason == "could not be started 4 times in a row: node a gave no answer within 20 s"
+    assert fourth.reason == "the attempt could not be started 4 times in a row: node a gave no answer within 20 s"
     assert (fourth.pause_s, fourth.refusals) == (8, 4)
     assert after(replace(job, refusals=99), ended).pause_s == MAX_BACKOFF_S
     ran = after(replace(job, refusals=3, recovery=Recovery()), Ended("lost", 0, "", "node a is lost"))
@@ -170,7 +172,7 @@ def test_a_place_that_was_too_small_costs_a_restart_and_comes_last_next_time(w, 
 def test_a_loss_that_is_no_number_ends_the_job_unless_it_says_restart(w):
     ended = Ended("failed", 0, "nan", "loss is nan at step 7", (1,))
     assert after(running(w, max_restarts=5), ended) == Decision(
-        "failed", "loss is nan at step 7; change recovery.on_events (nan: restart) to go on", 0, 0, 0
+        "failed", "loss is nan at step 7; to retry in this case, change recovery.on_events (nan: restart)", 0, 0, 0
     )
     assert after(running(w, max_restarts=5, on_events={"nan": "restart"}), ended).event == "interrupted"
 

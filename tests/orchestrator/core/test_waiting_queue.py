@@ -10,13 +10,16 @@ from orchestrator.core.waiting_queue import Line
 
 
 def test_what_holds_for_the_whole_fleet_stands_alone(w):
-    reasons = {(0, "cpu-0/cpu"): "is in pool cpu, job asks for pool xla", (0, ""): "waits for 1 device on xla-0/tpu"}
+    reasons = {
+        (0, "cpu-0/cpu"): "is in pool cpu, but the job asks for pool xla",
+        (0, ""): "waits for 1 device on xla-0/tpu",
+    }
     assert summary(w.job("j"), reasons) == "waits for 1 device on xla-0/tpu"
 
 
 def test_what_devices_lack_is_told_with_the_name_of_each(w):
     reasons = {(0, f"{node}/cpu"): "takes no jobs" for node in "abcd"}
-    told = "a/cpu takes no jobs; b/cpu takes no jobs; 2 more are told by `polyfleet explain`"
+    told = "a/cpu takes no jobs; b/cpu takes no jobs; `polyfleet explain` shows 2 more"
     assert (summary(w.job("j"), reasons), summary(w.job("j"), {})) == (told, "")
 
 
@@ -44,4 +47,4 @@ def test_devices_that_the_job_asks_for_come_before_those_of_other_pools(w):
     fleet = [w.devices("a", 1, pool="left"), w.devices("b", 1, pool="left"), drained]
     job = w.job("j", w.want("nvidia", pool="right"))
     [why] = plan(w.snapshot(fleet, [job])).why_not.values()
-    assert summary(job, why).startswith("z/nvidia:H100-80GB node z is drained; a/nvidia:H100-80GB is in pool left, job")
+    assert summary(job, why).startswith("z/nvidia:H100-80GB node z is drained; a/nvidia:H100-80GB is in pool left, but")

@@ -31,7 +31,7 @@ def test_devices_of_a_kind_that_nobody_has_yet_have_the_published_memory(w):
     found = asked(w, job, [w.cpu()], "+4 amd:MI300X")
     assert found.explanation.would_start.leases == (("new-1/amd:MI300X", (0, 1, 2, 3)),)
     more = asked(w, w.job("more", w.want("amd:MI300X", count=4, memory_bytes=300 * 2**30)), [w.cpu()], "+4 amd:MI300X")
-    assert "178.8 GiB per device, job needs 300" in more.explanation.impossible
+    assert "has 178.8 GiB per device, but the job needs 300 GiB" in more.explanation.impossible
 
 
 def test_for_whom_else_it_would_change_something_is_told(w):

@@ -30,7 +30,9 @@ def test_the_limit_is_bytes_per_second_or_none(text, rate):
     assert copy_bytes_per_s({"POLYFLEET_COPY_RATE": text}) == rate
 
 
-@pytest.mark.parametrize(("text", "said"), [("50", "'50' is not a size"), ("10kB", "10kB per second is too little")])
+@pytest.mark.parametrize(
+    ("text", "said"), [("50", "'50' is not a size"), ("10kB", "10kB per second is below the minimum of 1MB")]
+)
 def test_what_is_no_rate_is_refused_with_the_settings_name(text, said):
     with pytest.raises(UserError, match="POLYFLEET_COPY_RATE") as refused:
         copy_bytes_per_s({"POLYFLEET_COPY_RATE": text})

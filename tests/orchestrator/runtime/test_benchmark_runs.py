@@ -99,7 +99,10 @@ def test_a_run_this_version_does_not_understand_has_failed_and_holds_no_node(sto
     runs = Benchmarks(lines, fleet.jobs, fleet, fleet.submit, cancel, contents)
     runs.take_up()
     assert runs.view("bench-1")["state"] == "FAILED" and "no case or suite" in runs.view("bench-1")["reason"]
-    assert runs.view("bench-2")["reason"] == "this version cannot go on with it: another version began it"
+    assert (
+        runs.view("bench-2")["reason"]
+        == "this version cannot continue the run: another version of Polyfleet started it"
+    )
     assert fleet.cancelled == ["j-1", "j-2", "j-1"]
     runs.take_up()  # once is enough
     assert len(fleet.cancelled) == 3
@@ -237,7 +240,7 @@ def test_a_run_whose_jobs_are_more_than_may_wait_now_submits_them_later_and_can_
 
     runs = fleet.runs(submit)
     view = runs.begin(REQUEST, "", "key")
-    assert (view["state"], view["reason"]) == ("WAITING", "10 jobs wait already, and at most 10 may")
+    assert (view["state"], view["reason"]) == ("WAITING", "10 jobs are waiting; the maximum is 10")
     assert runs.begin(REQUEST, "", "key")["run"] == view["run"]
     full.clear()
     wait_for(lambda: len(fleet.submitted) == 2)

@@ -127,9 +127,9 @@ def test_a_node_that_is_away_is_named_and_one_that_certainly_shares_its_storage_
     found = FilePlaces(nodes).find("j", ran)
     assert (found.folders, found.away) == ((), ("far-1",))
     told = str(FilePlaces(nodes).is_away("j", found.away))
-    assert told.startswith("the files of j lie on node far-1, which has been away for 2 h: it was powered off")
+    assert told.startswith("the files of j are on node far-1, which has been away for 2 h: it was powered off")
     missed = FileMoves(nodes).bring(launch(2, "cpu", ("cpu-0",), *ran), lambda what: None)
-    assert missed == "what it left on far-1 cannot be reached"
+    assert missed == "its files on far-1 cannot be reached"
     nodes = Nodes(live, recorded, away=("cpu-0",))
     nodes.wrote("cpu-0", 1, "1")
     found = FilePlaces(nodes).find("j", [Ran(1, "cpu", ("cpu-0",), started=True, over=True)])
@@ -140,7 +140,7 @@ def test_what_cannot_be_brought_is_trouble_of_the_fleet_and_tried_again(live, re
     nodes = Nodes(live, recorded)
     nodes.wrote("cpu-0", 1, "1")
     (nodes.storages["xla-0"] / "j").write_text("in the way")
-    with pytest.raises(FleetError, match="its files could not be brought"):
+    with pytest.raises(FleetError, match="its files could not be copied"):
         bring(nodes, 2, "xla", ("xla-0",), Ran(1, "cpu", ("cpu-0",), started=True, over=True))
     assert nodes.read("cpu-0", 1) == "1"
     (nodes.storages["xla-0"] / "j").unlink()

@@ -31,7 +31,7 @@ def test_no_fleet_and_a_fleet_just_being_joined_are_nothing_wrong():
 
 
 def test_a_server_whose_fleet_has_another_is_told_nothing_but_that():
-    trouble = "another server has taken over the fleet; `polyfleet server stop` ends this one"
+    trouble = "another server has taken over the fleet; run `polyfleet server stop` to stop this one"
     own = replace(WELL.controller, trouble=trouble, trouble_s=900.0, overtaken=True)
     [(_, finding)] = findings(replace(WELL, controller=own))
     assert (finding.level, finding.message, finding.remedy) == ("error", trouble, "")
@@ -46,7 +46,7 @@ def test_a_controller_that_stands_still_is_told_with_its_age_and_what_it_does():
 
 def test_turns_that_fail_again_and_again_are_told():
     failing = replace(WELL, controller=ControllerSeen(0.3, "placing jobs", "KeyError('x')", 17))
-    assert said(failing) == [("", "error", "controller", "the last 17 turns failed: KeyError('x')")]
+    assert said(failing) == [("", "error", "controller", "the last 17 cycles failed: KeyError('x')")]
 
 
 def test_calls_into_ray_that_wait_are_named_with_their_age():
@@ -57,8 +57,8 @@ def test_calls_into_ray_that_wait_are_named_with_their_age():
         blocked=(Blocked("list its nodes", 31.0), Blocked("reserve devices", 200.0)),
     )
     assert said(seen) == [
-        ("", "error", "head", f"{holding}: running jobs go on, nothing new is started"),
-        ("", "warning", "ray", "calls into Ray without an answer: list its nodes for 31 s, reserve devices for 3 min"),
+        ("", "error", "head", f"{holding}: running jobs continue, no job is started"),
+        ("", "warning", "ray", "Ray has not answered: list its nodes for 31 s, reserve devices for 3 min"),
     ]
     assert "no thread is left" in said(replace(seen, exhausted=True))[1][3]
 
@@ -97,9 +97,9 @@ def test_attempts_that_the_database_does_not_know_are_an_error_that_says_how_to_
     assert told == Finding(
         "error",
         "store",
-        "the database of this home was replaced or emptied: 3 attempts of jobs it does not know run "
-        "(j.1.0 on a, k.2.0 on b, k.2.1 on b); nothing new is started on those nodes",
-        "`polyfleet server stop` and restore the database, or `polyfleet down` ends them",
+        "the database of this home was replaced or emptied: 3 attempts of jobs that it does not contain are running "
+        "(j.1.0 on a, k.2.0 on b, k.2.1 on b); no job is started on those nodes",
+        "run `polyfleet server stop` and restore the database, or run `polyfleet down` to end these attempts",
     )
     assert "older copy" in said(replace(WELL, nodes=nodes))[0][3]
 
@@ -129,10 +129,10 @@ def test_leaks_repairs_and_nodes_that_end_again_are_told():
     ]
 
 
-AGAIN = "it is started again once nothing runs there"
+AGAIN = "nothing to do: it is restarted once it is idle"
 
 
-@pytest.mark.parametrize(("repairing", "remedy"), [(True, AGAIN), (False, "start that Ray node again")])
+@pytest.mark.parametrize(("repairing", "remedy"), [(True, AGAIN), (False, "restart that Ray node")])
 def test_a_node_of_which_ray_has_lost_count_is_told_with_what_becomes_of_it(repairing, remedy):
     seen = replace(WELL, leaks=(Leak("Ray", "resources of the node have been ...", "a"),), repairing=repairing)
     [(node, finding)] = findings(seen)

@@ -61,7 +61,7 @@ def test_what_a_node_does_not_have_another_may_while_it_has_not_reported(live):
     told = launched(live, "cpu:nowhere", **without(live, "ipex-0", facts=None))
     assert (told.kind, told.message.partition(";")[0]) == (
         "launch",
-        "checkpoint.resume_from: no checkpoint at cpu:nowhere, and ipex-0 may have it and cannot be asked now",
+        "checkpoint.resume_from: no checkpoint at cpu:nowhere, but ipex-0 may have it and cannot be asked now",
     )
 
 
@@ -148,11 +148,11 @@ def test_where_nodes_share_a_storage_nothing_is_copied(live, checkpoint):
 def test_a_checkpoint_that_lies_on_a_lost_node_is_named_where_the_job_begins_anew(live, checkpoint):
     found = brought(live, **second_of_cpu(live, lost="Ray reports the node dead"))
     assert found.found is None
-    assert found.missed == "the newest checkpoint (step 12) lies on cpu-0, which cannot be reached"
+    assert found.missed == "the newest checkpoint (step 12) is on cpu-0, which cannot be reached"
 
 
 def test_a_job_that_waits_for_what_was_cut_off_waits_for_its_checkpoint_too(live, checkpoint):
-    with pytest.raises(FleetError, match=r"lies on cpu-0, .*on_disconnect is wait"):
+    with pytest.raises(FleetError, match=r"is on cpu-0, .*on_disconnect is wait"):
         brought(live, patient=True, **second_of_cpu(live, lost="Ray reports the node dead"))
 
 
@@ -161,7 +161,7 @@ def test_a_node_that_does_not_answer_is_not_asked_for_checkpoints(live, checkpoi
     found = brought(live, **second_of_cpu(live, heard_s=time.monotonic() - 60.0))
     assert (found.found, found.missed) == (
         None,
-        "the newest checkpoint (step 12) lies on cpu-0, which cannot be reached",
+        "the newest checkpoint (step 12) is on cpu-0, which cannot be reached",
     )
     assert brought(live, **second_of_cpu(live, "a" * 16, heard_s=time.monotonic() - 60.0)).missed == ""
 
@@ -175,9 +175,9 @@ def test_a_copy_in_another_pool_serves_where_no_node_of_the_checkpoint_s_own_poo
     )  # fmt: skip
     found = Bringer(agents, CheckpointService(agents)).bring(told, lambda what: None)
     assert (found.found["pool"], found.found["step"]) == ("xla", 12)
-    assert found.missed == "the newest checkpoint (step 20) lies in pool far, of which no node is up"
+    assert found.missed == "the newest checkpoint (step 20) is in pool far, which has no node that is up"
     for waiting in (replace(told, replicas=()), replace(told, patient=True)):
-        with pytest.raises(FleetError, match="of which no node is up"):
+        with pytest.raises(FleetError, match="which has no node that is up"):
             Bringer(agents, CheckpointService(agents)).bring(waiting, lambda what: None)
 
 

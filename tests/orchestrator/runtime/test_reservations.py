@@ -77,7 +77,7 @@ def idle():
 
 
 def test_nothing_is_reserved_for_a_launch_that_was_given_up_before_the_head_answered(head):
-    with pytest.raises(FleetError, match="gave no answer to reserve"):
+    with pytest.raises(FleetError, match="did not answer the request to reserve"):
         reserve(SOON_S)
     head.answers.set()
     wait_for(idle)
@@ -108,7 +108,7 @@ def test_what_was_reserved_too_late_stays_where_the_next_launch_has_it(head):
 
 def test_a_release_that_was_given_up_takes_nothing_from_the_next_launch(head):
     head.standing["place"] = RecordedGroup(head)
-    with pytest.raises(FleetError, match="gave no answer to release"):
+    with pytest.raises(FleetError, match="did not answer the request to release"):
         release(SOON_S)
     following = threading.Thread(target=reserve)
     following.start()

@@ -216,7 +216,7 @@ def test_one_request_too_many_is_refused_at_once_with_when_to_come_back(live, mo
         assert asked.wait(120)
         refused = client.get("/v1/jobs")
         assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
-        assert refused.json()["error"]["message"] == "1 requests are being answered, the most at a time"
+        assert refused.json()["error"]["message"] == "the server is processing its maximum of 1 requests"
         assert client.get("/healthz").status_code == 200
         go_on.set()
         assert first.result().status_code == 200

@@ -145,7 +145,7 @@ def test_a_server_whose_record_is_lost_is_named_and_stopped(home, monkeypatch):
     monkeypatch.setattr(daemon, "STARTING_S", 0.0)
     lost = daemon.start_server(home)
     (home / "server.json").unlink()
-    with pytest.raises(Conflict, match=rf"runs as process {lost.pid}, but .*server\.json does not say where"):
+    with pytest.raises(Conflict, match=rf"runs as process {lost.pid}, but .*server\.json does not contain its address"):
         start(home)
     assert daemon.stop_server(home) is True
     assert not alive(lost.process)
@@ -192,7 +192,7 @@ def test_a_token_others_may_read_is_refused_with_what_to_do(home):
     home.mkdir()
     (home / "token").write_text("t" * 64)
     (home / "token").chmod(0o644)
-    with pytest.raises(UserError, match=r"others may read the token .*\(mode 0644\); .*remove that file"):
+    with pytest.raises(UserError, match=r"other users can read the token .*\(mode 0644\); .*remove that file"):
         start(home)
     assert daemon.find_server(home) is None
 

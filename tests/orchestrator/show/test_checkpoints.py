@@ -55,10 +55,10 @@ def test_a_copy_tells_how_much_travelled_in_how_long():
     told = lines(copied(COPIED))
     assert told == [
         *("source cpu:a/step-7", "target xla:b/step-7", "step 7"),
-        *("copied 1.0 MiB of 5.0 MiB travelled, 250 ms", "verified yes"),
+        *("copied 1.0 MiB of 5.0 MiB transferred, 250 ms", "verified yes"),
     ]
     again = lines(copied(COPIED | {"already_there": True, "travelled_bytes": 0}))
-    assert again[3] == "copied nothing: it was already there"
+    assert again[3] == "copied nothing: the target already has it"
 
 
 def test_a_conversion_tells_each_tensor_that_changed_and_by_how_much():
@@ -67,7 +67,7 @@ def test_a_conversion_tells_each_tensor_that_changed_and_by_how_much():
     told = {"path": "xla:b/step-7", "step": 7, "bytes": 5 << 20, "kept": 2, "lossy": 1, "notes": ["s times 2"]}
     seen = lines(conversion(told | {"converted": {"model/w": row}}))
     assert seen[-2:] == ["model/w float32 bfloat16 3 0.25 0.001 1 0", "s times 2"]
-    assert "converted 1 tensors, 1 with other values" in seen
+    assert "converted 1 tensors, 1 with changed values" in seen
 
 
 def test_a_difference_is_one_line_per_tensor():
@@ -75,7 +75,7 @@ def test_a_difference_is_one_line_per_tensor():
     other = {"name": "v", "dtype": "float32", "shape": [2], "dtype_b": "float32", "shape_b": [3]}
     told = {"a": "x", "b": "y", "same": False, "equal": 3, "tensors": [row, other]}
     seen = lines(differences(told | {"only_in_a": ["u"], "only_in_b": [], "entries": ["extra"]}))
-    assert seen[-4:] == [*("w float32 [2] 1 0.5 0.1 7", "v float32 [2] / [3]", "only in a: u", "other values: extra")]
+    assert seen[-4:] == [*("w float32 [2] 1 0.5 0.1 7", "v float32 [2] / [3]", "only in a: u", "values differ: extra")]
 
 
 def test_a_damaged_checkpoint_is_told_in_the_list_and_only_then_there_is_such_a_column():

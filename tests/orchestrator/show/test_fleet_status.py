@@ -19,7 +19,7 @@ def test_nothing_is_said_when_all_is_well():
 def test_what_is_wrong_has_a_line_each_and_many_are_cut():
     wrong = [finding(f"last turn {n} s ago") for n in range(5)]
     assert lines(health={"findings": wrong[:1]})[2:] == ["", "controller: last turn 0 s ago"]
-    assert lines(health={"findings": wrong})[-1] == "and 2 more: `polyfleet doctor`"
+    assert lines(health={"findings": wrong})[-1] == "and 2 more; run `polyfleet doctor` to see them"
     assert len(lines(health={"findings": wrong})) == 7
 
 

@@ -46,7 +46,7 @@ def answer(*candidates, **given):
         ({"preempt": ["low-1"]}, "would wait until low-1 have saved and stopped"),
         ({"impossible": "no pool has tpu:v5p"}, "can never start: no pool has tpu:v5p"),
         ({"state": "PENDING", "reason": "waits for 8 devices"}, "PENDING: waits for 8 devices"),
-        ({"state": "RUNNING", "reason": "", "missed": ["x"]}, "it resumed without a part of its state: x"),
+        ({"state": "RUNNING", "reason": "", "missed": ["x"]}, "it resumed without part of its state: x"),
     ],
 )  # fmt: skip
 def test_a_plan_ends_with_what_would_happen(given, sentence):
@@ -174,7 +174,7 @@ def test_a_job_shows_how_far_it_is_and_how_long_it_will_take_yet():
     ("spec", "progress", "line"),
     [
         ({}, Progress(), None),
-        ({}, Progress(7), "step 7, how long is left is not known"),
+        ({}, Progress(7), "step 7, time left unknown"),
         ({"work": {"steps": 10}}, Progress(7), "step 7 of 10 (70 %), about 43 s left at 0.07 steps/s (declared)"),
         ({"work": {"hours": 2, "on": "cpu"}}, Progress(), "step 0, about 60 min left (declared)"),
     ],

@@ -163,7 +163,7 @@ def test_only_jobs_of_the_time_asked_for_are_taken():
     [
         ("nvidia:H10=4", 0.0, "--fleet: unknown kind 'nvidia:H10'"),
         ("tpu:v5e=4", 0.0, "--fleet: no kind of the fleet (tpu:v5e) takes any of the 1 jobs of made.db; they ran on"),
-        ("", 1e6, "--log: made.db has no job of that time"),
+        ("", 1e6, "--log: made.db has no job submitted in that time"),
     ],
 )
 def test_a_log_of_which_nothing_can_be_simulated_is_the_users_mistake(fleet, since_s, told):

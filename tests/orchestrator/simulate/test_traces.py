@@ -60,7 +60,7 @@ def test_more_columns_a_byte_order_mark_and_empty_lines_are_taken(read):
         ("0,0,resnet,1,inf", "total_steps: 'inf' is not a number above 0"),
         ("0,0,resnet,1,many", "total_steps: 'many' is not a number above 0"),
         ("0,0,resnet,1,", "total_steps: '' is not a number above 0"),
-        ("0,0,resnet,1,1e300", "total_steps: the job would run for centuries; the most is 1e+11"),
+        ("0,0,resnet,1,1e300", "total_steps: the job would run for centuries; the maximum is 1e+11"),
         ("0,0,resnet,1.6,9", "scale_factor: '1.6' is not a whole number of 1 or more; the nearest valid is 2"),
         ("0,0,resnet,0,9", "scale_factor: '0' is not a whole number of 1 or more; the nearest valid is 1"),
         ("0,0,resnet,nan,9", "scale_factor: 'nan' is not a whole number of 1 or more"),
@@ -107,7 +107,7 @@ def test_a_trace_without_a_column_is_told_which(read, column):
         (("resnet,1,10", "resnet,1,ten"), "rates.csv, row 2, v100_steps_per_s: 'ten' is not a number of 0 or more"),
         (("resnet,1,10", "resnet,1,-10"), "row 2, v100_steps_per_s: '-10' is not a number of 0 or more"),
         (("resnet,4", "resnet,1"), "row 3, job_type: 'resnet' with scale_factor 1 is in row 2 already"),
-        (("v100_unconsolidated", "v100"), "rates.csv, row 1: column 'v100_steps_per_s' is there twice"),
+        (("v100_unconsolidated", "v100"), "rates.csv, row 1: column 'v100_steps_per_s' appears twice"),
     ],
     ids=str,
 )

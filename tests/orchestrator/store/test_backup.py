@@ -107,7 +107,7 @@ def test_a_backup_taken_while_a_server_writes_is_one_moment_of_it(store, url, tm
 
 def test_a_backup_never_takes_the_place_of_a_file(store, url, tmp_path):
     (tmp_path / "b.db").write_text("precious")
-    with pytest.raises(UserError, match="is there already; name another file"):
+    with pytest.raises(UserError, match="already exists; name another file"):
         backup(url, tmp_path / "b.db")
     assert (tmp_path / "b.db").read_text() == "precious"
 

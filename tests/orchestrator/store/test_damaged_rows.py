@@ -105,7 +105,7 @@ def test_a_row_and_events_that_disagree_are_named(reopened):
     store = reopened("""UPDATE events SET data = replace(data, '"pool":"cpu"', '"pool":"other"') WHERE seq = 2""")
     jobs = Jobs(store)
     jobs.check_histories()
-    assert jobs.damaged == {"bad": "its events lead to another state than was stored with them"}
+    assert jobs.damaged == {"bad": "its events lead to another state than the stored one"}
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_row_and_events_that_disagree_are_named(reopened):
 )
 def test_a_row_of_a_job_that_cannot_be_read_is_made_anew_from_its_events(reopened, statement, caplog):
     store = reopened(statement)
-    reading = "reading 1 job anew from the log of events: rows are damaged or of another version"
+    reading = "rebuilding 1 job from the log of events: rows are damaged or of another version"
     assert reading in caplog.messages
     jobs = Jobs(store)
     assert [r.job.id for r in jobs.open()] == ["bad", "good"] and jobs.damaged == {}

@@ -324,7 +324,7 @@ def test_two_copies_of_a_store_give_different_generations(tmp_path, open_at):
 
 def test_events_that_do_not_count_are_refused_with_all_that_came_with_them(store):
     store.append([submission("j")], strict=True)
-    with pytest.raises(EventIgnored, match=r"event 'started' of j does not count: .*epoch 1"):
+    with pytest.raises(EventIgnored, match=r"event 'started' of j is not valid: .*epoch 1"):
         store.append([submission("k"), event("j", "started")], strict=True)
     assert [e.job for e in store.read(0)] == ["j"] and store.jobs.get("k") is None
     assert store.append([submission("k"), Event("node/a", "drained", 0, 1.0)], strict=True) == [2, 3]

@@ -81,8 +81,8 @@ def check_filled(told: dict) -> None:
     assert told["differences"] == []
     for _, message in told["refused"]:
         assert "cannot be written" in message
-        assert "MiB are free there" in message
-        assert "free space on that disk: what was acknowledged is safe" in message
+        assert "MiB are free on its disk" in message
+        assert "free disk space there: acknowledged jobs are safe" in message
 
 
 def test_a_file_that_may_not_grow_refuses_loses_nothing_and_goes_on_afterwards(tmp_path):

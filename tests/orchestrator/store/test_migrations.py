@@ -80,7 +80,7 @@ def test_an_older_database_is_brought_up_to_date_and_kept_as_it_was(path, open_a
     [copy] = copies(path)
     assert str(copy) in caplog.text
     assert [r.getMessage() for r in caplog.records if r.name == LONG_WORK] == [
-        f"bringing the tables of {path} up to date; a large store takes minutes"
+        f"upgrading the tables of {path}; this takes minutes for a large store"
     ]
     assert copy.stat().st_mode & 0o777 == 0o600
     assert not is_current(copy) and rows(copy)[0] == rows(path)[0][:2]

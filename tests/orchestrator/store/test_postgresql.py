@@ -167,7 +167,7 @@ def test_a_database_of_another_program_is_refused_and_left_alone(url, open_store
 
 def test_a_database_of_another_encoding_is_refused(postgresql):
     postgresql.sql("postgres", "CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0")
-    with pytest.raises(UserError, match="has the encoding LATIN1, the job store needs UTF8"):
+    with pytest.raises(UserError, match="has the encoding LATIN1; the job store needs UTF8"):
         EventStore(f"postgresql://{postgresql.user}@/latin?host={postgresql.folder}")
 
 

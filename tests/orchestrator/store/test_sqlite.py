@@ -71,7 +71,7 @@ def test_a_newer_schema_is_refused_and_left_alone(url, open_store):
     with engine.begin() as connection:
         connection.execute(update(schema_version).values(version=VERSION + 1))
     engine.dispose()
-    with pytest.raises(FleetError, match=f"its schema is version {VERSION + 1}, this one reads up to {VERSION}"):
+    with pytest.raises(FleetError, match=f"its schema has version {VERSION + 1}; this one reads up to {VERSION}"):
         open_store()
     engine = create_engine(url)
     with engine.begin() as connection:
@@ -94,7 +94,7 @@ def test_a_server_that_has_been_replaced_writes_no_more(url, store):
 def test_what_is_no_database_is_named_and_not_touched(path, open_store):
     path.write_bytes(b"not a database, but long enough to have a header" * 20)
     before = path.read_bytes()
-    with pytest.raises(FleetError, match="is damaged or no job store"):
+    with pytest.raises(FleetError, match="is damaged or not a job store"):
         open_store()
     assert path.read_bytes() == before
 
@@ -106,7 +106,7 @@ def test_a_damaged_page_is_told_as_damage(path, open_store):
     content = bytearray(path.read_bytes())
     content[4096 : len(content) - 4096] = b"\xa5" * (len(content) - 8192)
     path.write_bytes(content)
-    with pytest.raises(FleetError, match=r"is damaged or no job store .*; restore it from a backup"):
+    with pytest.raises(FleetError, match=r"is damaged or not a job store .*; restore a backup"):
         open_store()
 
 
@@ -114,7 +114,7 @@ def test_a_database_held_by_another_program_is_told_so(path, store):
     store.append([EVENT])
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(FleetError, match="is held by another program; close the program that has it open"):
+    with pytest.raises(FleetError, match="is locked by another program; close the program that has it open"):
         store.append([EVENT])
     other.execute("COMMIT")
     other.close()

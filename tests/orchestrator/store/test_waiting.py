@@ -67,7 +67,7 @@ def test_what_waits_behind_a_write_that_does_not_end_is_refused_and_never_stored
 def test_a_request_whose_write_does_not_end_may_be_asked_again_and_has_one_effect(store, disk, monkeypatch):
     (told,) = store.once_each([IdempotentRequest("key", "digest", lambda: accepted("j"))], disk)
     assert isinstance(told, CommitPending) and "it may be stored" in str(told)
-    with pytest.raises(CommitPending, match="the same key has one effect"):
+    with pytest.raises(CommitPending, match="with the same key: the request then counts once"):
         store.once_each([IdempotentRequest("key", "digest", lambda: accepted("k"))], disk)
     disk.answers.set()
     monkeypatch.setattr(idempotency, "LIMIT_S", HANG_S)
@@ -91,7 +91,7 @@ def test_a_store_is_closed_in_time_although_a_write_does_not_end(open_store, dis
     blocked = threads.submit(store._writer.submit, UnitOfWork(action=disk))
     assert disk.reached.wait(HANG_S)
     store.close()
-    assert "does not end: it is left to the end of this process" in caplog.text
+    assert "does not end; this process exits without waiting for it" in caplog.text
     disk.answers.set()
     blocked.result(HANG_S)
     monkeypatch.setattr(writer, "CLOSE_S", HANG_S)

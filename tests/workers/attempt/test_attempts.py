@@ -174,11 +174,11 @@ def test_a_command_may_bring_modules_called_like_ours(node, tmp_path):
 
 
 def test_an_order_that_cannot_be_followed_leaves_nothing_behind(node):
-    with pytest.raises(NotFound, match="package 0000"):
+    with pytest.raises(NotFound, match="code archive 0000"):
         node.start(package="0" * 64)
     with pytest.raises(UserError, match="not below this pool's storage"):
         node.start(checkpoint_root="../elsewhere")
-    with pytest.raises(UserError, match="without a command"):
+    with pytest.raises(UserError, match="has no command"):
         node.start(command=())
     with pytest.raises(UserError, match="cannot be a job's id"):
         node.start(job="../j")
@@ -272,7 +272,7 @@ def test_a_log_is_read_in_pieces_of_whole_lines(node):
 
 def test_a_stop_in_words_we_do_not_know_is_refused(node):
     node.start(command=FOREVER)
-    with pytest.raises(UserError, match="valid: preempt, cancel"):
+    with pytest.raises(UserError, match="choose from preempt, cancel"):
         node.attempts.stop("j", 1, "please")
     node.attempts.stop("unknown", 1, "cancel")
 
@@ -362,7 +362,7 @@ def test_an_epoch_that_ran_and_was_forgotten_does_not_run_again(node):
     node.start()
     node.outcome()
     node.attempts.forget("j", 1)
-    with pytest.raises(Conflict, match="has run on node n0 and was forgotten"):
+    with pytest.raises(Conflict, match="has already run on node n0"):
         node.start()
 
 
@@ -387,7 +387,7 @@ def test_an_attempt_whose_agent_was_killed_amid_its_start_ends_as_lost_and_never
     node.reopen()
     assert node.outcome()["state"] == "lost"
     for attempts in (node.attempts, node.reopen()):
-        with pytest.raises(Conflict, match="has ended on node n0 before it ran"):
+        with pytest.raises(Conflict, match="ended on node n0 before its ranks started"):
             attempts.start(node.order(command=("touch", str(node.root / "ran"))), {})
     assert not folder.supervisor.exists() and not (node.root / "ran").exists()
 

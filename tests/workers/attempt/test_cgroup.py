@@ -55,7 +55,7 @@ def test_groups_are_made_in_the_nodes_own_and_outside_of_rays(machine, mountinfo
     [
         (VERSION_1, "/", "no control groups of version 2 are mounted here"),
         (SYSTEMD, "/../outside", "no control groups of version 2 are mounted here"),
-        (SYSTEMD, "/gone", "/sys/fs/cgroup/gone may not be written"),
+        (SYSTEMD, "/gone", "/sys/fs/cgroup/gone is not writable"),
     ],
 )
 def test_where_there_are_none_it_says_why(machine, mountinfo, own, why_not):

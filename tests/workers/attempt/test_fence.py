@@ -121,7 +121,7 @@ def test_an_epoch_below_the_fence_is_not_started(node, tmp_path):
 def test_nothing_is_started_while_its_fence_cannot_be_read(node, tmp_path):
     node.fences = FenceReader(folder=tmp_path / "absent")
     node.reopen()
-    with pytest.raises(FleetError, match="node n0 cannot read whether attempt 1 of j still counts"):
+    with pytest.raises(FleetError, match="node n0 cannot check whether attempt 1 of j is current"):
         node.start()
     assert not node.folder().path.exists()
     (tmp_path / "absent").mkdir()

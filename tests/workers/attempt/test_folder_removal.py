@@ -75,7 +75,7 @@ def test_what_cannot_be_removed_is_told_in_the_log(shared, nobody):
         return removed(shared / "j.1.0"), told
 
     [left], [said] = nobody.does(act)
-    assert said.startswith(f"{shared / left} was removed, and something in it cannot be deleted by this user")
+    assert said.startswith(f"{shared / left} was removed, but this user may not delete some of its files")
 
 
 def test_a_link_in_the_place_of_a_folder_is_removed_and_not_followed(tmp_path):

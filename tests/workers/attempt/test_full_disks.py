@@ -56,9 +56,9 @@ def test_a_start_that_a_full_disk_refused_is_stopped_once_its_fence_stands(full,
     full.fences = FenceReader("fleet", tmp_path)
     full.reopen()
     fill(small)
-    with pytest.raises(FleetError, match="cannot make the attempt's folder"):
+    with pytest.raises(FleetError, match="cannot create the attempt's folder"):
         full.start("j")
-    with pytest.raises(FleetError, match="cannot note what was stopped"):
+    with pytest.raises(FleetError, match="cannot record that attempt"):
         full.attempts.stop("j", 1, "fence")
     fences.write(tmp_path, "j", 2)
     full.attempts.stop("j", 1, "fence")
@@ -117,10 +117,10 @@ def no_space(*_, **__):
 
 
 def test_a_start_that_finds_no_space_for_its_first_file_says_so_and_leaves_nothing(node, monkeypatch):
-    with monkeypatch.context() as full_disk, pytest.raises(FleetError, match="cannot make the attempt's folder") as e:
+    with monkeypatch.context() as full_disk, pytest.raises(FleetError, match="cannot create the attempt's folder") as e:
         full_disk.setattr(lease, "try_lock", no_space)
         node.start()
-    assert e.value.remedy == "free space there"
+    assert e.value.remedy == "free disk space on that node"
     assert (node.attempts.known(), node.folder().path.exists()) == ([], False)
     node.start()
     assert node.outcome()["state"] == "succeeded"
@@ -131,7 +131,7 @@ def test_a_start_on_a_disk_without_a_file_left_says_so(full, small):
     with pytest.raises(OSError, match="No space"):
         for part in range(400):
             (small / f"fill-{part}").touch()
-    with pytest.raises(FleetError, match=r"cannot make the attempt's folder: .*No space"):
+    with pytest.raises(FleetError, match=r"cannot create the attempt's folder: .*No space"):
         full.start()
     assert full.attempts.known() == []
     for fill in small.glob("fill-*"):

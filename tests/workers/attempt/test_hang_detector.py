@@ -50,10 +50,10 @@ def test_a_training_that_stands_still_fails_as_a_hang_with_the_stacks_of_its_ran
     failure = ended["failure"]
     assert (ended["state"], failure["kind"], failure["rank"], failure["node"]) == ("failed", "hang", 0, "n0"), failure
     assert failure["message"].startswith("rank 0 made no step for ")
-    assert "2 s is the limit (the last was step 9, 99 of 100 steps took at most " in failure["message"]
+    assert "the limit is 2 s (the last was step 9, 99 of 100 steps took at most " in failure["message"]
     assert "wait_for_a_sister" in failure["traceback"]
     log = node.text()
-    assert "err [polyfleet: no progress; where rank 0 stands]" in log
+    assert "err [polyfleet: no progress; stacks of rank 0]" in log
     assert any("in wait_for_a_sister" in line for line in log)
 
 
@@ -118,11 +118,11 @@ def hang_of(node, watching):
 
 def test_the_default_limit_is_twice_the_99th_percentile_and_at_least_a_minute(node, watched):
     beat_at(node, 61.0)
-    assert "60 s is the limit" in hang_of(node, watched()).message
+    assert "the limit is 60 s" in hang_of(node, watched()).message
     beat_at(node, 61.0, p99_s=40.0)
     assert watched().look({os.getpid(): 0}) is None
     beat_at(node, 81.0, p99_s=40.0)
-    assert "80 s is the limit" in hang_of(node, watched()).message
+    assert "the limit is 80 s" in hang_of(node, watched()).message
 
 
 @pytest.mark.parametrize("how", [{"steps": 4}, {"flags": rank_progress.PAUSED}, {"ago_s": 59.0}])

@@ -13,7 +13,7 @@ def test_a_lease_holds_until_its_deadline(tmp_path):
 
 
 def test_a_lease_that_has_passed_is_never_renewed(tmp_path):
-    lease.write(tmp_path / "lease", 10, asked_s=lease.now_s() - 11)
+    lease.write(tmp_path / "lease", 10, requested_s=lease.now_s() - 11)
     assert not lease.Lease(tmp_path / "lease").renew(600)
     assert lease.expired(tmp_path / "lease")
 

@@ -55,7 +55,7 @@ def test_the_smaller_limit_of_job_and_pool_counts_and_the_message_says_whose_it_
 
 @pytest.mark.parametrize("text", ["-1", "2GB", "1e9", "٣", "9" * 30])
 def test_a_limit_that_is_no_number_of_bytes_is_refused_with_words(text):
-    with pytest.raises(UserError, match="write bytes"):
+    with pytest.raises(UserError, match="write a number of bytes"):
         output_folder.limit_bytes({output_folder.LIMIT: text})
     assert output_folder.limit_bytes({}) == output_folder.limit_bytes({output_folder.LIMIT: "0"}) == 0
 
@@ -70,7 +70,7 @@ def test_data_is_seen_in_the_work_folder_and_not_removed_while_the_attempt_lives
     node.python("reads", code, data=((sha, "in/data", ""),))
     node.until_printed("7", "reads")
     node.reopen()  # an agent that was started again holds nothing itself
-    with pytest.raises(FleetError, match="living attempts use"):
+    with pytest.raises(FleetError, match="running attempts use"):
         kept.make_room(1, 1)
     supervisor = node.supervisor_pid("reads")
     node.attempts.stop("reads", 1, "cancel")

@@ -102,7 +102,7 @@ def test_memory_is_taken_and_given_back_though_a_reference_remains(backend):
 
 def test_sizes_that_cannot_be_had_are_refused_with_numbers(backend):
     for size in (-1, 2.5, True):
-        with pytest.raises(UserError, match="is no size in bytes"):
+        with pytest.raises(UserError, match="is not a size in bytes"):
             backend.allocate(size)
     with pytest.raises(OutOfDeviceMemory, match=r"GiB free, the task needs 1048576\.0"):
         backend.allocate(1 << 50)
@@ -118,7 +118,7 @@ def test_it_is_constructed_with_a_level_and_a_configuration(backend):
     assert made.is_available
     assert made.collective_backend
     for wrong in ({"config": "fast"}, {"optimization_level": "O9"}):
-        with pytest.raises(UserError, match=r"give a workers\.PolyfleetConfig|did you mean 'O\d'"):
+        with pytest.raises(UserError, match=r"pass a workers\.PolyfleetConfig|did you mean 'O\d'"):
             type(backend)(**wrong)
 
 
@@ -198,7 +198,7 @@ def test_autocast_lowers_a_matrix_product_and_leaves_float32_alone(backend):
     for asked, got in (("", torch.float32), ("float32", torch.float32), *((d, d) for d in native)):
         with backend.autocast(asked):
             assert (x @ x).dtype == got
-    with pytest.raises(UserError, match="no precision to compute in"):
+    with pytest.raises(UserError, match="not a precision to compute in"):
         backend.autocast("int8")
 
 

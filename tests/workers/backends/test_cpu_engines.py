@@ -33,7 +33,7 @@ def test_the_highest_level_uses_ipex_operators_on_a_copy(precision, tolerance, n
 
 def test_training_is_left_to_torch_and_the_reason_is_given():
     trained = backends.create("cpu").prepare_training(nn.Linear(2, 2), level="O2")
-    assert "checkpoints cannot carry" in trained.skipped["compile"]
+    assert "checkpoints cannot store" in trained.skipped["compile"]
 
 
 def test_state_dict_keys_stay_the_users_under_ipex():

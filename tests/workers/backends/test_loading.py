@@ -72,7 +72,7 @@ def test_an_unknown_cpu_engine_is_a_reason_not_a_silent_default(monkeypatch):
 def test_an_engine_whose_library_is_missing_is_a_reason_not_a_silent_default(monkeypatch):
     monkeypatch.setenv("POLYFLEET_CPU_ENGINE", "ipex")
     monkeypatch.setitem(sys.modules, "intel_extension_for_pytorch", None)
-    with pytest.raises(BackendUnavailable, match="ipex was asked for, and intel_extension_for_pytorch"):
+    with pytest.raises(BackendUnavailable, match="ipex was requested, but intel_extension_for_pytorch"):
         backends.create("cpu")
 
 
@@ -81,7 +81,7 @@ def test_a_library_that_raises_at_import_is_a_reason_with_its_message(tmp_path, 
     (tmp_path / "ill_built.py").write_text("raise ImportError('_XLAC.so: undefined symbol: deleteNode')")
     monkeypatch.syspath_prepend(tmp_path)
     said = import_error("ill_built")
-    assert f"ill_built does not load beside torch {torch.__version__}: _XLAC.so: undefined symbol" in said
+    assert f"ill_built does not load with torch {torch.__version__}: _XLAC.so: undefined symbol" in said
     assert import_error("nowhere_at_all") == "nowhere_at_all is not installed in this environment"
     assert import_error("json") == ""
 
@@ -94,7 +94,7 @@ def test_an_absent_backend_cannot_be_constructed_either():
 
 @pytest.mark.skipif(find_spec("intel_extension_for_pytorch") is not None, reason="IPEX is here")
 def test_an_engine_that_is_absent_is_refused_when_asked_for_by_option():
-    with pytest.raises(BackendUnavailable, match="the engine ipex was asked for, and intel_extension_for_pytorch"):
+    with pytest.raises(BackendUnavailable, match="the engine ipex was requested, but intel_extension_for_pytorch"):
         backends.create("cpu", config=PolyfleetConfig(cpu={"engine": "ipex"}))
 
 

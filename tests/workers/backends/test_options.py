@@ -48,7 +48,7 @@ def test_the_chosen_kernel_of_attention_runs(choice, operator):
 
 def test_a_kernel_of_attention_that_the_device_lacks_is_refused_at_once_and_the_switches_are_set_back():
     undo = []
-    with pytest.raises(UserError, match=r"attention is 'efficient', and torch .* has no such kernel for cpu"):
+    with pytest.raises(UserError, match=r"attention is 'efficient', but torch .* has no such kernel for cpu"):
         torch_settings.attention("efficient", lambda change, *given: undo.append((change, given)), torch.device("cpu"))
     for change, given in reversed(undo):
         change(*given)

@@ -167,7 +167,7 @@ def test_a_model_the_user_compiled_is_trained_through_its_wrapper(backend):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     prepared, optimizer = backend.optimize_for_training(model, optimizer, level="O2")
     assert type(prepared) is type(model)
-    assert "compiled already" in backend.report.skipped["compile"]
+    assert "already compiled" in backend.report.skipped["compile"]
     before = weights(prepared)
     losses = trained(backend, prepared, optimizer)
     assert moved(prepared, before) == set(before)
@@ -268,5 +268,5 @@ def test_the_level_may_be_called_optimization_level(backend):
     assert backend.report.applied == ["placement"]
     backend.optimize_for_training(Net(), optimization_level="conservative")
     assert "autocast" in backend.report.skipped
-    with pytest.raises(UserError, match="two names of one thing"):
+    with pytest.raises(UserError, match="two names of one option"):
         backend.prepare_model(Net(), "O1", optimization_level="O1")

@@ -53,7 +53,7 @@ def test_a_case_is_checked_against_float64_and_timed_in_blocks(session, case):
     assert (block["calls"], len(block["parts_s"])) == (told["calls_per_part"], told["parts"])
     assert min(block["parts_s"]) > 0 and block["alone_s"] > 0
     session.handle({"do": "close"})
-    with pytest.raises(UserError, match="no arm 'a' is open"):
+    with pytest.raises(UserError, match="no measurement 'a' is open"):
         session.handle({"do": "block", "arm": "a"})
 
 
@@ -148,12 +148,12 @@ def test_it_is_asked_over_a_socket_until_told_to_end(tmp_path):
         while not (tmp_path / session_server.ADDRESS).exists():
             served.join(0.01)
         assert session_server.request(tmp_path, {"do": "describe"}, 30)["device"]["kind"].startswith("cpu")
-        with pytest.raises(UserError, match="does not understand 'opn'; did you mean 'open'"):
+        with pytest.raises(UserError, match="unknown request 'opn' to a session; did you mean 'open'"):
             session_server.request(tmp_path, {"do": "opn"}, 30)
         session_server.request(tmp_path, {"do": "end"}, 30)
         served.join(10)
         assert said == ["ended"]
-        with pytest.raises(FleetError, match="does not answer"):
+        with pytest.raises(FleetError, match="does not reply"):
             session_server.request(tmp_path, {"do": "describe"}, 1)
 
 
@@ -193,9 +193,9 @@ def test_cold_caches_and_bfloat16_are_measured_by_kernels_too():
 @pytest.mark.parametrize(
     ("cell", "told"),
     [
-        ({"case": "embedding/v32000-c512-t2048", "kernels": "torch"}, "embedding is no operation of kernels"),
-        ({"case": "mlp/train/b64-d256", "kernels": "torch"}, "mlp is no operation of kernels"),
-        ({"case": "softmax/256x4096", "kernels": "torch", "level": "O2"}, "measured as they are called, at O0 and O1"),
+        ({"case": "embedding/v32000-c512-t2048", "kernels": "torch"}, "kernels do not implement embedding"),
+        ({"case": "mlp/train/b64-d256", "kernels": "torch"}, "kernels do not implement mlp"),
+        ({"case": "softmax/256x4096", "kernels": "torch", "level": "O2"}, "measured at O0 and O1 only"),
         ({"case": "softmax/256x4096", "kernels": "nunpy"}, "unknown kernels 'nunpy'"),
     ],
     ids=["no operation", "a model", "compiled", "unknown"],

@@ -179,7 +179,7 @@ def test_a_full_disk_is_told_with_what_to_do_and_what_arrived_is_kept(source, se
 
     with (
         monkeypatch.context() as patched,
-        pytest.raises(FleetError, match=r"No space left on device; free space there"),
+        pytest.raises(FleetError, match=r"No space left on device; free disk space on that node"),
     ):
         patched.setattr(os, "pwrite", full)
         arriving.write("job", source.name, sent[1], 1, sent[2][1])

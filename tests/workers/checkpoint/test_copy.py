@@ -173,7 +173,7 @@ def test_another_checkpoint_of_the_same_name_is_not_overwritten(source, tmp_path
     there = save(tmp_path / "other", 1, {"t": 1}).path
     (tmp_path / "target").mkdir()
     there.rename(tmp_path / "target" / source.name)
-    with pytest.raises(DamagedCheckpoint, match="is there already: it is another checkpoint of that name"):
+    with pytest.raises(DamagedCheckpoint, match="already exists: it is another checkpoint with that name"):
         copy(source, tmp_path / "target")
 
 
@@ -230,8 +230,8 @@ def test_an_object_store_gets_the_manifest_last_and_gives_it_back(source, tmp_pa
         ("http://example.com/x", "has the scheme 'http'"),
         ("simplecache::s3://b/x", "has the scheme 'simplecache::s3'"),
         ("ssh://host/x", "has the scheme 'ssh'"),
-        ("s3://key@bucket/x", "is no plain place in a store"),
-        ("s3://bucket/../b", "is no plain place in a store"),
+        ("s3://key@bucket/x", "is not a plain location in a store"),
+        ("s3://bucket/../b", "is not a plain location in a store"),
         ("memory://bucket/x", "has the scheme 'memory', not an object store's"),
     ],
 )

@@ -124,7 +124,7 @@ def test_an_empty_cut_or_missing_manifest(root, tied, image):
     found = latest(root)
     assert found is not None
     assert (found.step, found.skipped) == (1, ())
-    with pytest.raises(NotFound, match=r"is no checkpoint: it has no MANIFEST\.json"):
+    with pytest.raises(NotFound, match=r"is not a checkpoint: it has no MANIFEST\.json"):
         verify(second(root))
 
 
@@ -157,7 +157,7 @@ LIES = {
     ),
     "an absolute path": (lambda d: d["files"].update({"/etc/passwd": d["files"][SHARD]}), "file '/etc/passwd' is not"),
     "a hidden file": (lambda d: d["files"].update({".a.safetensors": d["files"][SHARD]}), "file '.a.safetensors' is"),
-    "a negative size": (lambda d: d["files"][SHARD].update(bytes=-1), f"file '{SHARD}' claims -1 bytes"),
+    "a negative size": (lambda d: d["files"][SHARD].update(bytes=-1), f"file '{SHARD}' declares -1 bytes"),
     "an absurd size": (lambda d: d["files"][SHARD].update(bytes=2**62), f"file '{SHARD}' has 1 chunk hashes for"),
     "too many hashes": (lambda d: d["files"][SHARD]["xxh3_128"].append("0"), f"file '{SHARD}' has 2 chunk hashes"),
     "a size in words": (lambda d: d["files"][SHARD].update(bytes="many"), "Manifest.files"),
@@ -165,7 +165,7 @@ LIES = {
         lambda d: place(d).update(file="other.safetensors"),
         "is in file 'other.safetensors', which is",
     ),
-    "an absurd shape": (lambda d: tensor(d).update(shape=[2**40, 2**40]), "model/middle.weight' claims"),
+    "an absurd shape": (lambda d: tensor(d).update(shape=[2**40, 2**40]), "model/middle.weight' declares"),
     "an endless shape": (lambda d: tensor(d).update(shape=[1] * 1000), "model/middle.weight' has the impossible shape"),
     "a negative shape": (lambda d: tensor(d).update(shape=[-8, -8]), "has the impossible shape [-8, -8]"),
     "a larger dtype": (lambda d: tensor(d).update(dtype="complex128"), "overlap in file"),
@@ -173,8 +173,8 @@ LIES = {
         lambda d: place(d).update(offset=place(d, "model/middle.bias")["offset"]),
         "tensors 'model/middle.bias' and 'model/middle.weight' overlap",
     ),
-    "a negative offset": (lambda d: place(d).update(offset=-4), "bytes from -4 on"),
-    "an offset beyond": (lambda d: place(d).update(offset=2**40), "bytes from 1099511627776 on"),
+    "a negative offset": (lambda d: place(d).update(offset=-4), "bytes at offset -4"),
+    "an offset beyond": (lambda d: place(d).update(offset=2**40), "bytes at offset 1099511627776"),
     "a strange dtype": (lambda d: tensor(d).update(dtype="object"), "has the unknown dtype 'object'"),
     "a strange role": (lambda d: tensor(d).update(role="thief"), "has the unknown role 'thief'"),
     "a strange layout": (lambda d: tensor(d).update(layout=[0, 0]), "has layout [0, 0] for 2 dimensions"),
@@ -251,5 +251,5 @@ def test_when_nothing_is_sound_that_is_an_error_and_no_new_beginning(root, tmp_p
     assert latest(tmp_path / "empty") is None
     with pytest.raises(NotFound, match="no checkpoint in"):
         load(tmp_path / "empty")
-    with pytest.raises(NotFound, match=r"no checkpoint of step 5 in .*; there are: 1, 2"):
+    with pytest.raises(NotFound, match=r"no checkpoint of step 5 in .*; saved steps: 1, 2"):
         load(root, step=5)

@@ -49,7 +49,7 @@ def test_safetensors_are_linked_not_copied_and_may_stay_where_they_are(weights, 
     told = import_checkpoint(tmp_path / "model.safetensors")
     assert Path(told["path"]) == tmp_path
     assert verify(tmp_path)["ok"]
-    with pytest.raises(CheckpointError, match="is a checkpoint already"):
+    with pytest.raises(CheckpointError, match="is already a checkpoint"):
         import_checkpoint(tmp_path)
 
 
@@ -66,7 +66,9 @@ def test_an_index_says_which_files_belong_together(weights, tmp_path):
     assert all(torch.equal(there[name], tensor) for name, tensor in weights.items())
     index["weight_map"]["n"] = "../other.safetensors"
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match=r"names '\.\./other\.safetensors'; an index names files beside it"):
+    with pytest.raises(
+        CheckpointError, match=r"names '\.\./other\.safetensors'; an index may only name files in its own folder"
+    ):
         import_checkpoint(folder, tmp_path / "root")
 
 
@@ -81,9 +83,9 @@ TENSOR = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "is no safetensors file"),
-        (b"\xff" * 40, "is no safetensors file"),
-        (hostile({"t": TENSOR}, length=1 << 60), "is no safetensors file"),
+        (b"", "is not a complete safetensors file"),
+        (b"\xff" * 40, "is not a complete safetensors file"),
+        (hostile({"t": TENSOR}, length=1 << 60), "is not a complete safetensors file"),
         (hostile(b"{]"), "has a header that is not valid"),
         (hostile(b"[" * 100_000), "has a header that is not valid"),
         (hostile({"t": TENSOR | {"dtype": "X"}}), "dtype X"),
@@ -227,8 +229,8 @@ def tensor_pickle(offset, shape, stride, count=2):
         (tensor_pickle(0, (9,), (1,)), "declares elements beyond its storage of 8 bytes"),
         (tensor_pickle(1, (2,), (1,)), "declares elements beyond its storage"),
         (tensor_pickle(-1, (1,), (1,)), "cannot be imported"),
-        (tensor_pickle(0, (1 << 50,), (0,)), "would take 4294967296 MiB and are made of 0.00 .*at most 16 times"),
-        (tensor_pickle(0, (2,), (1,), 5), "storage 0 has 8 bytes, 5 float32 are told"),
+        (tensor_pickle(0, (1 << 50,), (0,)), "would take 4294967296 MiB and are made of 0.00 MiB .*at most 16 times"),
+        (tensor_pickle(0, (2,), (1,), 5), "storage 0 has 8 bytes, its pickle declares 5 float32"),
     ],
 )
 def test_a_forged_tensor_is_refused(pickled, said, tmp_path):
@@ -311,7 +313,7 @@ def test_what_cannot_be_done_is_said_with_the_remedy(own, tmp_path):
     (tmp_path / "notes.txt").write_bytes(b"something")
     two = save(tmp_path / "two", 1, {"a": nn.Linear(1, 1), "b": nn.Linear(1, 1)}).path
     for call, kind, said in [
-        (lambda: export_checkpoint(path, tmp_path / "there"), CheckpointError, "is already there"),
+        (lambda: export_checkpoint(path, tmp_path / "there"), CheckpointError, "already exists"),
         (
             lambda: export_checkpoint(path, tmp_path / "x", format="gguf"),
             UserError,
@@ -321,13 +323,13 @@ def test_what_cannot_be_done_is_said_with_the_remedy(own, tmp_path):
         (lambda: export_checkpoint(two, tmp_path / "x", entry="c"), CheckpointError, "has no module 'c'"),
         (lambda: import_checkpoint(tmp_path / "none", tmp_path / "x"), NotFound, "there is nothing at"),
         (lambda: import_checkpoint(tmp_path / "there", tmp_path / "x"), CheckpointError, "has nothing that can be"),
-        (lambda: import_checkpoint(tmp_path / "notes.txt", tmp_path / "x"), CheckpointError, "of no known format"),
+        (lambda: import_checkpoint(tmp_path / "notes.txt", tmp_path / "x"), CheckpointError, "has an unknown format"),
         (
             lambda: import_checkpoint(tmp_path / "odd.bin", tmp_path / "x"),
             CheckpointError,
             "is not a file of torch.save",
         ),
-        (lambda: import_checkpoint(tmp_path / "odd.bin"), UserError, "cannot become a checkpoint where it is"),
+        (lambda: import_checkpoint(tmp_path / "odd.bin"), UserError, "cannot be imported in place"),
     ]:
         with pytest.raises(kind, match=said):
             call()

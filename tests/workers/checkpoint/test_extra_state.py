@@ -135,7 +135,7 @@ def test_safetensors_hold_it_where_it_is_a_tensor(packed, scaled, tmp_path):
         name: tensor.tolist() for name, tensor in packed.state_dict().items()
     }
     told = export_checkpoint(save(tmp_path / "own", 1, {"model": scaled}).path, tmp_path / "plain")
-    assert told["notes"] == ["left out: 0._extra_state, 1._extra_state: safetensors holds tensors only"]
+    assert told["notes"] == ["left out: 0._extra_state, 1._extra_state: safetensors stores only tensors"]
 
 
 @pytest.mark.parametrize("shared", [lambda weight: weight, lambda weight: weight.detach(), lambda weight: weight[0]])

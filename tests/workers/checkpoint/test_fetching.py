@@ -78,7 +78,7 @@ def test_names_that_could_leave_the_folder_are_refused(memory, name):
 
 def test_an_object_that_is_also_a_folder_cannot_be_data(memory):
     memory.store["/bucket/data/a/b"] = memory.store["/bucket/data/a"]
-    with pytest.raises(UserError, match="as an object and as a folder"):
+    with pytest.raises(UserError, match="has both an object and a folder"):
         data_download.look(WHERE)
 
 

@@ -56,8 +56,11 @@ HOSTILE = {
         "has state of parameter .a number of 16610 bits.",
     ),
     "state as text": (lambda held: held["state"].update({"0": {}}), "has state of parameter '0', which is in none"),
-    "a list for slots": (lambda held: held["state"].update({0: [1]}), "has state of parameter 0 that is no dict"),
-    "a number for a slot": (lambda held: held["state"][0].update({1: 2}), "has state of parameter 0 that is no dict"),
+    "a list for slots": (lambda held: held["state"].update({0: [1]}), "has state of parameter 0 that is not a dict"),
+    "a number for a slot": (
+        lambda held: held["state"][0].update({1: 2}),
+        "has state of parameter 0 that is not a dict",
+    ),
     "a tag for an option": (changed(**{"$tensor": "model/weight"}), r"has an option called '\$tensor'"),
 }
 

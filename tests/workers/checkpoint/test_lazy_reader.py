@@ -73,7 +73,7 @@ def test_tensors_that_share_memory_are_stored_once_and_share_it_again(tmp_path):
 def test_tensors_that_overlap_without_one_holding_the_other_are_stored_apart_and_said(tmp_path):
     base = torch.arange(10.0)
     saved = save(tmp_path, 1, {"t": {"a": base[0:6], "b": base[4:10]}})
-    assert saved.notes == ("t/b overlaps t/a in memory; they are stored apart and will not share it",)
+    assert saved.notes == ("t/b overlaps t/a in memory; they are stored separately and will not share it",)
     assert load(tmp_path).state["t"]["b"].tolist() == [4, 5, 6, 7, 8, 9]
 
 
@@ -93,7 +93,7 @@ def test_parameters_that_share_memory_are_filled_and_the_report_says_where_they_
     assert load(tmp_path, {"model": same}).report.notes == []
     assert torch.equal(same.b, model.a)
     assert load(tmp_path, {"model": apart}).report.notes == [
-        "model/b shared memory with model/a when saved, and does not here"
+        "model/b shared memory with model/a when saved, but not in the live model"
     ]
     assert torch.equal(apart.b, model.a)
 

@@ -104,7 +104,7 @@ def test_a_node_still_refuses_links_in_what_was_left_behind(tmp_path):
     for source in (linked(folder), folder / "model.safetensors"):
         with pytest.raises(CheckpointError, match="it is a symbolic link") as refused:
             run_in_child("import", {"source": str(source), "root": str(tmp_path / "in")})
-        assert refused.value.remedy == "put the file itself there"
+        assert refused.value.remedy == "replace the link with the file itself"
     own = linked(save(tmp_path / "root", 1, {"t": {"w": WEIGHT}}).path)
     assert not run_in_child("check", {"path": str(own)})["ok"]
     assert run_in_child("check", {"path": str(own)}, follow_links=True)["ok"]
@@ -208,8 +208,8 @@ def pipe(path):
     ("spoil", "says", "remedy"),
     [
         (lambda path: path.write_text(POINTER), "is a git-lfs pointer", "git lfs pull"),
-        (dangling, "is a link to nowhere, which is not there", "restore that file"),
-        (pipe, "is not a regular file", "put a plain file there"),
+        (dangling, "is a link to nowhere, which does not exist", "restore that file"),
+        (pipe, "is not a regular file", "replace it with a regular file"),
     ],
     ids=["lfs", "dangling", "pipe"],
 )

@@ -89,14 +89,14 @@ def test_signs_are_right_wherever_a_chunk_begins_and_ends(name, tmp_path):
         (v2(X, False, OrderedDict(), {"other": True}), "metadata has more than the bits conj and neg"),
         (v2(ONES, False, OrderedDict(), {"conj": True}), "conj is set for float32"),
         (v2(torch.arange(2), False, OrderedDict(), {"neg": True}), "neg is set for int64"),
-        (v2(ONES, False, OrderedDict(), {}, 1), "8 arguments, 6 to 7 are known"),
+        (v2(ONES, False, OrderedDict(), {}, 1), "8 arguments; 6 to 7 are supported"),
         (v2(ONES, 1, OrderedDict()), "requires_grad is neither True nor False"),
         (v2(torch.arange(2), True, OrderedDict()), "int64 cannot require gradients"),
         (v2(ONES, False, OrderedDict({1: 2})), r"v\._backward_hooks is a backward hook of a tensor"),
-        (Rebuilt(utils._rebuild_tensor, ONES._typed_storage(), 0, (2,), (1,), 5), "5 arguments, 4 to 4 are known"),
+        (Rebuilt(utils._rebuild_tensor, ONES._typed_storage(), 0, (2,), (1,), 5), "5 arguments; 4 to 4 are supported"),
         (Rebuilt(utils._rebuild_parameter_with_state, ONES, False, None, {"a": 1}), r"v\.a is a Python attribute"),
-        (Rebuilt(from_tensor, ONES, torch.int8, "cpu", False), "values of float32 are said to be int8"),
-        (Rebuilt(from_array, np.ones(2), torch.int8, "cpu", False), "values of float64 are said to be int8"),
+        (Rebuilt(from_tensor, ONES, torch.int8, "cpu", False), "values of float32 are declared as int8"),
+        (Rebuilt(from_array, np.ones(2), torch.int8, "cpu", False), "values of float64 are declared as int8"),
         (Rebuilt(utils._rebuild_parameter, 5, False, None), "made of a int"),
         (lambda: torch.quantize_per_tensor(ONES, 0.1, 3, torch.qint8), "is a quantized tensor"),
         (lambda: torch.quantize_per_channel(torch.ones(2, 2), ONES, ONES, 0, torch.qint8), "is a quantized tensor"),
@@ -105,7 +105,7 @@ def test_signs_are_right_wherever_a_chunk_begins_and_ends(name, tmp_path):
         (ONES.to("meta"), "is a tensor on the meta device, without values"),
         (np.array([(1, 2.0)], dtype="i4,f4"), "numbers|fields"),
         (np.ones(2).view(np.recarray), "numpy"),
-        (Rebuilt(torch.Size, ["a"]), "sizes are not whole numbers"),
+        (Rebuilt(torch.Size, ["a"]), "sizes are not integers"),
         (Rebuilt(torch.Size, [1], state={"a": 1}), r"torch\.Size \(with state set afterwards\)"),
     ],
 )  # fmt: skip
@@ -123,7 +123,7 @@ def test_what_a_tensor_has_beside_its_numbers_is_dropped_alone(tmp_path):
     assert torch.equal(there, weight)
     assert told["notes"] == [
         "dropped file.pt/value/v.partition_dim: a Python attribute of a tensor",
-        "requires_grad of 1 tensors is not kept: the model they are loaded into has it",
+        "requires_grad of 1 tensors is not stored: the model they are loaded into sets it",
     ]
 
 
@@ -135,7 +135,7 @@ def test_tensors_of_two_dtypes_in_one_storage_keep_their_numbers_and_are_noted(t
     there = load(told["path"]).state["model"]
     assert all(there[name].tolist() == tensor.tolist() for name, tensor in state.items())
     assert there["same"] is there["words"]
-    assert told["notes"] == ["model/bytes and model/words share memory in the file; here each has its own"]
+    assert told["notes"] == ["model/bytes and model/words share memory in the file; in the checkpoint each has its own"]
 
 
 def test_equal_parts_of_a_storage_stay_tied_wherever_they_lie_in_it(tmp_path):
@@ -152,7 +152,7 @@ def test_equal_parts_of_a_storage_stay_tied_wherever_they_lie_in_it(tmp_path):
 def test_a_counter_stays_one_and_keys_that_would_become_one_are_refused(tmp_path):
     there, _ = imported(Counter("aab"), tmp_path)
     assert (type(there), there) == (Counter, Counter("aab"))
-    assert "two keys that are one as plain values" in refusal({torch.float32: 1, "float32": 2}, tmp_path)
+    assert "two keys that are equal as plain values" in refusal({torch.float32: 1, "float32": 2}, tmp_path)
     there, _ = imported({(torch.float16, torch.Size([2])): 1, frozenset([torch.int8]): 2}, tmp_path)
     assert there == {("float16", (2,)): 1, frozenset(["int8"]): 2}
 
@@ -191,7 +191,7 @@ def test_a_step_that_older_torch_xla_wrote_is_read(tmp_path):
 
 def test_values_that_a_dtype_cannot_hold_are_not_rounded(tmp_path):
     held = Rebuilt(from_array, np.float32([0.1]), torch.bfloat16, "xla:0", False)
-    assert "float32 are said to be bfloat16, which cannot hold them all" in refusal(held, tmp_path)
+    assert "float32 are declared as bfloat16, which cannot represent them all" in refusal(held, tmp_path)
 
 
 def test_tensors_that_torch_xla_writes_now_keep_the_device_they_had(tmp_path):

@@ -146,7 +146,7 @@ def test_a_dcp_folder_comes_back_as_one_and_as_a_file(tmp_path):
     dcp.save(value, checkpoint_id=tmp_path / "dcp", no_dist=True)
     (tmp_path / "dcp" / "notes.txt").write_text("mine")
     told = import_here(str(tmp_path / "dcp"), str(tmp_path / "in"))
-    assert told["left_out"] == [{"name": "notes.txt", "reason": "it is no part of the checkpoint"}]
+    assert told["left_out"] == [{"name": "notes.txt", "reason": "it is not part of the checkpoint"}]
     export_checkpoint(told["path"], tmp_path / "file.pt", format="torch")
     assert differences(value["app"]["model"], torch.load(tmp_path / "file.pt")["app"]["model"]) == []
     export_checkpoint(told["path"], tmp_path / "out", format="dcp")
@@ -202,16 +202,16 @@ def test_the_step_is_read_from_the_names_people_use(key, value, step, tmp_path):
     saved({"model": nn.Linear(1, 1).state_dict(), key: value}, tmp_path / "mine.pt")
     told = import_here(str(tmp_path / "mine.pt"), str(tmp_path / "in"))
     assert told["step"] == (step or 0)
-    missing = "no step was found in mine.pt: it counts as step 0. Give one with `--step N`"
+    missing = "no step was found in mine.pt: step 0 is used. Set it with `--step N`"
     assert (missing in told["notes"]) == (step is None)
-    assert ("step 7 is epoch of mine.pt, which tells no step" in told["notes"]) == (key == "epoch")
+    assert ("step 7 is epoch of mine.pt, which has no step" in told["notes"]) == (key == "epoch")
 
 
 def test_the_step_of_a_name_is_taken_where_no_value_tells_one(tmp_path):
     saved({"model": nn.Linear(1, 1).state_dict()}, tmp_path / "ckpt-000250.pt")
     told = import_here(str(tmp_path / "ckpt-000250.pt"), str(tmp_path / "in"))
     assert (told["step"], told["notes"]) == (
-        250, ["step 250 is from the name ckpt-000250.pt: no value in it tells a step"],
+        250, ["step 250 is from the name ckpt-000250.pt: the file has no step"],
     )  # fmt: skip
     assert import_here(str(tmp_path / "ckpt-000250.pt"), str(tmp_path / "in"), step=7)["step"] == 7
 
@@ -324,7 +324,7 @@ def test_models_and_optimizers_within_a_dict_of_the_file_are_entries(tmp_path):
 def test_a_folder_of_saves_asks_for_one_of_them(tmp_path):
     for step in (9, 500):
         trainer_folder(tmp_path / f"checkpoint-{step}")
-    with pytest.raises(CheckpointError, match=f"{tmp_path} holds 2 saves") as refusal:
+    with pytest.raises(CheckpointError, match=f"{tmp_path} contains 2 saves") as refusal:
         import_here(str(tmp_path), str(tmp_path / "in"))
     assert refusal.value.remedy == f"name one of them, such as {tmp_path / 'checkpoint-500'}"
 
@@ -444,12 +444,12 @@ def test_an_index_that_names_what_no_file_holds_is_refused_with_the_names(suffix
     one, two = (f"model-0000{i}-of-00002.{suffix}" for i in (1, 2))
     files = {one: {"a": torch.ones(2), "old": torch.ones(1)}, two: {"c": torch.ones(2)}}
     there = indexed(tmp_path / "m", {"a": one, "b": one, "c": two, "d": two}, files, suffix)
-    with pytest.raises(CheckpointError, match="names 2 of 4 tensors that no file holds: b, d"):
+    with pytest.raises(CheckpointError, match="names 2 of 4 tensors that no file has: b, d"):
         import_here(str(there), str(tmp_path / "in"))
     assert not (tmp_path / "in").exists()
     there = indexed(tmp_path / "n", {"a": one, "c": two}, files, suffix)
     told = import_here(str(there), str(tmp_path / "in"))
-    assert f"model.{suffix}.index.json does not name 1 tensors that its files hold: old" in told["notes"]
+    assert f"model.{suffix}.index.json does not name 1 tensors that its files have: old" in told["notes"]
 
 
 def test_a_form_that_a_stranger_wrote_writes_nothing_outside_the_target(tmp_path):
@@ -492,7 +492,7 @@ def test_a_checkpoint_of_ours_becomes_a_folder_that_the_trainer_resumes_from(tmp
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "rng": True, "extra": {"seed": 1}}
     told = export_checkpoint(save(tmp_path / "own", 9, state).path, tmp_path / "checkpoint-9", format="trainer")
-    assert told["notes"] == ["left out: extra: such a folder has no place for it"]
+    assert told["notes"] == ["left out: extra: such a folder cannot contain it"]
     assert TrainerState.load_from_json(tmp_path / "checkpoint-9" / "trainer_state.json").global_step == 9
     torch.optim.AdamW(optimizer.param_groups).load_state_dict(torch.load(tmp_path / "checkpoint-9" / "optimizer.pt"))
     scheduler.load_state_dict(torch.load(tmp_path / "checkpoint-9" / "scheduler.pt"))

@@ -87,7 +87,7 @@ def test_a_safetensors_file_that_is_shorter_than_its_header_says_is_torn(tmp_pat
     path = tmp_path / "model.safetensors"
     save_file({"a": torch.ones(100), "b": torch.ones(3)}, path)
     assert look(path) == ("whole", "safetensors", "")
-    assert look(cut(path, 0.9)).why.startswith("it has ") and "its header tells" in look(path).why
+    assert look(cut(path, 0.9)).why.startswith("it has ") and "its header says" in look(path).why
     assert look(cut(path, 0.01)).state == "torn"
 
 
@@ -146,7 +146,7 @@ def test_a_folder_of_the_trainer_is_torn_until_its_state_is_written(tmp_path, fo
         why = f"{newer} is newer than trainer_state.json, which is written after it"
         assert look(folder, format) == ("torn", "trainer", why)
     os.utime(cut(tmp_path / "checkpoint-1" / "optimizer.pt"), (100, 100))
-    assert look(tmp_path / "checkpoint-1", format).why.startswith("optimizer.pt: it was not written to its end")
+    assert look(tmp_path / "checkpoint-1", format).why.startswith("optimizer.pt: it was not written completely")
 
 
 def test_what_fsdp_shards_is_as_old_as_the_folder_it_lies_in(tmp_path):
@@ -168,7 +168,7 @@ def test_of_the_trainer_s_output_folder_the_newest_save_counts(output, format): 
     why = "checkpoint-200: it has no trainer_state.json, which is written last"
     assert keep(str(output), "run", format) == {"kept": False, "why": why}
     told = hand_on(str(output), "run", format, *CPU)
-    assert told["found"] and f"what was at run was half written ({why})" in told["text"]
+    assert told["found"] and f"run was half written ({why})" in told["text"]
     assert {path.name for path in (output / "run").iterdir()} == {"checkpoint-9", "checkpoint-100"}
 
 
@@ -242,14 +242,14 @@ def test_a_text_that_is_also_something_else_is_left_alone(tmp_path):
     moved = without_devices(alone, loads_on(*CPU))
     assert moved[1] == {"cuda:0": 1} and len(moved[0]) == len(alone) and b"cuda" not in moved[0]
     also = b"\x80\2}q\0(X\1\0\0\0a" + storage + b"X\6\0\0\0deviceh\2u."
-    with pytest.raises(Unsound, match="says 'cuda:0' of other things than tensors"):
+    with pytest.raises(Unsound, match="uses 'cuda:0' for other things than devices of tensors"):
         without_devices(also, loads_on(*CPU))
 
 
 def test_what_is_no_name_of_a_device_is_left_alone(output):
     tagged(output / "ckpt.pt", "cuda\x1b[31m")
     told = hand_on(str(output), "ckpt.pt", "auto", *CPU)
-    assert told["found"] and "puts a tensor on 'cuda\\x1b[31m', which is no device" in told["text"]
+    assert told["found"] and "puts a tensor on 'cuda\\x1b[31m', which is not a device" in told["text"]
 
 
 def test_xla_s_tensors_load_where_torch_knows_no_xla(tmp_path):
@@ -280,22 +280,22 @@ def test_a_save_that_was_cut_off_is_put_aside_and_the_last_whole_version_takes_i
     path = saved(output / "ckpt.pt", step=1)
     whole = path.read_bytes()
     assert keep(str(output), "ckpt.pt", "auto") == {"kept": True, "why": ""}
-    assert keep(str(output), "ckpt.pt", "auto")["why"] == "it is kept already"
+    assert keep(str(output), "ckpt.pt", "auto")["why"] == "this version was copied before"
     saved(path, step=2)
     cut(path)
-    assert keep(str(output), "ckpt.pt", "auto")["why"].startswith("it was not written to its end")
+    assert keep(str(output), "ckpt.pt", "auto")["why"].startswith("it was not written completely")
     told = hand_on(str(output), "ckpt.pt", "auto", *CPU)
     assert told["found"] and path.read_bytes() == whole
-    assert "what was at ckpt.pt was half written" in told["text"] and "is in its place" in told["text"]
+    assert "ckpt.pt was half written" in told["text"] and "restored its last complete version" in told["text"]
     assert look(output / "ckpt.pt.torn").state == "torn"
-    assert hand_on(str(output), "ckpt.pt", "auto", *CPU) == {"found": True, "text": "ckpt.pt (torch) is whole"}
+    assert hand_on(str(output), "ckpt.pt", "auto", *CPU) == {"found": True, "text": "ckpt.pt (torch) is complete"}
 
 
 def test_without_a_whole_version_there_is_nothing_to_resume_from(output):
-    assert hand_on(str(output), "ckpt.pt", "auto", *CPU)["text"].startswith("no ckpt.pt was left")
+    assert hand_on(str(output), "ckpt.pt", "auto", *CPU)["text"].startswith("ckpt.pt does not exist")
     cut(saved(output / "ckpt.pt"))
     told = hand_on(str(output), "ckpt.pt", "auto", *CPU)
-    assert not told["found"] and "lies at ckpt.pt.torn now; no whole version" in told["text"]
+    assert not told["found"] and "was moved to ckpt.pt.torn; there is no complete version" in told["text"]
     assert not (output / "ckpt.pt").exists() and (output / "ckpt.pt.torn").exists()
 
 
@@ -304,10 +304,10 @@ def test_what_is_whole_is_kept_before_the_next_attempt_can_write_over_it(output)
     saved(output / "run" / "ckpt.pt")
     assert hand_on(str(output), "run/ckpt.pt", "torch", *CPU)["found"]
     cut(output / "run" / "ckpt.pt")
-    assert "is in its place" in hand_on(str(output), "run/ckpt.pt", "torch", *CPU)["text"]
+    assert "restored its last complete" in hand_on(str(output), "run/ckpt.pt", "torch", *CPU)["text"]
     (output / "run" / "ckpt.pt").unlink()
     told = hand_on(str(output), "run/ckpt.pt", "torch", *CPU)
-    assert told["found"] and told["text"].startswith("run/ckpt.pt was gone; its last whole version, of ")
+    assert told["found"] and told["text"].startswith("run/ckpt.pt was missing; restored its last complete version, of ")
     assert len(list((output / ".polyfleet").iterdir())) == 1
 
 
@@ -318,7 +318,7 @@ def test_a_copy_that_was_cut_off_or_changed_meanwhile_does_not_count(output):
     (output / ".polyfleet" / "part" / "ckpt.pt").write_bytes(b"PK")
     saved(output / "ckpt.pt", step=2)
     cut(output / "ckpt.pt")
-    assert "is in its place" in hand_on(str(output), "ckpt.pt", "auto", *CPU)["text"]
+    assert "restored its last complete" in hand_on(str(output), "ckpt.pt", "auto", *CPU)["text"]
     assert torch.load(output / "ckpt.pt")["step"] == 1
 
 
@@ -340,7 +340,7 @@ def test_what_is_handed_on_is_told_with_numbers_also_by_the_process_with_limits(
     given = {"folder": str(output), "path": "ckpt.pt", "format": "auto"}
     assert run_in_child("keep", given)["kept"]
     told = run_in_child("hand_on", {**given, "device": "cpu", "count": 1})
-    assert told == {"found": True, "text": "ckpt.pt (torch) is whole; its 13 tensors of cuda:0 are on the CPU now"}
+    assert told == {"found": True, "text": "ckpt.pt (torch) is complete; its 13 tensors of cuda:0 are on the CPU now"}
     assert torch.load(output / "ckpt.pt")["model"]["2.weight"].device.type == "cpu"
     cut(output / "ckpt.pt")
     run_in_child("hand_on", {**given, "device": "cuda", "count": 1})

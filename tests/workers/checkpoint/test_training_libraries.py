@@ -130,7 +130,7 @@ def test_the_number_of_a_save_that_accelerate_counts_is_said_to_be_one(tmp_path)
     there = tmp_path / "project" / "checkpoints"
     assert {p.name for p in there.iterdir()} == {"checkpoint_0", "checkpoint_1"}
     told = import_here(str(there / "checkpoint_1"), str(tmp_path / "in"))
-    note = "step 1 is from the folder's name checkpoint_1, where Accelerate puts the number of the save"
+    note = "step 1 is from the folder's name checkpoint_1, in which Accelerate writes the number of the save"
     assert told["step"] == 1 and note in told["notes"]
 
 

@@ -164,7 +164,7 @@ def test_7_and_23_a_tie_is_stored_once_and_found_again(tmp_path):
     export_checkpoint(saved.path, tmp_path / "hf")
     told = import_checkpoint(tmp_path / "hf", tmp_path / "back")
     report = load(told["path"], {"model": other}).report
-    assert report.notes == ["model/head.weight is tied in the live model, and stored under another name only"]
+    assert report.notes == ["model/head.weight is tied in the live model, and stored only under another name"]
 
 
 def test_10_one_flipped_bit_is_found_and_named(tmp_path):
@@ -206,7 +206,7 @@ def test_12_half_of_what_accelerate_saved_is_refused(tmp_path):
     names = {path.name for path in (tmp_path / "folder").iterdir()}
     assert names == {"model.safetensors", "optimizer.bin", "random_states_0.pkl"}
     (tmp_path / "folder" / "optimizer.bin").unlink()
-    with pytest.raises(CheckpointError, match=r"is half a state: optimizer\.bin is missing"):
+    with pytest.raises(CheckpointError, match=r"is incomplete: optimizer\.bin is missing"):
         import_checkpoint(tmp_path / "folder", tmp_path / "imported")
 
 

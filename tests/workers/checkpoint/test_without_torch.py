@@ -147,7 +147,7 @@ def test_a_plan_gives_its_reasons_and_what_cannot_follow(saved):
         "python": "continued",
         "numpy": "continued",
         "cpu": "continued",
-        "xla": "derived: saved on cpu, no stream of xla to go on with",
+        "xla": "derived: saved on cpu, no stream of xla to continue",
     }
     assert (
         "nvidia computes in float8_e4m3fn"

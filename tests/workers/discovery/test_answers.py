@@ -173,7 +173,7 @@ elif '7' in sys.argv: sys.exit('lost')
 else: print({json.dumps(XPU)!r})"""
     devices, (finding,) = intel.find(with_tool(machine("intel-arc-and-integrated"), "xpu-smi", code))
     assert devices[1].free_memory_bytes == 16000000000
-    assert finding.message == "details of cards come from sysfs only: card 0: xpu-smi ended with exit code 1: lost"
+    assert finding.message == "details of cards come from sysfs only: card 0: xpu-smi exited with code 1: lost"
 
 
 class SmiException(Exception):

@@ -132,7 +132,7 @@ def test_fatal_xids_of_the_kernel_log_are_counted_and_an_applications_own_are_no
 def test_a_driver_older_than_torchs_cuda_is_told(said):
     devices, _ = nvidia.devices(said("nvidia-mixed"), None)
     (finding,) = old_drivers(devices, TorchBuild(cuda="13.0"))
-    assert finding.message == "torch is built for CUDA 13.0, and the driver supports CUDA up to 12.8"
+    assert finding.message == "torch is built for CUDA 13.0, but the driver supports CUDA up to 12.8"
     assert old_drivers(devices, TorchBuild(cuda="12.9")) == []
 
 

@@ -57,7 +57,7 @@ def test_an_ipex_pool_without_ipex_says_so_and_does_not_pass_for_plain_cpu(tmp_p
         pytest.skip("IPEX is installed here")
     (device,), _ = cpu.find(Machine(tmp_path, {"POLYFLEET_CPU_ENGINE": "ipex"}))
     assert device.kind == "cpu:ipex"
-    assert "intel-extension-for-pytorch is not in this environment" in device.unavailable_reason
+    assert "intel-extension-for-pytorch is not installed in this environment" in device.unavailable_reason
 
 
 def test_an_unknown_backend_is_refused_with_the_nearest():

@@ -62,7 +62,7 @@ def test_xpu_smi_tells_the_memory_that_the_kernels_driver_does_not(machine, with
     ("code", "said"),
     [
         ("print('Error: XPUM Service Status Error')", "printed 'Error: XPUM Service Status Error', which is not JSON"),
-        ("raise SystemExit('no Level Zero')", "ended with exit code 1: no Level Zero"),
+        ("raise SystemExit('no Level Zero')", "exited with code 1: no Level Zero"),
         ("sys.stdout.buffer.write(bytes(range(256)))", "which is not JSON"),
     ],
 )
@@ -78,7 +78,7 @@ def test_an_xpu_smi_that_hangs_is_killed_and_costs_no_card(machine, with_tool, m
     monkeypatch.setattr(intel_smi, "CALL_TIMEOUT_S", 0.3)
     devices, (finding,) = intel.find(with_tool(machine("intel-max-1550"), "xpu-smi", "time.sleep(600)"))
     assert len(devices) == 2
-    assert "xpu-smi gave no answer within 0.3 s" in finding.message
+    assert "xpu-smi did not finish within 0.3 s" in finding.message
 
 
 def test_a_hanging_tool_of_one_vendor_leaves_the_others_alone(machine, with_tool):

@@ -175,10 +175,10 @@ def test_every_vendor_finds_nothing_on_an_empty_machine(name, tmp_path):
 def test_a_tool_that_hangs_is_killed_and_told():
     out, problem = tool_output([sys.executable, "-c", "import time; time.sleep(60)"], {}, timeout_s=0.2)
     assert out == ""
-    assert "gave no answer within" in problem
+    assert "did not finish within" in problem
 
 
 def test_a_tool_that_fails_tells_its_last_line():
     _, problem = tool_output([sys.executable, "-c", "raise SystemExit('no card')"], {})
-    assert problem.endswith("ended with exit code 1: no card")
+    assert problem.endswith("exited with code 1: no card")
     assert "could not be started" in tool_output(["/does/not/exist"], {})[1]

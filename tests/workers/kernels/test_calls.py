@@ -73,7 +73,7 @@ class TestWhatIsTaken:
         weight = torch.nn.Parameter(draw(8))
         with torch.no_grad():
             assert not k.rmsnorm(draw(3, 8), weight).requires_grad
-        with pytest.raises(UserError, match="weight needs gradients, which this method does not give"):
+        with pytest.raises(UserError, match="weight needs gradients, which this method does not support"):
             k.rmsnorm(draw(3, 8), weight)
 
 
@@ -121,10 +121,10 @@ class TestWhereResultsGo:
     @pytest.mark.parametrize(
         ("out", "told"),
         [
-            (lambda x: torch.empty(3, 9), r"out has shape \[3, 9\] in float32; give \[3, 8\] in float32"),
+            (lambda x: torch.empty(3, 9), r"out has shape \[3, 9\] in float32; pass \[3, 8\] in float32"),
             (lambda x: torch.empty(3, 8).half(), r"out has shape \[3, 8\] in float16"),
-            (lambda x: torch.empty(3, 1).expand(3, 8), "out has several elements in one place"),
-            (lambda x: torch.empty(1).expand(3, 8), "out has several elements in one place"),
+            (lambda x: torch.empty(3, 1).expand(3, 8), "several elements of out share memory"),
+            (lambda x: torch.empty(1).expand(3, 8), "several elements of out share memory"),
             (lambda x: x.flatten()[4:].new_empty(0).set_(x.untyped_storage(), 4, (3, 8)), "out overlaps x in memory"),
             (lambda x: [0.0], "out is a list"),
             (lambda x: np.broadcast_to(np.zeros(8, np.float32), (3, 8)), "out cannot be written"),
@@ -146,29 +146,32 @@ class TestWhereResultsGo:
 
 
 WRONG = {
-    "a list": (lambda k: k.softmax([1.0]), "x is a list; give a torch tensor, a NumPy array"),
-    "a number": (lambda k: k.softmax(torch.tensor(1.0)), "x has 0 dimensions; give at least 1"),
+    "a list": (lambda k: k.softmax([1.0]), "x is a list; pass a torch tensor, a NumPy array"),
+    "a number": (lambda k: k.softmax(torch.tensor(1.0)), "x has 0 dimensions; pass at least 1"),
     "integers": (lambda k: k.softmax(torch.ones(3, dtype=torch.int32)), "x is in int32; kernels 'numpy' compute in"),
     "complex numbers": (lambda k: k.silu(np.ones(3, np.complex64)), "x is in complex64"),
-    "text": (lambda k: k.silu(np.array(["a"])), "x is an array that torch cannot take"),
+    "text": (lambda k: k.silu(np.array(["a"])), "x is an array that torch cannot convert"),
     "sparse": (lambda k: k.silu(torch.ones(3, 3).to_sparse()), "x is a tensor of layout torch.sparse_coo"),
     "two dtypes": (lambda k: k.matmul(draw(2, 3), draw(3, 2).half()), "b is in float16, a in float32; convert it"),
     "another device": (lambda k: k.silu(torch.empty(3, device="meta")), "x is on meta, the kernels 'numpy' compute on"),
-    "a weight of another length": (lambda k: k.rmsnorm(draw(3, 8), draw(7)), r"weight has shape \[7\]; give \[8\]"),
+    "a weight of another length": (lambda k: k.rmsnorm(draw(3, 8), draw(7)), r"weight has shape \[7\]; pass \[8\]"),
     "a matrix for a weight": (lambda k: k.rmsnorm(draw(3, 8), draw(1, 8)), r"weight has shape \[1, 8\]"),
-    "eps below 0": (lambda k: k.rmsnorm(draw(3, 8), eps=-1e-6), "eps is -1e-06; give a finite number of at least 0"),
+    "eps below 0": (lambda k: k.rmsnorm(draw(3, 8), eps=-1e-6), "eps is -1e-06; write a finite number of at least 0"),
     "eps that is none": (lambda k: k.layernorm(draw(3, 8), eps="x"), "eps is 'x'"),
     "offset NaN": (lambda k: k.rmsnorm(draw(3, 8), offset=float("nan")), "offset is nan"),
     "two shapes": (lambda k: k.swiglu(draw(3, 8), draw(8)), r"gate has shape \[3, 8\], up \[8\]"),
     "inner dimensions": (lambda k: k.matmul(draw(2, 3), draw(2, 3)), "dimension -1 of a and -2 of b must be equal"),
     "outer dimensions": (lambda k: k.matmul(draw(2, 4, 3), draw(3, 3, 4)), "leading dimensions must be equal, or 1"),
-    "a vector": (lambda k: k.matmul(draw(3), draw(3, 2)), "a has 1 dimensions; give at least 2"),
-    "heads": (lambda k: k.attention(draw(1, 3, 2, 8), draw(1, 2, 2, 8), draw(1, 2, 2, 8)), "3 heads ask 2"),
+    "a vector": (lambda k: k.matmul(draw(3), draw(3, 2)), "a has 1 dimensions; pass at least 2"),
+    "heads": (
+        lambda k: k.attention(draw(1, 3, 2, 8), draw(1, 2, 2, 8), draw(1, 2, 2, 8)),
+        "3 query heads, 2 key heads",
+    ),
     "widths": (lambda k: k.attention(draw(1, 2, 2, 8), draw(1, 2, 2, 4), draw(1, 2, 2, 4)), "equal widths"),
     "values": (lambda k: k.attention(draw(1, 2, 2, 8), draw(1, 2, 3, 8), draw(1, 2, 2, 8)), r"k has shape .*, v \["),
     "a mask": (
         lambda k: k.attention(*[draw(1, 2, 3, 8)] * 3, mask=torch.ones(2, 3).bool()),
-        r"mask has shape \[2, 3\]; give one that broadcasts to \[1, 2, 3, 3\]",
+        r"mask has shape \[2, 3\]; pass one that broadcasts to \[1, 2, 3, 3\]",
     ),
     "a mask of integers": (
         lambda k: k.attention(*[draw(1, 2, 3, 8)] * 3, mask=torch.ones(3, 3).int()),
@@ -176,10 +179,10 @@ WRONG = {
     ),
     "scale": (lambda k: k.attention(*[draw(1, 2, 3, 8)] * 3, scale=float("inf")), "scale is inf"),
     "tables": (lambda k: k.apply_rope(draw(3, 8), *angles(2, 4)), "3 tokens from position 0 need 3"),
-    "wide tables": (lambda k: k.apply_rope(draw(3, 8), *angles(3, 5)), "give 1 to 4 columns"),
+    "wide tables": (lambda k: k.apply_rope(draw(3, 8), *angles(3, 5)), "pass 1 to 4 columns"),
     "a position": (lambda k: k.apply_rope(draw(3, 8), *angles(9, 4), position=-1), "position is -1"),
     "a layout": (lambda k: k.apply_rope(draw(3, 8), *angles(3, 4), layout="halfs"), "did you mean 'halves'"),
-    "a gradient": (lambda k: k.silu_backward(draw(3, 7), draw(3, 8)), r"grad has shape \[3, 7\]; give \[3, 8\]"),
+    "a gradient": (lambda k: k.silu_backward(draw(3, 7), draw(3, 8)), r"grad has shape \[3, 7\]; pass \[3, 8\]"),
 }
 
 
@@ -206,12 +209,12 @@ def test_an_array_of_other_kernels_is_refused(k):
     from workers.kernels.parts.arrays import Resident
 
     lying = Resident(create("numpy"), torch.Size((3, 8)), torch.float32, object())
-    with pytest.raises(UserError, match="x lies on the device of other kernels; move it here with to_device"):
+    with pytest.raises(UserError, match="x is on the device of other kernels; move it here with to_device"):
         k.softmax(lying)
 
 
 def test_a_device_that_kernels_do_not_have_is_refused():
     with pytest.raises(UserError, match="kernels 'numpy' do not compute on meta"):
         create("numpy", "meta")
-    with pytest.raises(UserError, match="'nowhere' is no device"):
+    with pytest.raises(UserError, match="'nowhere' is not a device"):
         create("torch", "nowhere")

@@ -93,7 +93,7 @@ def test_what_is_absent_raises_with_its_reason_and_a_fallback_takes_its_place(ou
     with caplog.at_level("WARNING", "polyfleet"):
         found = init_kernels("absent", fallback=["broken", "toy"])
     assert (found.name, found.fallback_from, found.fallback_reason) == ("toy", "absent", "its chip is not here")
-    assert "kernels toy take the place of absent: its chip is not here" in caplog.text
+    assert "using kernels toy instead of absent: its chip is not here" in caplog.text
     with pytest.raises(KernelsUnavailable, match=r"nor any of the fallbacks \(absent: .*; broken: "):
         init_kernels("absent", fallback="broken")
 
@@ -238,7 +238,9 @@ def test_tuning_measures_checks_and_remembers(home, outside):
     from workers.kernels.parts import comparison
 
     told = []
-    found = comparison.tune(["matmul_vec"], ["toy"], dtypes=[torch.float32], compiled=False, rounds=6, told=told.append)
+    found = comparison.tune(
+        ["matmul_vec"], ["toy"], dtypes=[torch.float32], compiled=False, rounds=6, on_result=told.append
+    )
     assert found == told == tuner.recorded()
     assert {one.situation.operation for one in found} == {"matmul_vec"}
     assert all(one.right and one.speedup > 0 for one in found)

@@ -108,11 +108,11 @@ class TestForms:
     @pytest.mark.parametrize(
         ("module", "told"),
         [
-            (nn.PReLU(4), "it does not take rows alone"),
-            (Gated(32, 48, F.gelu), "it computes no gated layer with SiLU"),
+            (nn.PReLU(4), "it cannot be called with rows alone"),
+            (Gated(32, 48, F.gelu), "it is not a gated layer with SiLU"),
             (Gated(32, 48, drop=0.1), "it drops values at random"),
             (nn.utils.parametrizations.weight_norm(Gated(32, 48).gate), None),
-            (Rounds(32, add=0.5), "it computes none of the norms that kernels have"),
+            (Rounds(32, add=0.5), "it does not compute a norm that kernels implement"),
         ],
         ids=("prelu", "gelu", "dropout", "linear", "half"),
     )
@@ -386,7 +386,9 @@ class TestPass:
         backend = create("cpu")
         one = [p for p in passes.PASSES if p.name == "custom_kernels"]
         done = passes.apply(copy.deepcopy(model), one, work(backend, x))
-        assert "nothing is measured on this device: `polyfleet kernels tune`" in done.skipped["custom_kernels"]
+        assert (
+            "nothing has been measured on this device: run `polyfleet kernels tune`" in done.skipped["custom_kernels"]
+        )
         tuner.remember(said(calls(model, x)[0]))
         done = passes.apply(copy.deepcopy(model), one, work(backend, x))
         assert any(entry.startswith("custom_kernels: rmsnorm in 1 module by numpy") for entry in done.applied)
@@ -430,7 +432,7 @@ class TestPass:
 
     def test_bad_input_is_told(self):
         backend = create("cpu")
-        with pytest.raises(UserError, match="there is no sample input; give sample_input"):
+        with pytest.raises(UserError, match="needs a sample input; pass sample_input"):
             backend.prepare_model_with_custom_kernels(Block())
         with pytest.raises(UserError, match=r"a model must be a torch.nn.Module, not str"):
             backend.prepare_model_with_custom_kernels("model", draw(2, 5, 64))

@@ -167,7 +167,7 @@ def test_autocast_gives_gradients_in_the_dtype_of_the_weights():
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        (lambda: operators.rmsnorm(draw(5, 8), draw(7), kernels=KERNELS), r"weight has shape \[7\]; give \[8\]"),
+        (lambda: operators.rmsnorm(draw(5, 8), draw(7), kernels=KERNELS), r"weight has shape \[7\]; pass \[8\]"),
         (lambda: operators.rmsnorm(draw(5, 8), kernels="nunpy"), "unknown kernels 'nunpy'; did you mean 'numpy'"),
         (lambda: OPS.rmsnorm(draw(5, 8).requires_grad_(), None, 1e-6, 0.0, False, "nunpy"), "did you mean 'numpy'"),
         (lambda: operators.silu(torch.ones(3, dtype=torch.int64), kernels=KERNELS), "x is in int64"),

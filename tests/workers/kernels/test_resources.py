@@ -51,12 +51,12 @@ def test_the_page_shows_the_committed_table():
 @pytest.mark.parametrize(
     ("config", "on", "numbers", "told"),
     [
-        (Config("rmsnorm_rows", (1, 65536), 32), MI300, (64, 0, 0), "2048 threads, gfx942 has 1024"),
+        (Config("rmsnorm_rows", (1, 65536), 32), MI300, (64, 0, 0), "2048 threads; gfx942 allows 1024"),
         (NORM, SM_90, (255, 3, 0), "spills 3 registers"),
-        (NORM, SM_90, (300, 0, 0), "300 registers a thread, sm_90 has 255"),
-        (NORM, MI300, (64, 0, 65537), "65537 bytes of shared memory, gfx942 has 65536"),
-        (Config("rmsnorm_rows", (1, 65536), 16, ctas=4), MI300, (64, 0, 0), "a cluster of 4, gfx942 has none"),
-        (Config("rmsnorm_rows", (1, 262144), 16, ctas=16), SM_90, (64, 0, 0), "a cluster of 16, sm_90 has 8"),
+        (NORM, SM_90, (300, 0, 0), "300 registers per thread; sm_90 has 255"),
+        (NORM, MI300, (64, 0, 65537), "65537 bytes of shared memory; gfx942 allows 65536"),
+        (Config("rmsnorm_rows", (1, 65536), 16, ctas=4), MI300, (64, 0, 0), "a cluster of 4; gfx942 allows none"),
+        (Config("rmsnorm_rows", (1, 262144), 16, ctas=16), SM_90, (64, 0, 0), "a cluster of 16; sm_90 allows 8"),
         (NORM, SM_90, (64, 0, 1024), ""),
     ],
 )
@@ -80,7 +80,7 @@ def test_a_planted_configuration_that_spills_is_found_and_not_written(compiler):
     [row] = compiler.measured([Resources("sm_90", "bf16", Config("rmsnorm_rows", (1, 65536), 16))])
     assert row.spills > 0
     assert compiler.spilling([row]) == [row]
-    with pytest.raises(UserError, match=r"1 configurations may not be launched.*spills"):
+    with pytest.raises(UserError, match=r"1 configurations must not be launched.*spills"):
         committed.data_of([row])
 
 
@@ -117,5 +117,5 @@ def test_what_was_compiled_is_remembered_and_a_cut_line_is_not(compiler, tmp_pat
 def test_targets_nobody_can_compile_for_are_told(compiler):
     with pytest.raises(UserError, match="unknown target 'sm_91'"):
         compiler.report(["sm_91"])
-    with pytest.raises(UserError, match="known to its driver alone"):
+    with pytest.raises(UserError, match="only the driver knows the registers"):
         compiler.report(["xpu"])

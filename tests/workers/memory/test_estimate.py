@@ -158,13 +158,13 @@ class Reads(nn.Module):
         ({"dtype": "int8"}, "floating-point"),
         ({"execution": "eeger"}, "did you mean 'eager'"),
         ({"batch": 0}, "batch is 0"),
-        ({"sample_input": None}, "give sample_input"),
+        ({"sample_input": None}, "pass sample_input"),
         ({"sample_input": torch.ones(2, 3)}, "the model fails on this sample input"),
         ({"model": nn.Linear}, "memory of a type cannot be estimated"),
         ({"model": 3}, "memory of a int cannot be estimated"),
         ({"model": Reads()}, "cannot be traced without data"),
         ({"model": nn.Flatten(), "mode": "training"}, "no weight of the model requires a gradient"),
-        ({"mode": "training", "loss": lambda output: output}, "the loss is no scalar"),
+        ({"mode": "training", "loss": lambda output: output}, "the loss is not a scalar"),
     ],
 )
 def test_what_cannot_be_estimated_is_refused_in_one_sentence(given, message):

@@ -73,9 +73,9 @@ def test_formulas_agree_with_a_trace_of_the_same_model(batch, seq):
     "change, message",
     [
         ({"n_embd": 0}, "hidden of a transformer is 0"),
-        ({"n_head": 7}, "no multiple of 7 heads"),
+        ({"n_head": 7}, "not a multiple of 7 heads"),
         ({"num_key_value_heads": 5}, "12 heads cannot share 5"),
-        ({"n_layer": None}, "does not tell layers.*num_hidden_layers"),
+        ({"n_layer": None}, "lacks layers.*num_hidden_layers"),
     ],
 )
 def test_numbers_that_make_no_transformer_are_refused(change, message):
@@ -88,7 +88,7 @@ def test_an_unknown_word_names_the_nearest():
         estimate_memory(GPT2, mode="training", optimizer="adagard")
     with pytest.raises(UserError, match="did you mean 'bfloat16'"):
         estimate_memory(GPT2, dtype="bfloat61")
-    with pytest.raises(UserError, match="give the module itself"):
+    with pytest.raises(UserError, match="pass the module itself"):
         estimate_memory(GPT2, execution="xla")
 
 

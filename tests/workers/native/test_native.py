@@ -147,7 +147,7 @@ def test_with_no_folder_at_all_there_is_a_reason(home, source, tmp_path, monkeyp
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(NativeUnavailable, match="twice cannot be built or loaded") as raised:
         native.library("twice", [source])
-    assert "nothing can be kept" in str(raised.value)
+    assert "nothing can be stored" in str(raised.value)
 
 
 @needs_compiler
@@ -161,7 +161,7 @@ def test_a_user_without_a_home_has_libraries_for_this_process_alone(source, monk
 
 @needs_compiler
 def test_what_is_not_there_yet_is_not_built_where_nobody_waits_for_it(home, source, monkeypatch):
-    with pytest.raises(NativeUnavailable, match="twice was not built on this node yet"):
+    with pytest.raises(NativeUnavailable, match="twice has not been built on this node yet"):
         native.library("twice", [source], build=False)
     assert native.library("twice", [source]).twice(2) == 4
     another_process(monkeypatch)
@@ -206,7 +206,7 @@ def test_a_source_that_is_not_there_is_a_reason():
     "command, reason",
     [
         ("/nowhere/cxx", "/nowhere/cxx cannot be run: No such file"),
-        ("'unclosed", "CXX='unclosed cannot be read"),
+        ("'unclosed", "CXX='unclosed cannot be parsed"),
     ],
 )
 def test_a_compiler_that_is_not_there_is_a_reason(command, reason, source, monkeypatch):
@@ -218,7 +218,7 @@ def test_a_compiler_that_is_not_there_is_a_reason(command, reason, source, monke
 
 def test_without_any_compiler_the_reason_names_those_looked_for(source, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(NativeUnavailable, match=r"no C\+\+ compiler is installed \(g\+\+, c\+\+, clang"):
+    with pytest.raises(NativeUnavailable, match=r"no C\+\+ compiler is installed \(searched for g\+\+, c\+\+, clang"):
         native.library("twice", [source])
 
 
@@ -251,7 +251,7 @@ def test_what_failed_is_not_tried_again_in_the_same_process(source, tmp_path, mo
     command = program(tmp_path / "failing", f'[ "$1" = --version ] && exit 0\necho x >> {calls}\nexit 1')
     monkeypatch.setenv("CXX", command)
     for _ in range(3):
-        with pytest.raises(NativeUnavailable, match="exit code 1: it said nothing"):
+        with pytest.raises(NativeUnavailable, match="exit code 1: it printed nothing"):
             native.library("twice", [source])
     assert calls.read_text() == "x\n"
 

@@ -95,7 +95,7 @@ def test_a_model_that_cannot_be_traced_says_so_and_still_runs():
 
 def test_a_forward_that_fails_on_channels_last_keeps_its_layout_and_says_why():
     prepared = cpu().prepare(Viewing(), "O1", torch.rand(2, 3, 8, 8))
-    assert "the model fails on it: view size is not compatible" in prepared.skipped["channels_last"]
+    assert "the model fails in this layout: view size is not compatible" in prepared.skipped["channels_last"]
     assert prepared.model.conv.weight.is_contiguous()
     assert prepared.model(torch.rand(2, 3, 8, 8)).shape == (2, 144)
 

@@ -66,7 +66,7 @@ def test_a_priority_of_back_ends_aliases_or_kinds_overrules_generations():
     there = ("nvidia:H100-80GB", "tpu:v5e", "cpu")
     assert kinds(*there, priority=["cpu", "xla"]) == ["cpu", "tpu:v5e", "nvidia:H100-80GB"]
     assert kinds(*there, priority=["tpu:v5e"])[0] == "tpu:v5e"
-    with pytest.raises(UserError, match=r"unknown back end 'cudda'; did you mean 'cuda'\?"):
+    with pytest.raises(UserError, match=r"unknown backend 'cudda'; did you mean 'cuda'\?"):
         kinds(*there, priority=["cudda"])
 
 

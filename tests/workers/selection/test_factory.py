@@ -60,11 +60,11 @@ def test_a_fallback_is_taken_in_order_logged_and_visible(caplog):
     assert backend.BACKEND_NAME == "cpu"
     assert backend.fallback_from == ABSENT
     assert backend.fallback_reason == backends.unavailable_reason(ABSENT)
-    assert f"cpu takes the place of {ABSENT}" in caplog.text
+    assert f"cpu is used instead of {ABSENT}" in caplog.text
 
 
 def test_fallbacks_that_are_absent_too_are_all_named():
-    with pytest.raises(BackendUnavailable, match="nor any of its fallbacks"):
+    with pytest.raises(BackendUnavailable, match="none of its fallbacks is available"):
         BackendFactory.create(ABSENT, fallback_backends=[ABSENT])
 
 
@@ -137,9 +137,9 @@ def test_a_configuration_may_be_a_dict_of_options_and_nothing_else():
         with pytest.raises(UserError, match=r"cpu\.thread: unknown option 'thread'; did you mean 'threads'\?"):
             make({"cpu": {"thread": 3}})
         for wrong in (0, "", [], "fast", object()):
-            with pytest.raises(UserError, match=f"config is a {type(wrong).__name__}; give a workers.PolyfleetConfig"):
+            with pytest.raises(UserError, match=f"config is a {type(wrong).__name__}; pass a workers.PolyfleetConfig"):
                 make(wrong)
-    with pytest.raises(UserError, match="config is a NVIDIAConfig, and the back end is cpu"):
+    with pytest.raises(UserError, match="config is a NVIDIAConfig, but the back end is cpu"):
         CPUBackend(PolyfleetConfig().nvidia)
 
 
@@ -157,17 +157,17 @@ def test_every_name_of_the_fallbacks_is_looked_at_before_the_first_choice_is_mad
 
 def test_an_argument_that_no_back_end_takes_is_refused_with_the_nearest():
     for name in ("cpu", None):
-        with pytest.raises(UserError, match=r"takes no argument 'device'; did you mean 'device_id'\?"):
+        with pytest.raises(UserError, match=r"has no argument 'device'; did you mean 'device_id'\?"):
             get_backend(name, device=0)
 
 
 @pytest.mark.parametrize(
     ("workload", "said"),
     [
-        ("llm_training", "workload is 'llm_training'; give measured throughput by kind, as in"),
+        ("llm_training", "workload is 'llm_training'; give measured throughput by kind, such as"),
         (["cpu"], r"workload is \['cpu'\]; give measured throughput by kind"),
-        ({"llm_training": 3.0}, "unknown back end 'llm_training'"),
-        ({"nvidai:H100-80GB": 3.0}, "unknown back end 'nvidai:H100-80GB'; did you mean 'nvidia'"),
+        ({"llm_training": 3.0}, "unknown backend 'llm_training'"),
+        ({"nvidai:H100-80GB": 3.0}, "unknown backend 'nvidai:H100-80GB'; did you mean 'nvidia'"),
         ({"cpu": "fast"}, r"workload\['cpu'\] is 'fast'; give items per second"),
         ({"cpu": float("nan")}, r"workload\['cpu'\] is nan"),
         ({"cpu": -1}, r"workload\['cpu'\] is -1"),
@@ -213,7 +213,7 @@ def test_without_room_anywhere_each_device_is_told_with_what_is_missing():
     assert "GiB free" in caught.value.message
     assert "missing" in caught.value.message
     for size in (-1, "1 GiB", None, 1 << 63):
-        with pytest.raises(UserError, match="is no size in bytes"):
+        with pytest.raises(UserError, match="is not a size in bytes"):
             create_with_memory_check("cpu", size)
 
 
@@ -239,7 +239,7 @@ def test_the_summary_is_read_by_people_with_or_without_utf8():
     """In one process: some vendors' libraries take it five seconds to import."""
     given = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, env=given, check=True)
-    ascii_only, unicode = re.split(r"^(?=Back ends)", done.stdout.decode(), flags=re.MULTILINE)[1:]
+    ascii_only, unicode = re.split(r"^(?=Backends of)", done.stdout.decode(), flags=re.MULTILINE)[1:]
     assert "yes cpu" in ascii_only and "✓ cpu" in unicode
     assert ascii_only.isascii() and ascii_only.count("GiB free") == unicode.count("GiB free") > 0
 

@@ -107,7 +107,7 @@ def test_random_state_of_another_number_of_ranks_is_seeded_anew_and_the_report_s
         ctx = context(tmp_path, resume_from=path, world_size=2)
         restored = ctx.checkpoint.restore({"model": nn.Linear(2, 2)})
         draws.append(torch.rand(3))
-    assert restored.report["random"]["all"].startswith("seeded anew with ")
+    assert restored.report["random"]["all"].startswith("seeded with ")
     assert torch.equal(*draws)
 
 
@@ -118,7 +118,7 @@ def test_without_a_folder_saving_is_refused_with_a_remedy():
 
 
 def test_the_name_we_keep_for_ourselves_is_refused(tmp_path):
-    with pytest.raises(UserError, match="'random' in a checkpoint is ours"):
+    with pytest.raises(UserError, match="'random' in a checkpoint is reserved"):
         context(tmp_path).checkpoint.save(1, {"random": 1})
 
 
@@ -134,7 +134,7 @@ def test_a_plan_says_that_random_numbers_go_on_only_on_the_same_type_of_device(t
     path = context(tmp_path).checkpoint.save(1, {"model": nn.Linear(2, 2)}, asynchronous=False)
     here, there = plan(path, "cpu"), plan(path, "tpu:emulated")
     assert here["random"] == {"rank 0": "continued"}
-    assert there["random"] == {"rank 0": "seeded anew: saved on cpu, the target draws on xla"}
+    assert there["random"] == {"rank 0": "reseeded: saved on cpu, the target draws on xla"}
     assert sum(line["tensors"] for line in there["dtypes"]) == 2
 
 
@@ -164,7 +164,10 @@ def test_a_job_resumes_from_the_newest_checkpoint_that_is_sound_and_marks_the_ot
     assert (restored.step, model.weight.unique().tolist()) == (1, [1.0])
     assert [one["path"] for one in restored.report["skipped"]] == [str(folders[2]), str(folders[1])]
     assert "chunk 1 of 1 is not what was saved" in damage_reason(folders[2]) and damage_reason(folders[1])
-    assert f"polyfleet: {folders[2].name} is damaged and is not resumed from" in capsys.readouterr().err
+    assert (
+        f"polyfleet: checkpoint {folders[2].name} is damaged, so the job does not resume from it"
+        in capsys.readouterr().err
+    )
     later = Path(ctx.checkpoint.save(2, {"model": model}, asynchronous=False))
     third = context(tmp_path, resume_from=str(folders[2]))  # it was placed before the mark was seen
     assert candidate_checkpoints(Path(third.checkpoint.resume_from), tmp_path) == [folders[2], later, folders[0]]
@@ -175,7 +178,7 @@ def test_where_none_is_sound_it_is_an_error_and_what_was_filled_is_never_saved(t
     for folder in folders:
         rotten(folder)
     ctx, model = context(tmp_path, resume_from=str(folders[1])), nn.Linear(2, 2)
-    told = r"shard-00001.safetensors: chunk 1 of 1 is not what was saved .*; so are 1 before it"
+    told = r"shard-00001.safetensors: chunk 1 of 1 is not what was saved .*; 1 older are damaged too"
     with pytest.raises(DamagedCheckpoint, match=told) as error:
         ctx.checkpoint.restore({"model": model})
     assert failure_record(error.value, 0)["kind"] == "storage"

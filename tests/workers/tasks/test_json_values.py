@@ -30,9 +30,9 @@ def test_a_metric_becomes_what_json_takes(value, told):
 
 
 def test_a_metric_that_is_no_single_number_is_refused_by_name_and_shape():
-    with pytest.raises(UserError, match=r"ctx\.report\(loss=\.\.\.\) was given a Tensor of shape \(2, 3\)"):
+    with pytest.raises(UserError, match=r"ctx\.report\(loss=\.\.\.\) received a Tensor of shape \(2, 3\)"):
         metric("loss", torch.zeros(2, 3))
-    with pytest.raises(UserError, match="was given a dict"):
+    with pytest.raises(UserError, match="received a dict"):
         metric("loss", {})
 
 

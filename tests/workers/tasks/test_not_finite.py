@@ -68,7 +68,7 @@ def test_a_checkpoint_with_nan_in_a_parameter_is_never_committed(training, tmp_p
     ctx.checkpoint.save(1, {"model": model})
     model.weight.data[0, 1] = NAN
     ctx.checkpoint.save(2, {"model": model})
-    with pytest.raises(NonFiniteValue, match="parameter model/weight of the checkpoint holds NaN at step 2"):
+    with pytest.raises(NonFiniteValue, match="parameter model/weight of the checkpoint contains NaN at step 2"):
         ctx.checkpoint.wait()
     with pytest.raises(NonFiniteValue, match="model/weight"):
         ctx.report(step=3, loss=0.5)
@@ -82,7 +82,7 @@ def test_nan_in_the_state_of_an_optimizer_is_found_too(training, tmp_path):
     optimizer.step()
     optimizer.state[model.bias]["exp_avg"][0] = NAN
     ctx.checkpoint.save(1, {"model": model, "optimizer": optimizer})
-    with pytest.raises(NonFiniteValue, match=r"optimizer .*exp_avg.* of the checkpoint holds NaN at step 1"):
+    with pytest.raises(NonFiniteValue, match=r"optimizer .*exp_avg.* of the checkpoint contains NaN at step 1"):
         ctx.checkpoint.wait()
     assert newest_step(tmp_path) is None
 

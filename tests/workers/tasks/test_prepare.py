@@ -101,7 +101,7 @@ def test_the_artefact_is_loaded_into_the_users_own_model(context, level):
 
 def test_another_model_or_another_checkpoint_is_refused_with_what_to_give(context, tmp_path):
     report = prepare.main(context(arguments={"level": "O1"}))
-    with pytest.raises(UserError, match="give what the prepare job's entry returns"):
+    with pytest.raises(UserError, match="pass the model that the prepare job's entry returns"):
         load_prepared(report["artefact"], nn.Linear(2, 2), "cpu")
     other = save(tmp_path / "other", 1, {"model": nn.Linear(2, 2)}).path
     with pytest.raises(UserError, match="was not made by a prepare job"):

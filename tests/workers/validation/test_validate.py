@@ -72,7 +72,7 @@ def test_a_plain_model_fits_and_what_was_not_looked_at_is_said():
     assert report.ok
     assert report.findings == ()
     assert set(report.checks_run) | set(report.checks_not_run) == set(CHECKS)
-    assert "holds no CUDA kernels to look for" in report.checks_not_run["operators"]
+    assert "has no CUDA kernels to check" in report.checks_not_run["operators"]
     assert "does not compute through XLA" in report.checks_not_run["lowering"]
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert not model[0]._forward_hooks
@@ -81,11 +81,11 @@ def test_a_plain_model_fits_and_what_was_not_looked_at_is_said():
 
 def test_a_mask_whose_size_depends_on_values_is_found_where_it_is():
     report = validate(Masking(), "tpu:v5e", torch.rand(2, 4))
-    (problem,) = [p for p in found(report, "dynamic shapes") if p.message.startswith("aten::")]
+    (problem,) = [p for p in found(report, "dynamic shapes") if "aten::" in p.message]
     assert problem.level == "error"
     assert "inner.1" in problem.where
     assert "test_validate.py:" in problem.where
-    assert "compiled anew on tpu:v5e" in problem.message
+    assert "compiles again for each new shape on tpu:v5e" in problem.message
     assert "torch.where" in problem.remedy
     assert not report.ok
     assert validate(Masking(), "nvidia:A100-80GB", torch.rand(2, 4)).ok  # there it costs a synchronisation only
@@ -175,13 +175,13 @@ def test_a_kind_may_be_written_as_people_write_it():
 
 def test_of_a_model_sold_with_several_sizes_the_memory_is_not_guessed():
     reason = validate(perceptron(), "nvidia:A100", torch.rand(2, 4)).checks_not_run["memory"]
-    assert "sold with several sizes of memory: name one of nvidia:A100-40GB" in reason
+    assert "sold with several sizes of memory: give one of nvidia:A100-40GB" in reason
 
 
 def test_what_lowers_for_neuron_is_not_what_is_here():
     told = validate(perceptron(), "neuron:trn1", torch.rand(2, 4))
     assert "lowering" not in told.checks_run
-    assert told.checks_not_run["lowering"].startswith("not checked by neuronx-cc, which lowers for neuron")
+    assert told.checks_not_run["lowering"].startswith("this check needs a neuron device, for which neuronx-cc lowers")
 
 
 def test_a_dtype_that_is_slow_there_is_a_warning():
@@ -232,7 +232,7 @@ def test_where_the_compiler_breaks_the_graph_is_told():
 
 
 def test_a_kind_nobody_knows_the_dtypes_of_says_so():
-    assert "name a model" in validate(perceptron(), "cuda", torch.rand(2, 4)).checks_not_run["dtypes"]
+    assert "give a model" in validate(perceptron(), "cuda", torch.rand(2, 4)).checks_not_run["dtypes"]
 
 
 def test_a_back_end_that_is_here_is_asked_itself():

@@ -1,1 +1,1 @@
-"""What several vendors' back ends share. Not back ends themselves: those are the files one folder up."""
+"""Code that several vendors' backends share. The backends themselves are the files one folder up."""

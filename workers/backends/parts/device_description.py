@@ -1,5 +1,7 @@
-"""DeviceInfo of a device that this process uses: what torch tells, the dtypes that were tried out, and beside it what
-discovery reads of the same device without opening it: its driver, its topology, its units.
+"""Build the DeviceInfo of a device that this process uses.
+
+torch reports most of it, probes the dtypes, and discovery, which does not open the device, its driver, topology and
+properties.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,14 +16,14 @@ if TYPE_CHECKING:
     from workers.backends.base import BaseBackend
 
 FILLED = ("uuid", "architecture", "driver_version", "pci_address", "numa_node", "tpu_version", "topology")
-"""Fields that discovery fills where torch does not tell them."""
+"""Fields filled from discovery if torch does not report them."""
 
 
 def device_info(backend: "BaseBackend") -> DeviceInfo:
-    memory, told = backend.get_memory_stats(), backend._info()
-    own = {key: value for key, value in told.items() if key in DeviceInfo.model_fields and value not in ("", None)}
-    found = _discovered(backend, str(own.get("uuid", "")))
-    filled = {name: getattr(found, name) for name in FILLED} if found else {}
+    memory, info = backend.get_memory_stats(), backend._info()
+    own = {key: value for key, value in info.items() if key in DeviceInfo.model_fields and value not in ("", None)}
+    discovered = _discovered(backend, str(own.get("uuid", "")))
+    from_discovery = {name: getattr(discovered, name) for name in FILLED} if discovered else {}
     native = tuple(sorted(name_of(dtype) for dtype in every_dtype() if backend.supports_dtype(dtype)))
     return DeviceInfo.model_validate(
         {
@@ -37,32 +39,32 @@ def device_info(backend: "BaseBackend") -> DeviceInfo:
             "fp8_supported": any(name.startswith("float8") for name in native),
             "emulated": backend.emulated,
         }
-        | filled
+        | from_discovery
         | own
         | {
             "runtime_versions": {"torch": str(torch.__version__)} | own.get("runtime_versions", {}),
-            "properties": (found.properties if found else {}) | _properties(backend, told, own, native),
+            "properties": (discovered.properties if discovered else {}) | _properties(backend, info, own, native),
         }
     )
 
 
 def _properties(
-    backend: "BaseBackend", told: dict[str, Any], own: dict[str, Any], native: tuple[str, ...]
+    backend: "BaseBackend", info: dict[str, Any], own: dict[str, Any], native: tuple[str, ...]
 ) -> dict[str, Any]:
     return {
         "collective_backend": backend.collective_backend,
         "shared_memory_per_block_bytes": backend.max_shared_memory_bytes(),
         "fp8_supported": any(name.startswith("float8") for name in native),
-        **{key: value for key, value in told.items() if key not in own and key not in DeviceInfo.model_fields},
+        **{key: value for key, value in info.items() if key not in own and key not in DeviceInfo.model_fields},
     }
 
 
 def _discovered(backend: "BaseBackend", uuid: str) -> DeviceInfo | None:
-    """The same device as discovery sees it: by its UUID, else by torch's number. Asked once per object and device."""
-    known = backend.__dict__.setdefault("_found", {})
-    if backend.device_id not in known:
-        known[backend.device_id] = next(iter(_same(backend, uuid)), None)
-    return known[backend.device_id]  # type: ignore[no-any-return]
+    """Find the same device in discovery by UUID, else by torch's number. Cached per backend object and device."""
+    cached = backend.__dict__.setdefault("_found", {})
+    if backend.device_id not in cached:
+        cached[backend.device_id] = next(iter(_same(backend, uuid)), None)
+    return cached[backend.device_id]  # type: ignore[no-any-return]
 
 
 def _same(backend: "BaseBackend", uuid: str) -> list[DeviceInfo]:
@@ -71,7 +73,7 @@ def _same(backend: "BaseBackend", uuid: str) -> list[DeviceInfo]:
 
     try:
         devices, _ = discover(backend.BACKEND_NAME)
-    except UserError:  # a vendor whose devices nobody looks for
+    except UserError:  # discovery has no module for this vendor
         return []
     infos = [info for info in device_infos(devices) if info.is_available]
     by_uuid = [info for info in infos if uuid and uuid in info.uuid]

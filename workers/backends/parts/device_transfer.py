@@ -1,7 +1,7 @@
-"""Moving models, optimizers and nested data to a device without losing what `Module.to` loses there.
+"""Move models, optimizers and nested data to a device, and keep tied parameters and optimizers intact.
 
-On XLA `Module.to` makes new parameters: ties come undone, and an optimizer built before goes on with the old ones. On
-every device it makes new buffers. Both are put right here, by identity, before anybody can notice.
+On XLA `Module.to` creates new parameters: it unties tied ones, and an existing optimizer keeps updating the old ones.
+On every device it creates new buffers. This module restores both, by the identity of the tensors.
 """
 
 import copy
@@ -19,7 +19,7 @@ Moved = dict[int, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """One place in a module tree that holds a parameter or a buffer."""
+    """Reference to one parameter or buffer in a module tree: the dict that contains it and its key there."""
 
     table: dict[str, Any]
     name: str
@@ -37,15 +37,16 @@ def _slots(module: nn.Module) -> list[_Slot]:
 
 
 def move_module(module: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> Moved:
-    """Move in place, like `Module.to`; what was one tensor in two places stays one. Returns id of the old -> the new.
+    """Move in place, like `Module.to`, but keep tied tensors tied. Returns id of each old tensor -> new tensor.
 
-    The old tensors may be gone: ask only about tensors that somebody (an optimizer) still holds.
+    An id is valid only while something, such as an optimizer, still references the old tensor.
     """
     before = _slots(module)
     if dtype is not None:
         module.to(device, dtype)
     elif any(slot.tensor.device != device for slot in before):
-        module.to(device)  # only then: torch cannot move quantised weights that a compiler has seen, not even nowhere
+        # Not otherwise: torch cannot move quantized weights after compilation, not even to the device they are on.
+        module.to(device)
     moved: Moved = {}
     for slot in before:
         slot.table[slot.name] = moved.setdefault(id(slot.tensor), slot.table[slot.name])
@@ -53,8 +54,9 @@ def move_module(module: nn.Module, device: torch.device, dtype: torch.dtype | No
 
 
 def rebind_optimizer(optimizer: torch.optim.Optimizer, moved: Moved, device: torch.device) -> None:
-    """Point `optimizer`, in place, at the moved parameters and bring its state along; schedulers that hold it stay
-    valid. Tensors that are not in `moved` stay: workers/optimizers/parameter_links.py refuses those that would be lost.
+    """Point `optimizer`, in place, at the moved parameters and move its state; schedulers of it stay valid.
+
+    Tensors that are not in `moved` stay; workers/optimizers/parameter_links.py rejects those that would be lost.
     """
     groups = optimizer.param_groups
     old_state = dict(optimizer.state)
@@ -71,7 +73,7 @@ def rebind_optimizer(optimizer: torch.optim.Optimizer, moved: Moved, device: tor
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """`value` rebuilt with every tensor in its lists, tuples and mappings changed; all else is kept as it is."""
+    """Rebuild `value` with `change` applied to every tensor in its lists, tuples and mappings."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -87,14 +89,14 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
-    """The tensors in nested data, in order."""
-    found: list[torch.Tensor] = []
-    map_tensors(value, lambda tensor: found.append(tensor))
-    return found
+    """List the tensors in nested data, in order."""
+    tensors: list[torch.Tensor] = []
+    map_tensors(value, lambda tensor: tensors.append(tensor))
+    return tensors
 
 
 def move_to_device(value: Any, device: torch.device, non_blocking: bool = False) -> Any:
-    """Nested data on `device`; a module is moved in place with its ties; an object with its own `to` uses that."""
+    """Move nested data to `device`. A module moves in place with its ties; other objects move by their `to`."""
     if isinstance(value, nn.Module):
         move_module(value, device)
         return value
@@ -104,10 +106,10 @@ def move_to_device(value: Any, device: torch.device, non_blocking: bool = False)
 
 
 def check_device(value: Any, device: torch.device) -> None:
-    """Raises UserError when nested data has a tensor that is neither on the host nor on `device`."""
-    strangers = [t.device for t in tensors_of(value) if t.device.type != "cpu" and t.device != device]
-    if strangers:
+    """Raise UserError if nested data has a tensor that is neither on the host nor on `device`."""
+    other_devices = [t.device for t in tensors_of(value) if t.device.type != "cpu" and t.device != device]
+    if other_devices:
         raise UserError(
-            f"the sample input is on {strangers[0]}, the model goes to {device}",
-            "give it on the CPU, or on that device",
+            f"the sample input is on {other_devices[0]}, but the model moves to {device}",
+            f"pass the sample input on the CPU or on {device}",
         )

@@ -1,4 +1,4 @@
-"""Which dtypes a device computes with: tried out on it, and kept, since the answers cost seconds on some devices."""
+"""Probe the dtypes that a device computes with, and cache the results: on some devices a probe takes seconds."""
 
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -12,24 +12,24 @@ if TYPE_CHECKING:
     from workers.backends.base import BaseBackend
 
 SIZE = 256
-TURNS = 7  # both dtypes by turns: what else runs on this machine then slows both alike
-# How many times as long as in float32 a product may take and still count as native. Measured on CPUs, in products of
-# 256 and 512: bfloat16 1.9 with units (AVX512_BF16) and 3.7 to 5.3 without, 90 to 140 where no vector code is left;
-# float16 1.0 with units and 63 to 130 without. A complex product is four real ones.
+TURNS = 7  # the two dtypes alternate, so that other load on the machine slows both equally
+# A dtype is native if a matrix product takes at most this many times as long as in float32. Ratios measured on CPUs,
+# sizes 256 and 512: bfloat16 1.9 with hardware units (AVX512_BF16), 3.7 to 5.3 without, 90 to 140 without vector code;
+# float16 1.0 with units, 63 to 130 without. A complex product is four real ones.
 SLOWER = 3.0
 COMPLEX_PRODUCTS = 4
 HOPELESS = 20.0
-"""A first turn this slow needs no second."""
+"""The probe stops after one turn if the dtype is this many times slower than the limit."""
 
 
 def dtype_support_probe(backend: "BaseBackend", dtype: torch.dtype) -> str:
-    """`native`, `emulated` or `absent`; see BaseBackend.dtype_support."""
+    """Return `native`, `emulated` or `absent`, from the cache or by a probe; see BaseBackend.dtype_support."""
     name, key = name_of(dtype), probe_cache.key(backend.kind)
-    found = probe_cache.read(key).get("dtypes", {}).get(name)
-    if found is None:
-        found = _tried(backend, dtype)
-        probe_cache.add(key, "dtypes", {name: found})
-    return str(found)
+    support = probe_cache.read(key).get("dtypes", {}).get(name)
+    if support is None:
+        support = _tried(backend, dtype)
+        probe_cache.add(key, "dtypes", {name: support})
+    return str(support)
 
 
 def _tried(backend: "BaseBackend", dtype: torch.dtype) -> str:
@@ -38,7 +38,7 @@ def _tried(backend: "BaseBackend", dtype: torch.dtype) -> str:
     if not (dtype.is_floating_point or dtype.is_complex) or dtype == torch.float32:
         return "native"
     units = backend._has_units(dtype)
-    if name_of(dtype).startswith("float8"):  # torch multiplies them in scaled_mm only: units or none, nothing between
+    if name_of(dtype).startswith("float8"):  # torch multiplies float8 only in scaled_mm, which needs hardware units
         return "native" if units and backend.device.type == "cuda" else "emulated"
     if matmul_seconds(backend, dtype) is None:
         return "absent"
@@ -46,7 +46,7 @@ def _tried(backend: "BaseBackend", dtype: torch.dtype) -> str:
 
 
 def preserves_dtype(backend: "BaseBackend", dtype: torch.dtype) -> bool:
-    """Whether one element comes back from the device with its bits as they were."""
+    """Return whether an element keeps its bits on the way to the device and back."""
     value = torch.tensor([1 + 2j] if dtype.is_complex else [1.0]).to(dtype)
     try:
         back = value.to(backend.device).cpu()
@@ -56,28 +56,28 @@ def preserves_dtype(backend: "BaseBackend", dtype: torch.dtype) -> bool:
 
 
 def _timed(backend: "BaseBackend", dtype: torch.dtype) -> str:
-    usual = {torch.float64: torch.float64, torch.complex128: torch.float64}.get(dtype, torch.float32)
+    reference = {torch.float64: torch.float64, torch.complex128: torch.float64}.get(dtype, torch.float32)
     limit = SLOWER * (COMPLEX_PRODUCTS if dtype.is_complex else 1)
-    matmul_seconds(backend, usual)
-    mine: list[float] = []
-    others: list[float] = []
+    matmul_seconds(backend, reference)
+    tested_s: list[float] = []
+    reference_s: list[float] = []
     for _ in range(TURNS):
-        mine.append(matmul_seconds(backend, dtype) or 0.0)
-        others.append(matmul_seconds(backend, usual) or 0.0)
-        if mine[0] > HOPELESS * limit * others[0]:
+        tested_s.append(matmul_seconds(backend, dtype) or 0.0)
+        reference_s.append(matmul_seconds(backend, reference) or 0.0)
+        if tested_s[0] > HOPELESS * limit * reference_s[0]:
             break
-    return "native" if not min(others) or min(mine) <= limit * min(others) else "emulated"
+    return "native" if not min(reference_s) or min(tested_s) <= limit * min(reference_s) else "emulated"
 
 
 def matmul_seconds(backend: "BaseBackend", dtype: "str | torch.dtype") -> float | None:
-    """Seconds of a square product; None where there is no such product, or it is wrong."""
+    """Time one square matrix product, in seconds; None if the device cannot compute it or the result is wrong."""
     try:
         a = torch.ones(SIZE, SIZE).to(dtype_of(dtype)).to(backend.device)
         backend.synchronize()
-        begun = perf_counter()
+        start_s = perf_counter()
         product = a @ a
         backend.synchronize()
-        taken_s = perf_counter() - begun
-        return taken_s if float(product[0, 0].cpu().real) == SIZE else None
+        elapsed_s = perf_counter() - start_s
+        return elapsed_s if float(product[0, 0].cpu().real) == SIZE else None
     except (RuntimeError, TypeError, NotImplementedError):
         return None

@@ -1,4 +1,4 @@
-"""Random state as tensors and numbers, for checkpoints without pickle. It is exact between devices of one type only."""
+"""Random state as tensors and numbers, for checkpoints without pickle. Only valid on the same type of device."""
 
 import hashlib
 import random
@@ -9,7 +9,7 @@ import torch
 
 
 def capture_host() -> dict[str, Any]:
-    """State of Python's, NumPy's (where it is imported) and torch's CPU generators."""
+    """State of Python's, NumPy's (if imported) and torch's CPU generators."""
     version, words, gauss = random.getstate()
     state: dict[str, Any] = {
         "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
@@ -29,18 +29,20 @@ def capture_host() -> dict[str, Any]:
 
 
 def restore_host(state: dict[str, Any]) -> None:
-    """Undo to what `capture_host` returned."""
+    """Restore a state from `capture_host`."""
     python = state["python"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     torch.set_rng_state(state["torch"].cpu())
-    saved, numpy = state.get("numpy"), sys.modules.get("numpy")
-    if saved is not None and numpy is not None:
-        words = numpy.asarray(saved["words"].tolist(), dtype="uint32")
-        numpy.random.set_state((saved["kind"], words, saved["position"], saved["has_gauss"], saved["cached"]))
+    numpy_state, numpy = state.get("numpy"), sys.modules.get("numpy")
+    if numpy_state is not None and numpy is not None:
+        words = numpy.asarray(numpy_state["words"].tolist(), dtype="uint32")
+        numpy.random.set_state(
+            (numpy_state["kind"], words, numpy_state["position"], numpy_state["has_gauss"], numpy_state["cached"])
+        )
 
 
 def seed_host(number: int) -> None:
-    """Seed Python, NumPy (where it is imported) and torch on every device type torch itself knows."""
+    """Seed Python, NumPy (if imported) and torch on every device type that torch supports itself."""
     random.seed(number)
     torch.manual_seed(number)
     numpy = sys.modules.get("numpy")
@@ -49,6 +51,6 @@ def seed_host(number: int) -> None:
 
 
 def derived_seed(seed: int, rank: int, step: int, device_type: str) -> int:
-    """Where a state cannot follow (another device type or number of ranks): the same four inputs give the same seed."""
+    """Seed for a new device type or number of ranks, where no state fits. The same inputs give the same seed."""
     digest = hashlib.sha256(f"{seed}:{rank}:{step}:{device_type}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 2

@@ -1,4 +1,4 @@
-"""What nvidia, amd and intel share: torch drives them through modules of one shape, torch.cuda and torch.xpu."""
+"""Base classes of nvidia, amd and intel: torch.cuda and torch.xpu have the same API."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from workers.backends.parts import torch_settings
 
 
 class TorchModuleBackend(BaseBackend):
-    """A back end whose device type has a module in torch. A vendor adds why it is absent and what it can do."""
+    """Backend whose device type has a module in torch. A vendor adds its availability check and capabilities."""
 
     @classmethod
     def _module(cls) -> Any:
@@ -80,17 +80,17 @@ class TorchModuleBackend(BaseBackend):
 
 
 class CudaModuleBackend(TorchModuleBackend):
-    """torch.cuda, which is CUDA in one build of torch and ROCm in another."""
+    """Backend on torch.cuda, which is CUDA in one build of torch and ROCm in another."""
 
     def _info(self) -> dict[str, Any]:
-        found = self._properties()
+        properties = self._properties()
         return super()._info() | {
-            "uuid": str(getattr(found, "uuid", "")),
-            "unified_memory": bool(getattr(found, "is_integrated", False)),
-            "multiprocessors": found.multi_processor_count,
-            "l2_bytes": getattr(found, "L2_cache_size", None),
-            "shared_memory_per_block_bytes": getattr(found, "shared_memory_per_block_optin", None)
-            or getattr(found, "shared_memory_per_block", None),
+            "uuid": str(getattr(properties, "uuid", "")),
+            "unified_memory": bool(getattr(properties, "is_integrated", False)),
+            "multiprocessors": properties.multi_processor_count,
+            "l2_bytes": getattr(properties, "L2_cache_size", None),
+            "shared_memory_per_block_bytes": getattr(properties, "shared_memory_per_block_optin", None)
+            or getattr(properties, "shared_memory_per_block", None),
         }
 
     def _configure(self, later: Later) -> None:
@@ -104,5 +104,5 @@ class CudaModuleBackend(TorchModuleBackend):
 
 
 def _expandable_segments(on: bool) -> None:
-    """Takes effect for memory reserved from now on. Off is torch's default."""
+    """Turn expandable segments on or off for memory reserved from now on. Torch's default is off."""
     torch.cuda.memory._set_allocator_settings(f"expandable_segments:{on}")

@@ -1,4 +1,4 @@
-"""Process-wide switches of torch, each set with the way back: `later` gets the function that undoes it."""
+"""Process-wide settings of torch. Each function passes `later` a function that restores the old value."""
 
 import os
 import warnings
@@ -11,13 +11,13 @@ from cluster.errors import UserError
 
 Later = Callable[..., Any]
 
-# Kernels of scaled_dot_product_attention. The flags live under torch.backends.cuda, and CPU kernels heed them too.
+# Kernels of scaled_dot_product_attention. Their flags are in torch.backends.cuda and apply to CPU kernels too.
 SDPA = ("flash", "mem_efficient", "cudnn", "math")
 ALLOWED = {"flash": ("flash",), "efficient": ("mem_efficient",), "math": ("math",)}
 
 
 def attention(choice: str, later: Later, device: torch.device) -> None:
-    """Allow one kernel of attention only; `auto` leaves torch to choose. Raises UserError where the device lacks it."""
+    """Allow one attention kernel only; `auto` lets torch choose. Raises UserError if the device lacks the kernel."""
     if choice == "auto":
         return
     switch: Any = torch.backends.cuda
@@ -26,15 +26,15 @@ def attention(choice: str, later: Later, device: torch.device) -> None:
         later(change, before)
         change(name in ALLOWED[choice])
     if not _attends(device):
-        said = f"attention is {choice!r}, and torch {torch.__version__} has no such kernel for {device}"
-        raise UserError(said, "use 'auto' or 'math'")
+        message = f"attention is {choice!r}, but torch {torch.__version__} has no such kernel for {device}"
+        raise UserError(message, "use 'auto' or 'math'")
 
 
 def _attends(device: torch.device) -> bool:
-    """Whether a small attention can be computed with what is allowed now. If not, each of the user's would fail."""
+    """Return whether the allowed kernels can compute a small attention. If not, the user's calls would fail too."""
     query = torch.zeros(1, 1, 16, 64, device=device, dtype=torch.float16 if device.type == "cuda" else torch.float32)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of each kernel that it does not take
+        warnings.simplefilter("ignore")  # torch warns about each kernel that it cannot use
         try:
             torch.nn.functional.scaled_dot_product_attention(query, query, query)
         except RuntimeError:
@@ -43,20 +43,23 @@ def _attends(device: torch.device) -> bool:
 
 
 def tf32(allowed: bool | None, later: Later) -> None:
-    """TF32 for products and convolutions in float32. Newer torch has fp32_precision in the place of allow_tf32, and
-    refuses a mix of both.
+    """Allow TF32 in float32 matrix products and convolutions; None leaves torch's setting.
+
+    Newer torch replaces allow_tf32 by fp32_precision and refuses a mix of both.
     """
     if allowed is None:
         return
     for owner in (torch.backends.cuda.matmul, getattr(torch.backends.cudnn, "conv", torch.backends.cudnn)):
-        new = hasattr(owner, "fp32_precision")
-        name, value = ("fp32_precision", "tf32" if allowed else "ieee") if new else ("allow_tf32", allowed)
+        has_fp32_precision = hasattr(owner, "fp32_precision")
+        name, value = (
+            ("fp32_precision", "tf32" if allowed else "ieee") if has_fp32_precision else ("allow_tf32", allowed)
+        )
         later(setattr, owner, name, getattr(owner, name))
         setattr(owner, name, value)
 
 
 def variable(name: str, value: str | None, later: Later) -> None:
-    """An environment variable that a vendor's runtime reads; None leaves it as it is."""
+    """Set an environment variable that a vendor's runtime reads; None leaves it unchanged."""
     if value is None:
         return
     before = os.environ.get(name)

@@ -1,15 +1,16 @@
-"""What a back end tells those who prepare models for its device: data, so that nothing of models is in a back end."""
+"""Facts about a device that the preparation of models needs, as data: backends contain no code about models."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """`compiler` is a name that torch.compile takes as its `backend`, `ipex` for IPEX's operators, or "" for none.
+    """Capabilities that decide how a model is prepared.
 
-    channels_last     precisions whose convolutions may be faster with their channels side by side
-    fused_optimizers  torch's fused and foreach implementations of a step run on this device
-    graph_captures    a lazy device compiles each step's graph anyway: training needs no compiler of ours
+    compiler          `backend` argument of torch.compile, `ipex` for IPEX's operators, or "" for none
+    channels_last     precisions in which convolutions may be faster in the channels_last memory format
+    fused_optimizers  torch's fused and foreach optimizer steps run on this device
+    graph_captures    a lazy device compiles each step's graph anyway, so training needs no torch.compile
     autotunes         the compiler has a mode that searches for the fastest kernels
     """
 

@@ -1,6 +1,6 @@
-"""What tpu and neuron share: lazy tensors of torch-xla. Nothing runs until the graph is cut.
+"""Base class of tpu and neuron: lazy tensors of torch-xla. Nothing runs until the graph is cut.
 
-While such a back end is entered, every optimizer's step cuts the graph, so that a plain torch loop works unchanged.
+While such a backend is entered, every optimizer step cuts the graph, so that a plain torch loop works unchanged.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from workers.backends.parts.traits import Traits
 
 
 class TorchXLA:
-    """torch-xla's own calls under the names this package uses for them."""
+    """Adapter to torch-xla's functions, under the names that this package uses."""
 
     DEVICE_TYPE = "xla"
 
@@ -27,7 +27,7 @@ class TorchXLA:
         return importlib.import_module("torch_xla.core.xla_model")
 
     def count(self) -> int:
-        """Opens the device: it then belongs to this process."""
+        """Count devices. This opens the device, which then belongs to this process."""
         return int(self.xla().device_count())
 
     def device(self, number: int) -> torch.device:
@@ -42,9 +42,9 @@ class TorchXLA:
         self.model().wait_device_ops()
 
     def memory(self, device: torch.device) -> Memory:
-        told = self.model().get_memory_info(device)
-        used, total = int(told["bytes_used"]), int(told["bytes_limit"])
-        peak = told.get("peak_bytes_used")
+        info = self.model().get_memory_info(device)
+        used, total = int(info["bytes_used"]), int(info["bytes_limit"])
+        peak = info.get("peak_bytes_used")
         return {
             "allocated_bytes": used,
             "reserved_bytes": None,
@@ -67,7 +67,7 @@ class TorchXLA:
 
 
 class XLABackend(BaseBackend):
-    """A back end whose tensors are lazy. `runtime` may be another library's with the calls of TorchXLA."""
+    """Backend with lazy tensors. `runtime` may be an adapter to another library with the methods of TorchXLA."""
 
     traits = Traits("openxla", channels_last=(), fused_optimizers=False, graph_captures=True, autotunes=False)
     runtime: TorchXLA = TorchXLA()
@@ -86,7 +86,7 @@ class XLABackend(BaseBackend):
         return self.runtime.memory(self.device)
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """Lazy memory is taken when the graph is cut: it is cut here, so that it is taken now."""
+        """Allocate at once: lazy tensors get their memory only when the graph is cut, so cut it here."""
         buffer = super().allocate(nbytes).zero_()
         self.runtime.wait()
         return buffer

@@ -1,4 +1,4 @@
-"""DCP's names (dotted paths) and ours (`entry/name`), for checkpoints that either side saved."""
+"""Convert between DCP's names (dotted paths) and Polyfleet's (`entry/name`)."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,38 +7,38 @@ from workers.checkpoint.format.manifest import ENTRY, Entry, Manifest
 from workers.checkpoint.format.optimizer_tree import read_optimizer
 
 STATE = "state"
-"""The entry for a state dict whose keys cannot be names of entries."""
+"""Entry for a state dict whose keys are not valid entry names."""
 
 Path = tuple[str | int, ...]
 
 
-def entry_of(path: Path, many: bool) -> str:
-    """Which entry a value goes to: its top-level key, where the state dict has nested ones."""
+def entry_of(path: Path, is_nested: bool) -> str:
+    """Return the entry of a value: its top-level key if the dict is nested and the key valid, else STATE."""
     first = path[0]
-    return first if many and isinstance(first, str) and ENTRY.fullmatch(first) else STATE
+    return first if is_nested and isinstance(first, str) and ENTRY.fullmatch(first) else STATE
 
 
-def stored_name(path: Path, many: bool) -> str:
-    entry = entry_of(path, many)
-    rest = path[1:] if entry != STATE or (many and path[0] == STATE) else path
+def stored_name(path: Path, is_nested: bool) -> str:
+    entry = entry_of(path, is_nested)
+    rest = path[1:] if entry != STATE or (is_nested and path[0] == STATE) else path
     return "/".join(map(str, (entry, *rest)))
 
 
 def tensors_of(manifest: Manifest) -> dict[str, str]:
-    """DCP's name -> ours, of all tensors that a state dict can ask for."""
-    found: dict[str, str] = {}
+    """Map DCP's name to Polyfleet's, for all tensors that a state dict can request."""
+    names: dict[str, str] = {}
     for name, entry in manifest.entries.items():
         if entry.kind == "module":
-            found |= {tensor.replace("/", ".", 1): tensor for tensor in manifest.own(name)}
+            names |= {tensor.replace("/", ".", 1): tensor for tensor in manifest.own(name)}
         elif entry.kind == "optimizer":
-            found |= dict(_slots(name, entry))
+            names |= dict(_slots(name, entry))
         else:
-            found |= {dotted: leaf["$tensor"] for dotted, leaf in leaves(name, entry) if _is_tensor(leaf)}
-    return found
+            names |= {dotted: leaf["$tensor"] for dotted, leaf in leaves(name, entry) if _is_tensor(leaf)}
+    return names
 
 
 def values_of(manifest: Manifest) -> dict[str, Any]:
-    """DCP's name -> the encoded value, of everything in plain entries that is not a tensor."""
+    """Map DCP's name to the encoded value, for everything in plain entries that is not a tensor."""
     return {
         dotted: leaf
         for name, entry in manifest.entries.items()
@@ -49,7 +49,7 @@ def values_of(manifest: Manifest) -> dict[str, Any]:
 
 
 def leaves(name: str, entry: Entry) -> Iterator[tuple[str, Any]]:
-    """What lies below the plain dicts of an entry, by dotted name. An entry `state` may stand for the whole dict."""
+    """Yield the leaves below an entry's plain dicts, by dotted name. The entry `state` may be the full state dict."""
     prefix = "" if name == STATE and entry.type == STATE else name
     yield from _below(prefix, entry.tree)
 
@@ -66,14 +66,16 @@ def _below(prefix: str, tree: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _slots(name: str, entry: Entry) -> Iterator[tuple[str, str]]:
-    """As torch's get_optimizer_state_dict names them: by the parameter's name within its model; and by numbers, as a
-    plain state_dict has them, where the checkpoint has those."""
-    found = read_optimizer(name, entry)
-    for key, held in found.state.items():
-        parameter = key if isinstance(key, str) else found.names.get(key, "")
-        called = [parameter.partition("/")[2]] * bool(parameter) + [str(key)] * isinstance(key, int)
-        tensors = {slot: leaf["$tensor"] for slot, leaf in held.items() if _is_tensor(leaf)}
-        yield from ((f"{name}.state.{text}.{slot}", tensor) for text in called for slot, tensor in tensors.items())
+    """Yield names and tensors of optimizer slots, named as torch's get_optimizer_state_dict does.
+    That is by the parameter's name within its model, and also by number, as in a plain state_dict, where the checkpoint
+    has numbers.
+    """
+    optimizer = read_optimizer(name, entry)
+    for key, slots in optimizer.state.items():
+        parameter = key if isinstance(key, str) else optimizer.names.get(key, "")
+        texts = [parameter.partition("/")[2]] * bool(parameter) + [str(key)] * isinstance(key, int)
+        tensors = {slot: leaf["$tensor"] for slot, leaf in slots.items() if _is_tensor(leaf)}
+        yield from ((f"{name}.state.{text}.{slot}", tensor) for text in texts for slot, tensor in tensors.items())
 
 
 def _is_tensor(leaf: Any) -> bool:

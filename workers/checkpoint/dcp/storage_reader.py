@@ -1,4 +1,4 @@
-"""DCP's StorageReader over a checkpoint of ours, whoever saved it: each rank reads and proves only what it asks for."""
+"""DCP's StorageReader for Polyfleet checkpoints: each rank reads and verifies only what it requests."""
 
 import os
 from pathlib import Path
@@ -32,8 +32,9 @@ from workers.errors import CheckpointError
 
 
 class PolyfleetStorageReader(StorageReader):
-    """Load the checkpoint at a path, or the newest sound one of a root. Another dtype in the state dict is converted;
-    `on_lossy="error"` (default) refuses where a value would change, before anything is written.
+    """Load the checkpoint at a path, or the newest sound one below a root.
+    A state dict with another dtype gets converted values; `on_lossy="error"` (default) raises before anything is
+    written if a value would change.
     """
 
     def __init__(self, root_or_path: str | os.PathLike[str], *, on_lossy: str = "error"):
@@ -49,14 +50,14 @@ class PolyfleetStorageReader(StorageReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         manifest = self._opened().manifest
         self._names, self._values = tensors_of(manifest), values_of(manifest)
-        described: dict[str, Any] = {
+        tensor_metadata: dict[str, Any] = {
             dotted: _metadata(self._opened().entry(name)) for dotted, name in self._names.items()
         }
-        described |= {dotted: BytesStorageMetadata() for dotted in self._values}
-        return Metadata(state_dict_metadata=described)
+        tensor_metadata |= {dotted: BytesStorageMetadata() for dotted in self._values}
+        return Metadata(state_dict_metadata=tensor_metadata)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """All that is needed was read with the metadata."""
+        """Do nothing: all that is needed was read with the metadata."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
@@ -72,14 +73,14 @@ class PolyfleetStorageReader(StorageReader):
                 _set(planner, item, tree.decode(self._values[item.storage_index.fqn], tree.raise_unsupported))
             else:
                 fills.append((item, self._fill(planner, item)))
-        work = [one for _, one in fills]
-        reader.prove(chunk for one in work for chunk in reader.chunks_of(one.name))
+        work = [tensor_fill for _, tensor_fill in fills]
+        reader.prove(chunk for tensor_fill in work for chunk in reader.chunks_of(tensor_fill.name))
         if self._on_lossy == "error":
             _judge(dry_run(reader, work))
         with torch.no_grad():
             fill(reader, work)
-        for item, one in fills:
-            planner.commit_tensor(item, one.target)
+        for item, tensor_fill in fills:
+            planner.commit_tensor(item, tensor_fill.target)
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -96,10 +97,10 @@ class PolyfleetStorageReader(StorageReader):
     def _chosen(self) -> Path:
         if os.path.lexists(self._path / NAME):
             return self._path
-        found = latest(self._path)
-        if found is None:
+        newest = latest(self._path)
+        if newest is None:
             raise NotFound(f"no checkpoint in {self._path}", "save one first, or name another folder")
-        return found.path
+        return newest.path
 
     def _fill(self, planner: LoadPlanner, item: ReadItem) -> TensorFill:
         name = self._names[item.storage_index.fqn]
@@ -120,16 +121,16 @@ def _metadata(entry: TensorEntry) -> TensorStorageMetadata:
 
 
 def _set(planner: LoadPlanner, item: ReadItem, value: Any) -> None:
-    """What DefaultLoadPlanner.load_bytes does after unpickling; here nothing was pickled."""
-    fqn, known = item.dest_index.fqn, vars(planner)
-    if "state_dict" not in known:
+    """Set a value in the planner's state dict like DefaultLoadPlanner.load_bytes, without unpickling."""
+    fqn, attributes = item.dest_index.fqn, vars(planner)
+    if "state_dict" not in attributes:
         raise CheckpointError(
-            f"{type(planner).__name__} cannot take {fqn}, which is no tensor", "derive it from DefaultLoadPlanner"
+            f"{type(planner).__name__} cannot load {fqn}, which is not a tensor", "derive it from DefaultLoadPlanner"
         )
-    if known.get("flatten_state_dict"):
-        set_element(known["original_state_dict"], known["mappings"][fqn], value)
+    if attributes.get("flatten_state_dict"):
+        set_element(attributes["original_state_dict"], attributes["mappings"][fqn], value)
     else:
-        known["state_dict"][fqn] = value
+        attributes["state_dict"][fqn] = value
 
 
 def _judge(changes: dict[str, Any]) -> None:

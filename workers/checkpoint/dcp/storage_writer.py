@@ -33,7 +33,7 @@ from workers.errors import CheckpointError
 class PolyfleetStorageWriter(StorageWriter):
     """Save one checkpoint of `step` below `root`, on a file system that all ranks share. For one `dcp.save`.
 
-    `keep`, `attempt` and `kind` are as for workers.checkpoint.save. `path` is where it lies once saved.
+    `keep`, `attempt` and `kind` are as for workers.checkpoint.save. `path` is the checkpoint's folder once saved.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class PolyfleetStorageWriter(StorageWriter):
             self._root = Path(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing to set up: the folder is made once all plans are known to be good."""
+        """Do nothing: the folder is created in prepare_global_plan, after all plans were checked."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         for item in plan.items:
@@ -88,27 +88,27 @@ class PolyfleetStorageWriter(StorageWriter):
                 tensors[_key(item)] = tensor
         layouts = lay_out(pieces(tensors), SHARD_BYTES, f"shard-r{rank:05d}-{{:05d}}.safetensors")
         shards = write_shards(self._files, self._root / f"{PART}{self._name}", layouts)
-        places = {
+        locations = {
             piece.key: (layout.file, offset)
             for layout in layouts
             for piece, offset in zip(layout.pieces, layout.offsets, strict=True)
         }
         files = {name: to_plain(entry) for name, entry in shards.items()}
         done: Future[list[WriteResult]] = Future()
-        done.set_result([_result(item, places, values, files, tensors) for item in plan.items])
+        done.set_result([_result(item, locations, values, files, tensors) for item in plan.items])
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On the coordinator, once every rank has written."""
-        aside = self._root / f"{PART}{self._name}"
+        """Commit the checkpoint, on the coordinator, after every rank has written."""
+        staging = self._root / f"{PART}{self._name}"
         try:
-            described = self._manifest(metadata, [result for rank in results for result in rank], len(results))
-            self._files.sync_folder(aside)
-            self._files.rename(aside, self.path)
+            manifest = self._manifest(metadata, [result for rank in results for result in rank], len(results))
+            self._files.sync_folder(staging)
+            self._files.rename(staging, self.path)
             self._files.sync_folder(self._root)
-            write_manifest(self._files, self.path, described)
+            write_manifest(self._files, self.path, manifest)
         except BaseException:
-            for folder in (aside, self.path):
+            for folder in (staging, self.path):
                 with suppress(OSError):
                     remove_checkpoint(self._files, folder)
             raise
@@ -125,25 +125,25 @@ class PolyfleetStorageWriter(StorageWriter):
     def _manifest(self, metadata: Metadata, results: list[WriteResult], ranks: int) -> Manifest:
         paths = metadata.planner_data or {}
         names = {fqn: tuple(paths.get(fqn, (fqn,))) for fqn in metadata.state_dict_metadata}
-        many = all(len(path) > 1 for path in names.values())
+        is_nested = all(len(path) > 1 for path in names.values())
         stored: dict[str, list[Stored]] = {}
         values: dict[str, Any] = {}
         files: dict[str, Any] = {}
         devices: dict[str, str] = {}
         for result in results:
-            told = result.storage_data
-            files |= told["files"]
-            if "value" in told:
-                values[result.index.fqn] = told["value"]
+            data = result.storage_data
+            files |= data["files"]
+            if "value" in data:
+                values[result.index.fqn] = data["value"]
             else:
-                stored.setdefault(result.index.fqn, []).append(Stored(**told["stored"]))
-                devices[result.index.fqn] = told["device"]
+                stored.setdefault(result.index.fqn, []).append(Stored(**data["stored"]))
+                devices[result.index.fqn] = data["device"]
         tensors: dict[str, TensorEntry] = {}
         trees: dict[str, dict[Any, Any]] = {}
         for fqn, path in names.items():
             leaf = values.get(fqn)
             if fqn in stored:
-                name, meta = stored_name(path, many), metadata.state_dict_metadata[fqn]
+                name, meta = stored_name(path, is_nested), metadata.state_dict_metadata[fqn]
                 tensors[name] = TensorEntry(
                     role="tensor",
                     dtype=dtype_name(meta.properties.dtype),  # type: ignore[union-attr]
@@ -152,10 +152,10 @@ class PolyfleetStorageWriter(StorageWriter):
                     device=devices[fqn],
                 )
                 leaf = {"$tensor": name}
-            entry = entry_of(path, many)
-            _put(trees.setdefault(entry, {}), path[1:] if entry == path[0] and many else path, leaf)
+            entry = entry_of(path, is_nested)
+            _put(trees.setdefault(entry, {}), path[1:] if entry == path[0] and is_nested else path, leaf)
         entries = {
-            name: Entry("tree", STATE if name == STATE and not many else "", _listed(value))
+            name: Entry("tree", STATE if name == STATE and not is_nested else "", _listed(value))
             for name, value in trees.items()
         }
         created = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
@@ -170,30 +170,30 @@ def _tensor(planner: SavePlanner, item: WriteItem) -> torch.Tensor:
 
 
 def _key(item: WriteItem) -> str:
-    """Unique in a rank's files, which may hold several parts of one tensor."""
+    """Name of an item, unique in a rank's files, which may contain several parts of one tensor."""
     offset = item.index.offset
     return item.index.fqn if not offset or not any(offset) else f"{item.index.fqn}@{','.join(map(str, offset))}"
 
 
 def _result(
     item: WriteItem,
-    places: dict[str, tuple[str, int]],
+    locations: dict[str, tuple[str, int]],
     values: dict[str, Any],
     files: dict[str, Any],
     tensors: dict[str, torch.Tensor],
 ) -> WriteResult:
-    """What the coordinator needs of an item, as plain data: it travels between the ranks."""
+    """What the coordinator needs to know of an item, as plain data, because it is sent between ranks."""
     fqn = item.index.fqn
     if item.type == WriteItemType.BYTE_IO:
         return WriteResult(item.index, 0, {"files": files, "value": values[fqn]})
     key, data = _key(item), item.tensor_data
     assert data is not None
-    file, offset = places[key]
-    part = tuple(data.chunk.sizes) != tuple(data.size)
+    file, offset = locations[key]
+    is_part = tuple(data.chunk.sizes) != tuple(data.size)
     stored = {"file": file, "offset": offset}
-    stored |= {"start": tuple(data.chunk.offsets), "shape": tuple(data.chunk.sizes)} if part else {}
-    told = {"files": files, "stored": stored, "device": str(tensors[key].device)}
-    return WriteResult(item.index, tensors[key].nbytes, told)
+    stored |= {"start": tuple(data.chunk.offsets), "shape": tuple(data.chunk.sizes)} if is_part else {}
+    written = {"files": files, "stored": stored, "device": str(tensors[key].device)}
+    return WriteResult(item.index, tensors[key].nbytes, written)
 
 
 def _put(tree: dict[Any, Any], path: tuple[Any, ...], leaf: Any) -> None:
@@ -203,7 +203,7 @@ def _put(tree: dict[Any, Any], path: tuple[Any, ...], leaf: Any) -> None:
 
 
 def _listed(tree: Any) -> Any:
-    """Dicts whose keys are 0, 1, 2, … were lists; other keys that are no strings are told as the format tells them."""
+    """Turn dicts with the keys 0, 1, 2, … back into lists; encode other non-string keys as `$dict`."""
     if not isinstance(tree, dict) or (tree and str(next(iter(tree))).startswith("$")):
         return tree
     if tree and all(type(key) is int for key in tree) and sorted(tree) == list(range(len(tree))):

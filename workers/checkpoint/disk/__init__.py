@@ -1,1 +1,1 @@
-"""Bytes between memory and folders: written durably, read verified, deleted in the right order. No torch."""
+"""Checkpoint files: write them durably, read them verified, delete them in a safe order. No torch."""

@@ -1,4 +1,4 @@
-"""Memory that is reused: the first touch of a page costs ten times what copying it does."""
+"""Reusable memory buffers: touching a page for the first time costs ten times as much as copying it."""
 
 import mmap
 from contextlib import suppress
@@ -8,19 +8,19 @@ import numpy as np
 
 
 def aligned(size_bytes: int) -> memoryview:
-    """Anonymous memory that begins at a page, as O_DIRECT wants it; in huge pages where there are any.
+    """Allocate anonymous memory that starts at a page, as O_DIRECT needs, in huge pages if available.
 
-    A disk takes 8 MiB that lie together in a few requests, and what lies in 2,048 places in many: here 3.2 GB/s are
-    written from the first and 1.8 from the second. Such pages are also touched 512 times less often.
+    A disk writes 8 contiguous MiB in a few requests, and 8 MiB in 2,048 separate pages in many: measured here, 3.2
+    against 1.8 GB/s. Huge pages are also touched 512 times less often.
     """
     flags = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
     memory = mmap.mmap(-1, max(size_bytes, 1), flags=flags)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
+        with suppress(OSError):  # the kernel has no huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)
 
 
 def copy_bytes(out: memoryview, data: Any) -> None:
-    """Like `out[:] = data`, without holding Python's lock: other threads go on."""
+    """Like `out[:] = data`, but without holding the GIL, so that other threads run."""
     np.copyto(np.frombuffer(out, np.uint8), np.frombuffer(data, np.uint8))

@@ -1,4 +1,4 @@
-"""The last step of every checkpoint, however it came to be."""
+"""Commit a checkpoint: the last step, the same for saves, copies, conversions and imports."""
 
 from pathlib import Path
 
@@ -7,9 +7,9 @@ from workers.checkpoint.format import manifest
 from workers.checkpoint.format.manifest import Manifest
 
 
-def write_manifest(files: Files, folder: Path, described: Manifest) -> None:
-    """The rename in here is what makes `folder` a checkpoint."""
+def write_manifest(files: Files, folder: Path, content: Manifest) -> None:
+    """Write MANIFEST.json. Its rename is what makes `folder` a checkpoint."""
     part = folder / f".{manifest.NAME}.part"
-    write_file(files, part, manifest.dump(described))
+    write_file(files, part, manifest.dump(content))
     files.rename(part, folder / manifest.NAME)
     files.sync_folder(folder)

@@ -1,5 +1,7 @@
-"""Checkpoints that were found damaged carry a mark, a file beside the manifest and no part of it: nothing resumes from
-them again, and who looks at them reads why. They stay where they are; `verify` takes the mark off one that is sound.
+"""Mark damaged checkpoints, so that nothing resumes from them and users see the reason.
+
+The mark is a file beside the manifest, not part of it. The checkpoint stays where it is; `verify` removes the mark if
+the checkpoint turns out to be sound.
 """
 
 import json
@@ -19,41 +21,43 @@ LONGEST_REASON = 1000
 
 
 def mark_damaged(folder: Path, reason: str) -> None:
-    """Raises OSError where the mark cannot be written."""
-    found = datetime.now(UTC).isoformat(timespec="seconds")
+    """Mark a checkpoint as damaged. Raises OSError if the mark cannot be written."""
+    time = datetime.now(UTC).isoformat(timespec="seconds")
     part = folder / f"{MARK}.{secrets.token_hex(4)}"
     with part.open("x") as file:
-        json.dump({"reason": reason[:LONGEST_REASON], "found": found}, file)
+        json.dump({"reason": reason[:LONGEST_REASON], "found": time}, file)
     part.rename(folder / MARK)
 
 
 def clear_damage(folder: Path) -> None:
-    """Raises OSError where the mark cannot be taken off."""
+    """Remove the mark. Raises OSError if that fails."""
     (folder / MARK).unlink(missing_ok=True)
 
 
 def record_verification(folder: Path, problems: Sequence[str]) -> None:
-    """After every byte was read: mark it, or take a mark off, where this folder can be written."""
+    """Mark the checkpoint or remove its mark after every byte was read, if the folder is writable."""
     with suppress(OSError):
         mark_damaged(folder, problems[0]) if problems else clear_damage(folder)
 
 
 def damage_reason(folder: Path) -> str:
-    """Why a checkpoint is marked, in a sentence; "" where it is not."""
+    """Return why a checkpoint is marked, in a sentence, or "" if it is not."""
     if not os.path.lexists(folder / MARK):
         return ""
-    told = None
+    mark = None
     with suppress(UnreadableFile, FileNotFoundError):
-        told = read_json(folder / MARK, LONGEST_MARK_BYTES)
-    if not isinstance(told, dict) or not isinstance(told.get("reason"), str) or not isinstance(told.get("found"), str):
+        mark = read_json(folder / MARK, LONGEST_MARK_BYTES)
+    if not isinstance(mark, dict) or not isinstance(mark.get("reason"), str) or not isinstance(mark.get("found"), str):
         return "it is marked as damaged"
-    return f"{told['reason'][:LONGEST_REASON]} (found {told['found'][:40]})"
+    return f"{mark['reason'][:LONGEST_REASON]} (found {mark['found'][:40]})"
 
 
 def damaged_checkpoints(root: Path) -> Iterator[tuple[Path, str]]:
-    """Checkpoints at any depth that are marked, with why. No manifest is read."""
+    """Yield marked checkpoints at any depth with the reason. No manifest is read."""
     for parent, names, _ in os.walk(root):
         steps = [name for name in names if FOLDER.fullmatch(name)]
         names[:] = sorted(name for name in names if not name.startswith(".") and name not in steps)
         folders = [Path(parent, name) for name in sorted(steps)]
-        yield from ((folder, why) for folder in folders if not folder.is_symlink() and (why := damage_reason(folder)))
+        yield from (
+            (folder, reason) for folder in folders if not folder.is_symlink() and (reason := damage_reason(folder))
+        )

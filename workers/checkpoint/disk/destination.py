@@ -1,6 +1,4 @@
-"""Where a save goes: a folder of this machine here, an object store in transfer/object_store.py. The steps are the
-same.
-"""
+"""Where a save writes: a local folder, or an object store (transfer/object_store.py)."""
 
 import errno
 import os
@@ -20,16 +18,16 @@ from workers.errors import CheckpointError
 
 
 class Destination(Protocol):
-    """One checkpoint on its way. On every rank; rank 0 does all but `put`."""
+    """A checkpoint that is being written. Every rank has one; rank 0 calls all its methods, the others only `put`."""
 
     root: Any
     path: Any
 
     def refuse_older_attempt(self, producer: Producer) -> None:
-        """Raises CheckpointError where a later attempt of the same job has saved."""
+        """Raises CheckpointError if a later attempt of the same job has saved."""
 
     def held(self) -> AbstractContextManager[None]:
-        """Raises Conflict while somebody else writes there."""
+        """Return a lock to hold while writing. Raises Conflict while another process writes there."""
 
     def begin(self, step: int, needed_bytes: int, producer: Producer) -> None: ...
 
@@ -38,13 +36,13 @@ class Destination(Protocol):
     def commit(self, described: Manifest) -> None: ...
 
     def undo(self) -> None:
-        """Leave nothing of what failed."""
+        """Remove everything that a failed save has written."""
 
     def retain(self, keep: int) -> tuple[str, ...]: ...
 
 
 class OnDisk:
-    """Write aside, rename, manifest last: saver.py has the steps and what each is for."""
+    """Write to a side folder, rename it, write the manifest last: saver.py explains the steps."""
 
     def __init__(self, root: Path, name: str, files: Files):
         self.root, self.path, self._aside = root, root / name, root / f"{PART}{name}"
@@ -63,7 +61,7 @@ class OnDisk:
                 f"step {step} needs {needed_bytes:,} bytes, the disk of {self.root} has {free_bytes:,} free",
                 "free disk space, or keep fewer checkpoints",
             ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.root))
-        check_attempt_is_newest(self.root, producer)  # once more: it may have saved since
+        check_attempt_is_newest(self.root, producer)  # again: a later attempt may have saved since the first check
         self._files.make_folder(self._aside)
 
     def put(self, layouts: list[Layout], arena: Arena | None, progress: Progress | None) -> dict[str, FileEntry]:
@@ -76,9 +74,9 @@ class OnDisk:
         write_manifest(self._files, self.path, described)
 
     def undo(self) -> None:
-        for there in (self._aside, self.path):
-            with suppress(OSError):  # the first error is the one to tell
-                remove_checkpoint(self._files, there)
+        for folder in (self._aside, self.path):
+            with suppress(OSError):  # the save's own error is the one to report
+                remove_checkpoint(self._files, folder)
 
     def retain(self, keep: int) -> tuple[str, ...]:
         return apply_retention(self._files, self.root, keep, self.path)

@@ -1,7 +1,7 @@
-"""The few file operations a save makes, as an object, so that a test can stop the world at any one of them.
+"""The file operations of a save, as an object, so that a test can interrupt any one of them.
 
-Large files bypass the page cache (O_DIRECT): a copy into it costs more than the disk does. Where a mount refuses that
-(some network and overlay file systems), the same file goes on buffered; nothing else changes.
+Large files bypass the page cache (O_DIRECT): copying into it costs more than the disk does. Where a mount refuses
+O_DIRECT (some network and overlay file systems), the file is written buffered; nothing else changes.
 """
 
 import errno
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PAGE_BYTES = 4096
-"""What O_DIRECT wants offsets, lengths and memory to be multiples of; more than most disks ask for."""
+"""O_DIRECT needs offsets, lengths and memory addresses to be multiples of this; most disks require less."""
 DIRECT_FROM_BYTES = 1 << 20
 _O_DIRECT: int = getattr(os, "O_DIRECT", 0)
 
@@ -23,7 +23,7 @@ def rounded_up(size_bytes: int) -> int:
 
 @dataclass(slots=True)
 class Writing:
-    """A file being written, from several threads, at any offset."""
+    """A file that is being written, by several threads, at any offset."""
 
     descriptor: int
     path: Path
@@ -37,20 +37,20 @@ class Writing:
 
 
 class Files:
-    """Operations on a local file system. Modes follow the umask: other pods and users can read what this one saved."""
+    """Operations on a local file system. Modes follow the umask, so that other pods and users can read checkpoints."""
 
     def make_folder(self, folder: Path) -> None:
         folder.mkdir()
 
     def create(self, path: Path, size_bytes: int) -> Writing:
-        """A new file with room for `size_bytes`; an existing one is an error, so nothing is ever overwritten."""
+        """Create a file with `size_bytes` reserved. An existing file is an error, so nothing is ever overwritten."""
         file = _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, size_bytes)
         if file.direct:
             _reserve(file)
         return file
 
     def write(self, file: Writing, buffer: memoryview, size_bytes: int, offset: int) -> None:
-        """The first `size_bytes` of `buffer`, which has room up to the next page, at a page boundary of the file."""
+        """Write the first `size_bytes` of `buffer` at `offset`, a page boundary. `buffer` extends to the next page."""
         done = 0
         while done < size_bytes:
             data = buffer[done : rounded_up(size_bytes)] if file.direct else buffer[done:size_bytes]
@@ -61,18 +61,18 @@ class Files:
                     raise
                 _go_on_buffered(file)
             if file.direct and done % PAGE_BYTES and done < size_bytes:
-                _go_on_buffered(file)  # a short write left us between pages
+                _go_on_buffered(file)  # a short write ended between two pages
 
     def finish(self, file: Writing) -> None:
-        """Exactly as long as it should be, and durable."""
+        """Truncate the file to its exact size, fsync and close it."""
         if os.fstat(file.descriptor).st_size != file.size_bytes:
             os.ftruncate(file.descriptor, file.size_bytes)
         os.fsync(file.descriptor)
         file.close()
 
     def open_or_create(self, path: Path, size_bytes: int) -> Writing:
-        """A file that may have been written in part before, for reading too. Between writes that end it may be longer,
-        up to the next page.
+        """Open a file that may be partly written, for reading and writing.
+        While it is being written it may be longer than `size_bytes`, up to the next page.
         """
         file = _opened(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, size_bytes)
         if os.fstat(file.descriptor).st_size > size_bytes:
@@ -108,19 +108,19 @@ def _opened(path: Path, flags: int, size_bytes: int) -> Writing:
         if not direct or e.errno != errno.EINVAL:
             raise
     if flags & os.O_EXCL:
-        with suppress(FileNotFoundError):  # some systems make it before they refuse
+        with suppress(FileNotFoundError):  # some systems create the file before they refuse
             path.unlink()
     return Writing(os.open(path, flags, 0o666), path, size_bytes, False)
 
 
 def write_file(files: Files, path: Path, data: bytes) -> None:
-    """A small file, whole and durable. The name's durability is the caller's."""
+    """Write a small file completely and durably. The caller makes its name durable (sync_folder)."""
     file = files.create(path, len(data))
     try:
         padded = memoryview(bytearray(rounded_up(len(data))))
         padded[: len(data)] = data
         if file.direct:
-            _go_on_buffered(file)  # a bytearray begins anywhere
+            _go_on_buffered(file)  # O_DIRECT needs aligned memory, which a bytearray is not
         files.write(file, padded, len(data), 0)
         files.finish(file)
     finally:
@@ -128,7 +128,7 @@ def write_file(files: Files, path: Path, data: bytes) -> None:
 
 
 def read_at_page(file: Writing, out: memoryview, offset: int) -> int:
-    """Bytes read from a page boundary on into memory that begins at one and has whole pages; fewer only at the end."""
+    """Read from a page boundary into aligned memory of full pages; return the number of bytes read."""
     try:
         return os.preadv(file.descriptor, [out], offset)
     except OSError as e:
@@ -139,7 +139,7 @@ def read_at_page(file: Writing, out: memoryview, offset: int) -> int:
 
 
 def _reserve(file: Writing) -> None:
-    """One extent instead of many, and a full disk noticed before the work. Not every file system can."""
+    """Allocate the file's blocks if possible: in one extent, and a full disk is noticed at once."""
     if not hasattr(os, "posix_fallocate"):
         return
     try:
@@ -151,7 +151,7 @@ def _reserve(file: Writing) -> None:
 
 
 def _go_on_buffered(file: Writing) -> None:
-    """O_DIRECT is a flag of the open file and can be taken back."""
+    """Clear O_DIRECT, which is a flag of the open file, and continue buffered."""
     flags = fcntl.fcntl(file.descriptor, fcntl.F_GETFL)
     fcntl.fcntl(file.descriptor, fcntl.F_SETFL, flags & ~_O_DIRECT)
     file.direct = False

@@ -1,8 +1,8 @@
-"""Which tensor lies where: shard files planned before a byte is written, so that threads can write any part of them.
+"""Lay out tensors in shard files before anything is written, so that threads can write any part.
 
-A shard is an 8-byte length, a JSON header padded to a page, and the bytes of its tensors, the widest dtypes first, so
-that each begins at a multiple of its own size and can be read in place. The safetensors package (0.8) is not used to
-write them: it neither hashes nor fsyncs, and leaves mode 0600. Its own reader opens these files: a test does so.
+A shard is an 8-byte length, a JSON header padded to a page, and the bytes of its tensors. The widest dtypes come first,
+so that each tensor begins at a multiple of its item size and can be read in place. The safetensors package (0.8) is not
+used for writing: it neither hashes nor fsyncs, and its files have mode 0600. A test opens these files with its reader.
 """
 
 import json
@@ -19,13 +19,14 @@ from workers.checkpoint.format.chunks import CHUNK_BYTES, chunk_count
 SHARD_BYTES = 2 << 30
 
 Read = Callable[[int, int, memoryview], None]
-"""Puts the bytes from start to stop of one tensor into a buffer."""
+"""Copies bytes start to stop of one tensor into a buffer."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPiece:
-    """A tensor, or a rank's box of one, to be written: `code` is safetensors' dtype, `key` says whose it is. `plain`
-    gives all its bytes where they lie, if they lie together in host memory."""
+    """A tensor, or a rank's box of one, to be written. `code` is the safetensors dtype, `key` identifies the tensor.
+    `plain` returns all bytes in place, if they are contiguous in host memory.
+    """
 
     key: str
     code: str
@@ -36,7 +37,7 @@ class TensorPiece:
     plain: "Callable[[], memoryview] | None" = field(default=None, compare=False)
 
     def put(self, start: int, stop: int, out: memoryview, digest: Digest | None) -> None:
-        """Bytes from start to stop into `out`, and into `digest`."""
+        """Copy bytes start to stop into `out`, and hash them with `digest`."""
         if digest is not None and self.plain is not None:
             digest.copy(out, self.plain()[start:stop])
             return
@@ -47,7 +48,7 @@ class TensorPiece:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One shard file. `offsets` of the pieces count from its beginning."""
+    """One shard file. `offsets` of the pieces count from the start of the file."""
 
     file: str
     header: bytes
@@ -60,7 +61,7 @@ class Layout:
         return chunk_count(self.size_bytes)
 
     def fill(self, index: int, out: memoryview, digest: Digest | None = None) -> int:
-        """Put chunk `index` into `out`, and into `digest`; answers its size."""
+        """Copy chunk `index` into `out` and hash it with `digest`; return its size in bytes."""
         start = index * CHUNK_BYTES
         stop = min(start + CHUNK_BYTES, self.size_bytes)
         if start < len(self.header):
@@ -84,8 +85,9 @@ def lay_out(
     name: str = "shard-{:05d}.safetensors",
     metadata: Mapping[str, str] = MappingProxyType({"format": "pt"}),
 ) -> list[Layout]:
-    """Shards of at most `limit_bytes` of data, in order; a piece larger than that is alone. `name` takes a number,
-    `metadata` are the texts in each header."""
+    """Lay out shards with at most `limit_bytes` of data, in order; a larger piece gets a shard of its own.
+    `name` is formatted with the shard's number; `metadata` is written to each header.
+    """
     shards = enumerate(_split(pieces, limit_bytes), start=1)
     return [_layout(name.format(number), shard, metadata) for number, shard in shards]
 

@@ -1,6 +1,7 @@
-"""Compiled passes over stored bytes (workers/native/sources/checkpoint.cpp): read, hash, convert and count at once.
+"""Compiled code that reads, hashes, converts and compares stored bytes in one pass.
 
-Where there is no compiler everything here is None, and the same is done by xxhash and torch, with the same answers.
+Its source is workers/native/sources/checkpoint.cpp. Without a compiler everything here is None, and xxhash and torch do
+the same, with the same results.
 """
 
 import ctypes
@@ -17,16 +18,16 @@ from workers.checkpoint.load_report import ConversionLoss
 from workers.errors import NativeUnavailable
 
 FROM_BYTES = 32 << 20
-"""The least checkpoint for which code is built or loaded: building takes some seconds, once on a node."""
+"""Minimum size of a checkpoint for which code is built or loaded: building takes some seconds, once per node."""
 CODES = {"float64": 0, "float32": 1, "bfloat16": 2, "float16": 3}
 SHORT_BYTES = 240
-"""XXH3 hashes no more than these by other rules, which are not compiled."""
+"""XXH3 hashes inputs up to this length by other rules, which are not compiled."""
 
 _loaded: "list[Passes]" = []
 
 
 class Passes:
-    """The compiled functions. All let other threads run; none keeps a pointer."""
+    """The compiled functions. All release the GIL; none keeps a pointer after it returns."""
 
     def __init__(self, library: ctypes.CDLL):
         self._of = library
@@ -46,7 +47,7 @@ class Passes:
         self._hash_bytes = library.polyfleet_hash_bytes()
 
     def digest(self) -> "Digest":
-        """XXH3-128 of what will be passed over, which must be more than SHORT_BYTES."""
+        """Start an XXH3-128 hash. The hashed bytes must be more than SHORT_BYTES in total."""
         memory = ctypes.create_string_buffer(self._hash_bytes)
         self._of.polyfleet_hash_begin(memory)
         return Digest(self._of, memory)
@@ -62,29 +63,32 @@ class Passes:
         dtypes: tuple[str, str] | None = None,
         count: bool = False,
     ) -> ConversionLoss:
-        """One pass over a part of a file: hashed into `digest`, and put into `out`, converted where `dtypes` says from
-        what into what. Answers what that changed, where `count` is set. Raises DamagedCheckpoint where the file ends
-        too early or cannot be read."""
+        """Read part of a file, hash it into `digest` and copy it into `out`, converted if `dtypes` is (from, to).
+        Return what the conversion changed if `count` is set. Raises DamagedCheckpoint if the file ends too early or
+        cannot be read.
+        """
         source, target = (CODES[name] for name in dtypes) if dtypes else (-1, -1)
-        change, at = _Change(), ctypes.c_int64(offset)
-        failed = self._of.polyfleet_pass(
+        change, position = _Change(), ctypes.c_int64(offset)
+        code = self._of.polyfleet_pass(
             *(descriptor, offset, size_bytes, digest.memory if digest else None),
             *(source, target, None if out is None else address(out)),
-            *(ctypes.byref(change) if count else None, ctypes.byref(at)),
+            *(ctypes.byref(change) if count else None, ctypes.byref(position)),
         )
-        if failed == 1:
-            raise DamagedCheckpoint(f"{path} ends at byte {at.value} while it was being read: the file was truncated")
-        if failed:
-            why = os.strerror(-failed) if -failed in errno.errorcode else f"error {-failed}"
-            raise DamagedCheckpoint(f"{path} cannot be read at byte {at.value}: {why}")
+        if code == 1:
+            raise DamagedCheckpoint(
+                f"{path} ends at byte {position.value} while it was being read: the file was truncated"
+            )
+        if code:
+            reason = os.strerror(-code) if -code in errno.errorcode else f"error {-code}"
+            raise DamagedCheckpoint(f"{path} cannot be read at byte {position.value}: {reason}")
         return change.told()
 
     def maps(self, descriptor: int, offset: int, size_bytes: int) -> bool:
-        """Whether a part of a file can be had by mapping it; where it cannot, `over` reads it."""
+        """Check whether part of a file can be read by mapping it; if not, `over` uses read calls."""
         return bool(self._of.polyfleet_maps(descriptor, offset, size_bytes))
 
     def convert(self, source: int, target: int, count: int, dtypes: tuple[str, str], compare: bool) -> ConversionLoss:
-        """`count` values between addresses of memory; a target of 0 keeps none of them."""
+        """Convert `count` values between two memory addresses; with `target` 0 only compare."""
         change = _Change()
         codes = CODES[dtypes[0]], CODES[dtypes[1]]
         self._of.polyfleet_convert(source, target or None, count, *codes, ctypes.byref(change) if compare else None)
@@ -92,7 +96,7 @@ class Passes:
 
 
 class Digest:
-    """Like xxhash.xxh3_128, for more than SHORT_BYTES in all."""
+    """A hash like xxhash.xxh3_128, for more than SHORT_BYTES in total."""
 
     def __init__(self, library: ctypes.CDLL, memory: "ctypes.Array[ctypes.c_char]"):
         self._of, self.memory = library, memory
@@ -101,7 +105,7 @@ class Digest:
         self._of.polyfleet_hash_update(self.memory, address(data), len(data))
 
     def copy(self, out: memoryview, data: memoryview) -> None:
-        """`data` into `out`, hashed on the way."""
+        """Copy `data` into `out` and hash it in the same pass."""
         self._of.polyfleet_copy(address(data), address(out), len(out), self.memory)
 
     def hexdigest(self) -> str:
@@ -121,13 +125,14 @@ class _Change(ctypes.Structure):
 
 
 def address(data: Any) -> int:
-    """Where bytes lie in memory; whoever asks keeps them alive."""
+    """Return the memory address of bytes; the caller must keep them alive."""
     return int(np.frombuffer(data, np.uint8).ctypes.data) if len(data) else 0
 
 
 def compiled(size_bytes: int, build: bool = True) -> Passes | None:
-    """For a checkpoint of that size; None below FROM_BYTES, and where native code cannot be had. Without `build` only
-    what an earlier load on this node has built: a save does not wait for a compiler."""
+    """Return the passes, or None below FROM_BYTES or if native code is unavailable.
+    Without `build`, only code that an earlier load on this node has built is used: a save does not wait for a compiler.
+    """
     if size_bytes < FROM_BYTES:
         return None
     try:
@@ -140,5 +145,5 @@ def compiled(size_bytes: int, build: bool = True) -> Passes | None:
 
 
 def loaded() -> Passes | None:
-    """What an earlier `compiled` of this process found: never builds anything."""
+    """Return the passes that an earlier `compiled` of this process loaded. Never builds anything."""
     return _loaded[0] if _loaded and not native.turned_off() else None

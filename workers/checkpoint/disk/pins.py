@@ -1,5 +1,6 @@
-"""Pinned checkpoints stay, however many newer ones there are; held ones for some minutes, while they are copied. A pin
-is a file beside the manifest, no part of it, and so is a hold.
+"""Protect checkpoints from pruning: pins until removed, holds for some minutes while they are copied.
+
+Both are files beside the manifest, not part of it.
 """
 
 import os
@@ -9,11 +10,11 @@ from pathlib import Path
 PIN = ".pinned"
 HOLD = ".held"
 HELD_S = 120.0
-"""Whoever copies it renews its hold; one that ended leaves none for ever."""
+"""Seconds a hold lasts. The copying process renews it, so no hold outlives that process for long."""
 
 
 def pin(folder: str | Path) -> None:
-    """Keep a checkpoint for good."""
+    """Protect a checkpoint from pruning until it is unpinned."""
     (Path(folder) / PIN).touch()
 
 
@@ -26,7 +27,7 @@ def is_pinned(folder: Path) -> bool:
 
 
 def hold(folder: Path) -> None:
-    """Keep a checkpoint for HELD_S from now on. Raises OSError, also for a link that user code made there."""
+    """Protect a checkpoint for HELD_S from now on. Raises OSError, also if user code put a link there."""
     descriptor = os.open(folder / HOLD, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         os.utime(descriptor)

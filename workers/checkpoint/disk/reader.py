@@ -1,8 +1,8 @@
-"""Verified reading: chunks are proved against their hashes first, and only then is anything handed out.
+"""Read checkpoints verified: chunks are checked against their hashes before anything is returned.
 
-Two passes over the page cache cost less than one copy of the checkpoint in memory, which is what it would otherwise
-take to leave a live model untouched when the last chunk turns out to be damaged. Where it may be touched, one pass is
-enough: verifying_reader.py.
+A live model must stay untouched if the last chunk turns out to be damaged. Reading everything twice through the page
+cache costs less for that than a copy of the checkpoint in memory. Where the model may be changed, one pass is enough:
+verifying_reader.py.
 """
 
 import os
@@ -28,7 +28,7 @@ from workers.checkpoint.load_report import ConversionLoss
 
 THREADS = 2
 AT_ONCE_BYTES = 1 << 20
-"""Read and hashed while it is in the processor's cache; the kernel's read-ahead follows at this size."""
+"""Bytes read and hashed at a time: they fit the processor's cache, and the kernel's read-ahead matches this size."""
 
 Chunk = tuple[str, int]
 Progress = Callable[[int, int], None]
@@ -38,7 +38,7 @@ class CheckpointReader:
     """One checkpoint folder, open for reading, for use in a `with`. Raises DamagedCheckpoint naming file and chunk."""
 
     def __init__(self, folder: Path, follow: bool = False):
-        """`follow`: also files that are links."""
+        """Open `folder`. With `follow`, files that are links are read too."""
         self.folder, self._follow = folder, follow
         self.manifest: Manifest = read_manifest(folder, follow)
         self._open = ExitStack()
@@ -55,15 +55,15 @@ class CheckpointReader:
 
     @cached_property
     def native(self) -> passes.Passes | None:
-        """Compiled code, built when it is first asked for and worth it, or None."""
+        """Compiled passes, built on first use if the checkpoint is large enough, or None."""
         return passes.compiled(sum(entry.bytes for entry in self.manifest.files.values()))
 
     def entry(self, name: str) -> TensorEntry:
-        """Of a tensor, or of the one it is tied to."""
+        """Return the entry of a tensor, or of the tensor it is tied to."""
         return self.manifest.tensors[self.manifest.resolve(name)]
 
     def chunks_of(self, name: str) -> Iterator[Chunk]:
-        """The chunks that hold bytes of a stored tensor."""
+        """Yield the chunks that contain bytes of a stored tensor."""
         tensor = self.entry(name)
         for stored in tensor.shards:
             size_bytes = box_bytes(tensor, stored)
@@ -75,16 +75,18 @@ class CheckpointReader:
             yield from ((file, index) for index in range(chunk_count(entry.bytes)))
 
     def prove(self, chunks: Iterable[Chunk], progress: Progress | None = None) -> None:
-        """Read and hash those not proved yet. Raises DamagedCheckpoint for the first that is not what was saved."""
-        wanted = sorted(set(chunks) - self._proved)
-        for file in dict.fromkeys(file for file, _ in wanted):
-            self.descriptor(file)  # sizes first: a cut file is known without reading
-        for fault in self._faulty(wanted, progress):
+        """Read and hash the chunks not verified yet. Raises DamagedCheckpoint for the first that differs from what was
+        saved.
+        """
+        unverified = sorted(set(chunks) - self._proved)
+        for file in dict.fromkeys(file for file, _ in unverified):
+            self.descriptor(file)  # sizes first: a truncated file is noticed without reading
+        for fault in self._faulty(unverified, progress):
             raise fault
-        self._proved.update(wanted)
+        self._proved.update(unverified)
 
     def faults(self, progress: Progress | None = None) -> Iterator[DamagedCheckpoint]:
-        """Every fault of every file: all bytes are read."""
+        """Yield every fault of every file: reads all bytes."""
         sound = []
         for file in self.manifest.files:
             try:
@@ -95,18 +97,21 @@ class CheckpointReader:
         yield from self._faulty([c for c in self.all_chunks() if c[0] in sound], progress)
 
     def read_into(self, file: str, offset: int, out: memoryview) -> None:
-        """Fill `out` from `offset` on, without a look at hashes: `prove` comes first."""
+        """Fill `out` from `offset` on, without verifying: call `prove` first."""
         read_at(self.folder / file, self.descriptor(file), offset, out)
 
     def convert_into(
         self, file: str, offset: int, size_bytes: int, dtypes: tuple[str, str], out: memoryview | None, count: bool
     ) -> ConversionLoss:
-        """Read, convert and count in one compiled pass (`native` is there); without `out` nothing is kept. Values lie
-        at multiples of their size, within one chunk. Like `read_into`, without a look at hashes."""
+        """Read, convert and count in one compiled pass (`native` must not be None); without `out` only count.
+        Values must be at multiples of their size, within one chunk. Does not verify, like `read_into`.
+        """
         return self._passed(file, offset, size_bytes, None, out, dtypes, count)
 
     def settle(self) -> None:
-        """Prove what was read: see verifying_reader.py. Here that came first."""
+        """Verify the rest of what was read (see verifying_reader.py). Nothing to do here: `prove` did it before
+        reading.
+        """
 
     def descriptor(self, file: str) -> int:
         with self._lock:
@@ -117,18 +122,18 @@ class CheckpointReader:
     def _opened(self, file: str) -> int:
         descriptor = open_regular(self.folder / file, self._follow)
         self._open.callback(os.close, descriptor)
-        found_bytes, saved_bytes = os.fstat(descriptor).st_size, self.manifest.files[file].bytes
-        if found_bytes != saved_bytes:
+        actual_bytes, saved_bytes = os.fstat(descriptor).st_size, self.manifest.files[file].bytes
+        if actual_bytes != saved_bytes:
             if links.is_pointer(self.folder / file):
                 raise DamagedCheckpoint(*links.pointer_words(self.folder / file))
-            inside = self._inside(file, min(found_bytes, saved_bytes), max(found_bytes, saved_bytes))
+            inside = self._inside(file, min(actual_bytes, saved_bytes), max(actual_bytes, saved_bytes))
             raise DamagedCheckpoint(
-                f"{self.folder / file} has {found_bytes} bytes, {saved_bytes} were saved ({inside})"
+                f"{self.folder / file} has {actual_bytes} bytes, {saved_bytes} were saved ({inside})"
             )
         return descriptor
 
     def _faulty(self, chunks: list[Chunk], progress: Progress | None) -> Iterator[DamagedCheckpoint]:
-        """Faults in order. Threads read ahead of the one that is looked at."""
+        """Yield faults in order. Threads read ahead of the chunk whose result is needed."""
         total, done = len(chunks) * CHUNK_BYTES, 0
         pool = ThreadPoolExecutor(THREADS, "verify")
         try:
@@ -153,7 +158,7 @@ class CheckpointReader:
         return self.damaged(chunk)
 
     def damaged(self, chunk: Chunk) -> DamagedCheckpoint:
-        """The error for a chunk whose hash is another."""
+        """Return the error for a chunk whose hash differs."""
         file, index = chunk
         entry = self.manifest.files[file]
         start, end = index * CHUNK_BYTES, min((index + 1) * CHUNK_BYTES, entry.bytes)
@@ -164,7 +169,7 @@ class CheckpointReader:
 
     @staticmethod
     def scratch() -> memoryview:
-        """AT_ONCE_BYTES of this thread, for bytes that are only hashed."""
+        """Return AT_ONCE_BYTES of memory of this thread, for bytes that are only hashed."""
         if not hasattr(_scratch, "buffer"):
             _scratch.buffer = memoryview(bytearray(AT_ONCE_BYTES))
         buffer: memoryview = _scratch.buffer
@@ -181,8 +186,8 @@ class CheckpointReader:
         count: bool = False,
     ) -> ConversionLoss:
         assert self.native is not None
-        where = self.folder / file
-        return self.native.over(where, self.descriptor(file), offset, size_bytes, digest, out, dtypes, count)
+        path = self.folder / file
+        return self.native.over(path, self.descriptor(file), offset, size_bytes, digest, out, dtypes, count)
 
     def _hash_of(self, file: str, start: int, end: int) -> str:
         if self.native is not None and end - start > passes.SHORT_BYTES:
@@ -190,29 +195,29 @@ class CheckpointReader:
             self._passed(file, start, end - start, compiled)
             return compiled.hexdigest()
         buffer, digest = self.scratch(), xxhash.xxh3_128()
-        for at in range(start, end, AT_ONCE_BYTES):
-            part = buffer[: min(AT_ONCE_BYTES, end - at)]
-            self.read_into(file, at, part)
+        for position in range(start, end, AT_ONCE_BYTES):
+            part = buffer[: min(AT_ONCE_BYTES, end - position)]
+            self.read_into(file, position, part)
             digest.update(part)
         return digest.hexdigest()
 
     def _inside(self, file: str, start: int, end: int) -> str:
-        """The tensors that have bytes from `start` to `end` of `file`, in words."""
-        places = self._places_in().get(file, [])
-        first = bisect_right(places, start, key=lambda place: place[1])
-        touched = takewhile(lambda place: place[0] < end, places[first:])
+        """Name the tensors that have bytes from `start` to `end` of `file`, for a message."""
+        ranges = self._places_in().get(file, [])
+        first = bisect_right(ranges, start, key=lambda span: span[1])
+        touched = takewhile(lambda span: span[0] < end, ranges[first:])
         return first_names(dict.fromkeys(name for _, _, name in touched)) or "no tensor"
 
     def _places_in(self) -> dict[str, list[tuple[int, int, str]]]:
-        """Where in each file tensors lie: begin, end and name, in order."""
+        """Map each file to its tensors: start, end and name, in order."""
         if self._places is None:
-            places: dict[str, list[tuple[int, int, str]]] = {}
+            ranges: dict[str, list[tuple[int, int, str]]] = {}
             for name, tensor in self.manifest.stored().items():
                 for stored in tensor.shards:
                     if size_bytes := box_bytes(tensor, stored):
                         end = stored.offset + size_bytes
-                        places.setdefault(stored.file, []).append((stored.offset, end, name))
-            self._places = {file: sorted(held) for file, held in places.items()}
+                        ranges.setdefault(stored.file, []).append((stored.offset, end, name))
+            self._places = {file: sorted(spans) for file, spans in ranges.items()}
         return self._places
 
 
@@ -220,7 +225,7 @@ _scratch = threading.local()
 
 
 def read_at(path: Path, descriptor: int, start: int, out: memoryview) -> None:
-    """Raises DamagedCheckpoint where the file ends before `out` is full or the disk cannot read it."""
+    """Fill `out` from `start` on. Raises DamagedCheckpoint if the file ends too early or cannot be read."""
     done = 0
     while done < len(out):
         try:

@@ -1,4 +1,4 @@
-"""What is deleted, and when: checkpoints a newer one made superfluous, and leftovers of writers that died."""
+"""Decide what is deleted: checkpoints that newer ones replace, and leftovers of writers that died."""
 
 import os
 import time
@@ -14,27 +14,27 @@ from workers.checkpoint.format.step_folders import is_committed, is_complete, ne
 from workers.errors import CheckpointError
 
 LEFTOVER_AGE_S = 3600
-"""An unfinished folder nobody wrote to for an hour belongs to a dead writer. A slower one fails, no worse."""
+"""Age after which an unfinished folder without new writes counts as a dead writer's. A slower writer's save fails."""
 INCOMING_AGE_S = 7 * 86400
-"""What a copy left that was cut is kept for its next try, for a week."""
+"""Age after which the remains of an interrupted copy are deleted; until then the next try resumes from them."""
 PART, INCOMING = ".part-", ".incoming-"
 
 
 def apply_retention(files: Files, root: Path, keep: int, newest: Path) -> tuple[str, ...]:
-    """Keep `newest`, the `keep - 1` newest other complete ones, and those pinned.
+    """Keep `newest`, the `keep - 1` newest other complete checkpoints, and pinned ones. Return what could not be
+    deleted.
 
-    Before anything older goes, every byte of `newest` is read back from the disk and compared. Answers with what could
-    not be deleted, and why.
+    Before anything older is deleted, every byte of `newest` is read back from the disk and compared.
     """
     notes = []
     try:
-        doomed = expired_checkpoints([folder for folder in newest_first(root) if folder != newest], keep)
-        if doomed and (fault := first_damage(newest)):
-            doomed, notes = [], [f"nothing older was deleted: {fault}"]
-        doomed += unfinished_saves(root)
+        expired = expired_checkpoints([folder for folder in newest_first(root) if folder != newest], keep)
+        if expired and (fault := first_damage(newest)):
+            expired, notes = [], [f"nothing older was deleted: {fault}"]
+        expired += unfinished_saves(root)
     except OSError as e:
-        return (f"older checkpoints in {root} were not looked through: {e.strerror or e}",)
-    for folder in doomed:
+        return (f"older checkpoints in {root} could not be listed: {e.strerror or e}",)
+    for folder in expired:
         try:
             remove_checkpoint(files, folder)
         except OSError as e:
@@ -43,7 +43,7 @@ def apply_retention(files: Files, root: Path, keep: int, newest: Path) -> tuple[
 
 
 def remove_checkpoint(files: Files, folder: Path) -> None:
-    """Manifest first and durably, so that a half deleted checkpoint is never taken for a whole one."""
+    """Delete the manifest first and durably, so that a half deleted checkpoint never looks complete."""
     if os.path.lexists(folder / NAME):
         files.remove(folder / NAME)
         files.sync_folder(folder)
@@ -53,7 +53,7 @@ def remove_checkpoint(files: Files, folder: Path) -> None:
 
 
 def check_attempt_is_newest(root: Path, producer: Producer) -> None:
-    """Raises CheckpointError where a later attempt of the same job has saved: this one was replaced."""
+    """Raise CheckpointError if a later attempt of the same job has saved: this attempt was replaced."""
     if not producer.job:
         return
     for folder in newest_first(root):
@@ -61,7 +61,7 @@ def check_attempt_is_newest(root: Path, producer: Producer) -> None:
             other = read_json(folder)["producer"]
             replaced = other["job"] == producer.job and other["epoch"] > producer.epoch
         except (CheckpointError, LookupError, TypeError):
-            continue  # a damaged one proves nothing
+            continue  # a damaged manifest does not show that this attempt was replaced
         if replaced:
             raise CheckpointError(
                 f"attempt {producer.epoch} of job {producer.job} may not save:"
@@ -71,7 +71,7 @@ def check_attempt_is_newest(root: Path, producer: Producer) -> None:
 
 
 def first_damage(folder: Path) -> str:
-    """What is wrong with a checkpoint, "" where every byte is as it was saved."""
+    """Return what is wrong with a checkpoint, "" if every byte is as it was saved."""
     try:
         with CheckpointReader(folder) as reader:
             return next((fault.message for fault in reader.faults()), "")
@@ -80,22 +80,22 @@ def first_damage(folder: Path) -> str:
 
 
 def expired_checkpoints(others: list[Path], keep: int) -> list[Path]:
-    """Of the others beside one that stays, newest first: what `keep` lets go. Pinned ones stay and do not count; held
-    ones stay until the next time.
+    """Return which of `others` (newest first) `keep` deletes, besides one newer checkpoint that stays.
+    Pinned ones stay and do not count; held ones stay until the next time.
     """
-    kept, doomed = 1, []
+    retained, expired = 1, []
     for folder in others:
         if is_pinned(folder):
             continue
-        if kept >= keep:
-            doomed += [] if is_held(folder) else [folder]
+        if retained >= keep:
+            expired += [] if is_held(folder) else [folder]
         elif is_complete(folder) and not damage_reason(folder):
-            kept += 1
-    return doomed
+            retained += 1
+    return expired
 
 
 def unfinished_saves(root: Path) -> list[Path]:
-    """Unfinished folders that nobody has written to for so long that nobody will."""
+    """Unfinished folders that have not been written to for so long that their writer must be dead."""
     folders = [folder for folder in root.iterdir() if folder.is_dir() and not folder.is_symlink()]
     return sorted(folder for folder in folders if _unfinished(folder) and _age_s(folder) > _patience_s(folder))
 

@@ -1,4 +1,4 @@
-"""One writer per folder of checkpoints; another says so. The lock goes with its process, however that ends."""
+"""Allow one writer per folder of checkpoints. The lock ends with its process, however that ends."""
 
 import errno
 import fcntl
@@ -14,10 +14,10 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 @contextmanager
 def writer_lock(root: Path) -> Iterator[None]:
-    """Make `root` and hold it. Raises Conflict where somebody else writes there now.
+    """Create `root` and lock it. Raises Conflict while another process writes there.
 
-    The folder itself is locked, so no file is left behind. A file system without locks is used without: names are
-    unique, so the worst that two writers can do to each other is to tidy at the same time.
+    The folder itself is locked, so no lock file remains. A file system without locks is used without: names are unique,
+    so the worst that two writers can do to each other is to clean up at the same time.
     """
     root.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -26,7 +26,7 @@ def writer_lock(root: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Conflict(
-                f"another process is saving into {root} now", "let it finish, or give this one a folder of its own"
+                f"another process is saving into {root} now", "wait until it has finished, or save into another folder"
             ) from None
         except OSError as e:
             if e.errno not in _NO_LOCKS:

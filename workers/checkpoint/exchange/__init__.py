@@ -1,1 +1,1 @@
-"""Checkpoints of others: read without trusting them, written as they want them."""
+"""Import and export checkpoints in other formats. Imported files are untrusted; exports follow each format's rules."""

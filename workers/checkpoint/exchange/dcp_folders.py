@@ -1,4 +1,4 @@
-"""Folders of torch.distributed.checkpoint: `.metadata` is a pickle, and so is the head of every tensor."""
+"""Read folders of torch.distributed.checkpoint, whose `.metadata` and tensor heads are pickles."""
 
 import os
 from itertools import pairwise
@@ -18,49 +18,53 @@ from workers.checkpoint.format.manifest_checks import open_regular
 from workers.errors import CheckpointError
 
 BESIDE = "meta.pt"
-"""What Lightning keeps of a sharded checkpoint beside its tensors: step, loops, callbacks, schedulers."""
+"""Lightning's file for everything else in a sharded checkpoint: step, loops, callbacks, schedulers."""
 _Place = tuple[Path, int, int]
 """File, offset and length."""
 
 
 def read_dcp(source: Path, plain: PickleDecoder) -> Any:
-    """The state dict that was saved. Raises CheckpointError."""
-    where = source / ".metadata"
-    os.close(open_regular(where))  # which says what is wrong with it, if anything is
-    sandbox.raise_limits(metadata_bytes=min(where.stat().st_size, pickle_symbols.LARGEST_BYTES))
+    """Read the state dict that was saved. Raises CheckpointError."""
+    metadata_path = source / ".metadata"
+    os.close(open_regular(metadata_path))  # raises with the reason if it is not a readable file
+    sandbox.raise_limits(metadata_bytes=min(metadata_path.stat().st_size, pickle_symbols.LARGEST_BYTES))
     try:
-        pickled = read_bytes(real(where), pickle_symbols.LARGEST_BYTES)
+        pickled = read_bytes(real(metadata_path), pickle_symbols.LARGEST_BYTES)
     except UnreadableFile as e:
         raise CheckpointError(e.message, "check that the folder is complete, then run it again") from None
-    metadata = pickle_symbols.read(pickled, str(where))
+    metadata = pickle_symbols.read(pickled, str(metadata_path))
     try:
-        places: dict[str, dict[tuple[int, ...], _Place]] = {}
+        locations: dict[str, dict[tuple[int, ...], _Place]] = {}
         for key, value in metadata.state["storage_data"].items():
             fqn, offset = _index(key)
-            places.setdefault(fqn, {})[offset] = _place(source, value)
-        described = {_text(fqn): meta for fqn, meta in metadata.state["state_dict_metadata"].items()}
+            locations.setdefault(fqn, {})[offset] = _place(source, value)
+        tensor_metadata = {_text(fqn): meta for fqn, meta in metadata.state["state_dict_metadata"].items()}
         paths = metadata.state.get("planner_data") or {}
     except (AttributeError, KeyError, TypeError, ValueError, IndexError) as e:
         raise CheckpointError(
-            f"{where} is not metadata of DCP: {e!r:.200}", "check that the folder is complete, then run it again"
+            f"{metadata_path} is not metadata of DCP: {e!r:.200}",
+            "check that the folder is complete, then run it again",
         ) from None
-    _check_apart(where, [place for parts in places.values() for place in parts.values()])
+    _check_apart(metadata_path, [location for parts in locations.values() for location in parts.values()])
     nested: dict[Any, Any] = {}
-    for fqn, meta in described.items():
-        parts = places.get(fqn, {})
+    for fqn, meta in tensor_metadata.items():
+        parts = locations.get(fqn, {})
         if meta.what.endswith("BytesStorageMetadata"):
             value = _blob(next(iter(parts.values())), plain, fqn)
         else:
-            value = _joined(fqn, meta, {offset: _blob(place, plain, fqn) for offset, place in parts.items()})
+            value = _joined(fqn, meta, {offset: _blob(location, plain, fqn) for offset, location in parts.items()})
         _put(nested, tuple(paths.get(fqn, (fqn,))), value)
     return _listed(nested)
 
 
-def _check_apart(where: Path, places: "list[_Place]") -> None:
-    """Every item has bytes of its own: else a small file could be read any number of times."""
-    for (file, start, size), (other, after, _) in pairwise(sorted(places)):
-        if file == other and start + size > after:
-            raise CheckpointError(f"{where} has items that overlap in {file.name}", "no program writes such a file")
+def _check_apart(metadata_path: Path, locations: "list[_Place]") -> None:
+    """Check that items do not overlap: otherwise a small file could be read any number of times."""
+    for (file, start, size), (other, next_start, _) in pairwise(sorted(locations)):
+        if file == other and start + size > next_start:
+            raise CheckpointError(
+                f"{metadata_path} has items that overlap in {file.name}",
+                "do not use this folder: no known program writes such files",
+            )
 
 
 def _index(key: Any) -> tuple[str, tuple[int, ...]]:
@@ -75,45 +79,45 @@ def _text(value: Any) -> str:
 
 
 def _sizes(size: PickledCall) -> tuple[int, ...]:
-    """Of a torch.Size."""
-    found = tuple(size.arguments[0])
-    if len(found) > 64 or any(type(n) is not int or not 0 <= n < 2**63 for n in found):
-        raise TypeError("a size has whole numbers")
-    return found
+    """Return the sizes in a torch.Size."""
+    sizes = tuple(size.arguments[0])
+    if len(sizes) > 64 or any(type(n) is not int or not 0 <= n < 2**63 for n in sizes):
+        raise TypeError("a size has non-negative integers")
+    return sizes
 
 
 def _place(source: Path, value: PickledCall) -> _Place:
-    told = value.state
-    name = told["relative_path"]
+    fields = value.state
+    name = fields["relative_path"]
     if not isinstance(name, str) or Path(name).name != name:
-        raise CheckpointError(f"{source / '.metadata'} names the file {name!r}", "files of DCP lie beside it")
-    if told.get("transform_descriptors"):
+        raise CheckpointError(f"{source / '.metadata'} names the file {name!r}", "keep all files of DCP in that folder")
+    if fields.get("transform_descriptors"):
         raise CheckpointError(f"{source} is compressed or encrypted", "save it without extensions")
-    numbers = (told["offset"], told["length"])
+    numbers = (fields["offset"], fields["length"])
     if any(type(n) is not int or not 0 <= n < 2**62 for n in numbers):
-        raise TypeError("offset and length are whole numbers")
+        raise TypeError("offset and length are non-negative integers")
     return source / name, *numbers
 
 
-def _blob(place: _Place, plain: PickleDecoder, fqn: str) -> Any:
-    archive = Archive(*place)
+def _blob(location: _Place, plain: PickleDecoder, fqn: str) -> Any:
+    archive = Archive(*location)
     plain.allow(fqn, archive.pickle_bytes)
     return plain.value(archive.value, fqn)
 
 
 def _joined(fqn: str, meta: PickledCall, parts: dict[tuple[int, ...], Any]) -> Any:
-    """A tensor; one that ranks have cut stays in its parts, which the importer writes as shards of one."""
+    """Return a tensor. A sharded one stays in parts, which the importer writes as shards of one tensor."""
     size = _sizes(meta.state["size"])
     if any(part is None for part in parts.values()):
         return None  # a part was refused
     if len(parts) == 1 and isinstance(only := next(iter(parts.values())), ForeignTensor) and only.shape == size:
         return only
-    cut = {offset: part for offset, part in parts.items() if isinstance(part, Reference)}
-    if not cut or len(cut) != len(parts):
+    references = {offset: part for offset, part in parts.items() if isinstance(part, Reference)}
+    if not references or len(references) != len(parts):
         raise CheckpointError(
             f"{fqn:.200} has parts that are not tensors", "check that the folder is complete, then run it again"
         )
-    return Parts(size, cut)
+    return Parts(size, references)
 
 
 def _put(tree: dict[Any, Any], path: tuple[Any, ...], leaf: Any) -> None:
@@ -123,7 +127,7 @@ def _put(tree: dict[Any, Any], path: tuple[Any, ...], leaf: Any) -> None:
 
 
 def _numbered(state: dict[Any, Any], groups: list[dict[str, Any]]) -> dict[Any, Any]:
-    """The state of an optimizer as it was saved: DCP writes numbers as text, and leaves out what is empty."""
+    """Restore an optimizer's state: DCP writes numbers as text, and leaves out what is empty."""
     numbers = (key for group in groups for key in group["params"] if type(key) is int and 0 <= key < MOST)
     by_text = {str(key): key for key in numbers}
     return {by_text.get(key, key): _listed(slots) for key, slots in state.items()}

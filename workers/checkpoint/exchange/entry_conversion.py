@@ -1,4 +1,4 @@
-"""Values of others' files become entries: a state dict is a module, that of an optimizer an optimizer."""
+"""Turn values of imported files into entries: state dicts become modules and optimizers."""
 
 import os
 from pathlib import Path
@@ -16,13 +16,13 @@ _SHORT = {
     "state_dict": "model", "model_state_dict": "model",
     "optimizer_state_dict": "optimizer", "optimizer_states": "optimizer",
 }  # fmt: skip
-"""What Lightning and torch's own tutorials call them."""
+"""Names that Lightning and torch's own tutorials use, and ours."""
 _USUAL = {*_SHORT, "model", "optim", "optimizer"}
-"""Names that say enough by themselves."""
+"""Names that are used as entry names without a prefix."""
 
 
 def read_value(path: Path, plain: PickleDecoder) -> Any:
-    """Of a file of torch.save."""
+    """Read a file of torch.save."""
     with os.fdopen(open_regular(path), "rb") as file:
         legacy = is_legacy(file.read(16))
     archive = LegacyArchive(path) if legacy else Archive(path)
@@ -30,64 +30,67 @@ def read_value(path: Path, plain: PickleDecoder) -> Any:
     return plain.value(archive.value, path.name)
 
 
-def take(found: ImportedState, value: Any) -> None:
-    """A state dict is a module, that of an optimizer an optimizer; of a dict of such things each is an entry."""
+def take(state: ImportedState, value: Any) -> None:
+    """Add a value's entries to `state`: a module, an optimizer, or each such item of a dict as an entry."""
     if is_state_dict(value):
-        found.module("model", value)
+        state.module("model", value)
         return
     if is_optimizer(value):
-        found.optimizer("optimizer", value)
+        state.optimizer("optimizer", value)
         return
     if not isinstance(value, dict):
-        found.plain("value", value)
+        state.plain("value", value)
         return
     rest = {}
     for key, item in value.items():
         if isinstance(key, str) and is_state_dict(item):
-            found.module(found.name_free(_SHORT.get(key, key)), item)
-        elif isinstance(key, str) and take_optimizers(found, _SHORT.get(key, key), item):
+            state.module(state.name_free(_SHORT.get(key, key)), item)
+        elif isinstance(key, str) and take_optimizers(state, _SHORT.get(key, key), item):
             continue
         elif isinstance(key, str) and isinstance(item, dict | list):
-            _take_nested(found, key, item)
+            _take_nested(state, key, item)
         else:
             rest[key] = item
     if rest:
-        found.plain(found.name_free("extra"), rest)
+        state.plain(state.name_free("extra"), rest)
 
 
-def _take_nested(found: ImportedState, name: str, value: Any) -> None:
-    """Models and optimizers in a dict within the file's are entries, too, as in torch's own {"app": {"model", "optim"}}
-    and a GAN's {"nets": {"g", "d"}}."""
+def _take_nested(state: ImportedState, name: str, value: Any) -> None:
+    """Add models and optimizers in an inner dict as entries.
+    Examples: {"app": {"model", "optim"}} of torch's tutorial and {"nets": {"g", "d"}} of a GAN.
+    """
     inner = value if isinstance(value, dict) else {}
     parts = {key: item for key, item in inner.items() if isinstance(key, str) and _is_part(item)}
     for key, item in parts.items():
-        entry = found.name_free(_SHORT.get(key, key) if key in _USUAL else f"{name}.{key}")
+        entry = state.name_free(_SHORT.get(key, key) if key in _USUAL else f"{name}.{key}")
         if is_optimizer(item):
-            found.optimizer(entry, item)
+            state.optimizer(entry, item)
         else:
-            found.module(entry, item)
+            state.module(entry, item)
     rest = {key: item for key, item in inner.items() if key not in parts} if parts else value
     if rest or not parts:
-        found.plain(found.name_free(name), rest)
+        state.plain(state.name_free(name), rest)
 
 
 def _is_part(value: Any) -> bool:
     return is_optimizer(value) or is_state_dict(value)
 
 
-def take_optimizers(found: ImportedState, name: str, value: Any) -> bool:
-    """Whether `value` was one, or several and nothing else; the latter become `name.0`, `name.1`, …"""
+def take_optimizers(state: ImportedState, name: str, value: Any) -> bool:
+    """Add `value` if it is one optimizer, or several and nothing else; return whether it was.
+    Several become `name.0`, `name.1`, …
+    """
     if is_optimizer(value):
-        found.optimizer(found.name_free(name), value)
+        state.optimizer(state.name_free(name), value)
         return True
-    several = optimizers_in(value)
-    for key, one in several.items():
-        found.optimizer(found.name_free(name if len(several) == 1 else f"{name}.{key}"), one)
-    return bool(several)
+    optimizers = optimizers_in(value)
+    for key, optimizer in optimizers.items():
+        state.optimizer(state.name_free(name if len(optimizers) == 1 else f"{name}.{key}"), optimizer)
+    return bool(optimizers)
 
 
 def is_state_dict(value: Any) -> bool:
-    """Whether it is a model's: tensors by name, perhaps beside what modules gave in `get_extra_state`."""
+    """Check for a model's state dict: tensors by name, and possibly results of `get_extra_state`."""
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         return False
     tensors = [item for key, item in value.items() if not is_extra_state(key)]

@@ -1,4 +1,4 @@
-"""A checkpoint as torch's users have it: its entries, or the value of the file that it was imported from."""
+"""A checkpoint as values for torch: its entries, or the value of the file it was imported from."""
 
 import argparse
 import re
@@ -17,22 +17,22 @@ from workers.checkpoint.format.optimizer_tree import as_torch, read_optimizer
 from workers.checkpoint.lazy_reader import OpenCheckpoint
 
 SINGLE = ("torch", "dcp")
-"""Formats whose source is one value; beside that of DCP may lie another."""
+"""Formats whose source is a single value; DCP's may have one more file."""
 _NAME = r"[^\x00-\x1f\x7f/.][^\x00-\x1f\x7f/]{0,254}"
 FILE = re.compile(rf"(?:{_NAME}/)?{_NAME}")
-"""What a file of an origin may be called: it becomes a name in the folder that an export writes, or in one below it."""
+"""Pattern of a file name in an origin: a name in the exported folder, or in a folder below it."""
 
 
 class Values:
-    """The values of an open checkpoint; its tensors are mapped from the shards, each once."""
+    """Values of an open checkpoint; its tensors are mapped from the shards, each once."""
 
-    def __init__(self, opened: OpenCheckpoint):
-        self._opened, self._tensors = opened, dict[str, torch.Tensor]()
+    def __init__(self, checkpoint: OpenCheckpoint):
+        self._opened, self._tensors = checkpoint, dict[str, torch.Tensor]()
         self._used: set[str] = set()
-        self.origin = opened.manifest.origin
+        self.origin = checkpoint.manifest.origin
 
     def entries(self) -> dict[str, Any]:
-        """A module as {name: tensor} and its extra states, an optimizer as its state_dict."""
+        """All entries: a module as {name: tensor} with its extra states, an optimizer as its state_dict."""
         return {name: self.entry(name) for name in self._opened.manifest.entries}
 
     def entry(self, name: str) -> Any:
@@ -46,19 +46,19 @@ class Values:
         return decode(entry.tree)
 
     def whole(self) -> Any:
-        """What the file held that was imported; of any other checkpoint its entries."""
+        """Return the value of the imported file; for any other checkpoint its entries."""
         if self.origin is None or self.origin.format not in SINGLE:
             return self.entries()
         names = [name for name in self.origin.files if name != BESIDE or self.origin.format != "dcp"]
         return self.file(*names) if len(names) == 1 else self.entries()
 
     def beside(self) -> Any:
-        """What lay beside the whole in a folder of DCP; None where there was nothing."""
-        there = self.origin is not None and self.origin.format == "dcp" and BESIDE in self.origin.files
-        return self.file(BESIDE) if there else None
+        """Return the content of the extra file in a DCP folder, or None."""
+        has_file = self.origin is not None and self.origin.format == "dcp" and BESIDE in self.origin.files
+        return self.file(BESIDE) if has_file else None
 
     def file(self, name: str) -> Any:
-        """What file `name` of the source held. Raises DamagedCheckpoint where its form in the manifest is malformed."""
+        """Return the content of file `name` of the source. Raises DamagedCheckpoint if its form is malformed."""
         assert self.origin is not None
         self._used.clear()
         try:
@@ -67,19 +67,19 @@ class Values:
             raise DamagedCheckpoint(f"the manifest's form of {name!r:.200} is malformed: {e!r:.200}") from None
 
     def header(self, name: str) -> tuple[str, dict[str, str]]:
-        """Of a safetensors file: the module whose tensors it has, and the texts beside them. Raises the same."""
-        told = self.file(name)
-        entry, texts = (told.get("entry"), told.get("metadata")) if isinstance(told, dict) else (None, None)
-        known = type(entry) is str and entry in self._opened.manifest.entries
-        if not known or type(texts) is not dict or not all(type(text) is str for text in texts.values()):
+        """Return module and metadata of a safetensors file. Raises DamagedCheckpoint."""
+        form = self.file(name)
+        entry, metadata = (form.get("entry"), form.get("metadata")) if isinstance(form, dict) else (None, None)
+        is_module = type(entry) is str and entry in self._opened.manifest.entries
+        if not is_module or type(metadata) is not dict or not all(type(text) is str for text in metadata.values()):
             raise DamagedCheckpoint(f"the manifest's form of {name!r:.200} names no module")
-        return str(entry), texts
+        return str(entry), metadata
 
     def names(self) -> list[str]:
-        """Files of the source. Raises DamagedCheckpoint for a name that is none in a folder."""
+        """List the files of the source. Raises DamagedCheckpoint for an invalid file name."""
         names = list(self.origin.files) if self.origin else []
-        if bad := [name for name in names if not FILE.fullmatch(name)]:
-            raise DamagedCheckpoint(f"the manifest has a form of {bad[0]!r:.200}, which is no name of a file")
+        if invalid := [name for name in names if not FILE.fullmatch(name)]:
+            raise DamagedCheckpoint(f"the manifest has a form of {invalid[0]!r:.200}, which is not a valid file name")
         return names
 
     def _more(self, tag: str, content: Any, depth: int) -> Any:
@@ -92,9 +92,9 @@ class Values:
         return _module_state(*value) if tag == "$module_state" else _rebuilt(tag, value)
 
     def _entry_once(self, name: str) -> Any:
-        """A small form could else ask for a large entry a million times."""
+        """Return an entry, once per file: otherwise a small form could include a large entry a million times."""
         if name in self._used:
-            raise ValueError(f"{name!r:.200} stands in it twice")
+            raise ValueError(f"{name!r:.200} occurs twice in it")
         self._used.add(name)
         return self.entry(name)
 
@@ -109,15 +109,17 @@ class Values:
 
 
 def _module_state(tensors: Any, versions: Any) -> Any:
-    made = OrderedDict(tensors)
+    state_dict = OrderedDict(tensors)
     if versions is not None:
-        kind = OrderedDict if isinstance(versions, OrderedDict) else dict  # torch's own, and what scripts put there
-        made._metadata = _checked(versions, kind)  # type: ignore[attr-defined]
-    return made
+        kind = (
+            OrderedDict if isinstance(versions, OrderedDict) else dict
+        )  # torch uses OrderedDict, scripts may use dict
+        state_dict._metadata = _checked(versions, kind)  # type: ignore[attr-defined]
+    return state_dict
 
 
 def _rebuilt(tag: str, content: Any) -> Any:
-    """The object of a leaf. Raises LookupError, TypeError or ValueError for what is none."""
+    """Build the object of a leaf. Raises LookupError, TypeError or ValueError for an invalid one."""
     if tag == "$namespace":
         return argparse.Namespace(**_checked(content, dict))
     if tag == "$path":
@@ -126,9 +128,9 @@ def _rebuilt(tag: str, content: Any) -> Any:
         return torch.Size(_checked(content, tuple))
     if tag == "$device":
         return torch.device(_checked(content, str))
-    if tag == "$dtype" and isinstance(found := getattr(torch, _checked(content, str), None), torch.dtype):
-        return found
-    raise LookupError(f"{tag} is no leaf of a form")
+    if tag == "$dtype" and isinstance(dtype := getattr(torch, _checked(content, str), None), torch.dtype):
+        return dtype
+    raise LookupError(f"{tag} is not a known leaf")
 
 
 def _checked(content: Any, kind: type) -> Any:

@@ -1,4 +1,4 @@
-"""Checkpoints of ours as others write theirs. Tensors are mapped from the shards, so nothing is read twice or held."""
+"""Export checkpoints to other formats. Tensors are mapped from the shards: nothing is read twice or kept in memory."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ from workers.checkpoint.state.tensor_fill import read_elements
 from workers.errors import CheckpointError
 
 SHARD_BYTES = 5_000_000_000
-"""As Hugging Face's libraries cut their files."""
+"""Maximum shard size, as in Hugging Face's libraries."""
 Progress = Callable[[int, int], None]
 
 
@@ -42,35 +42,37 @@ def export_checkpoint(
     progress: Progress | None = None,
     follow_links: bool = True,
 ) -> dict[str, Any]:
-    """Write checkpoint `source` to `target`, which must not exist: {"path", "format", "tensors", "files", "notes"}.
-    "tensors" counts what was written.
+    """Write checkpoint `source` to `target`, which must not exist, in the format of another tool.
+    Returns {"path", "format", "tensors", "files", "notes"}; "tensors" is the number of tensors written.
 
-    "safetensors": a folder with one module's tensors and an index, as Hugging Face lays them out, or a file where
-    `target` ends in .safetensors; `entry` chooses the module where there are several. "torch": one file for torch.load.
+    "safetensors": a folder with one module's tensors and an index, as Hugging Face lays them out, or a single file if
+    `target` ends in .safetensors; `entry` chooses the module if there are several. "torch": one file for torch.load.
     "dcp": a folder for torch.distributed.checkpoint. "accelerate", "trainer": a folder as save_state or the Trainer
-    writes it. What was imported comes back as it was: keys, their order, types. Every byte is verified first.
+    writes it. An imported checkpoint is exported as it was: keys, their order, types. Every byte is verified first.
     `follow_links`: files of `source` may be links.
     """
-    known = {"safetensors": _safetensors, "torch": _torch, "dcp": _dcp}
-    known |= {name: partial(_folder, format=name) for name in ("accelerate", "trainer")}
-    if format not in known:
+    writers = {"safetensors": _safetensors, "torch": _torch, "dcp": _dcp}
+    writers |= {name: partial(_folder, format=name) for name in ("accelerate", "trainer")}
+    if format not in writers:
         raise UserError(f"format is {format!r}", nearest(format, FORMATS))
-    to = Path(target)
-    if to.exists():
-        raise CheckpointError(f"{to} is already there", "name another place, or delete it first")
-    with open_checkpoint(source, follow_links=follow_links) as opened:
-        opened.prove(opened.all_chunks(), progress)
-        to.parent.mkdir(parents=True, exist_ok=True)
+    target_path = Path(target)
+    if target_path.exists():
+        raise CheckpointError(f"{target_path} already exists", "name another target, or delete it first")
+    with open_checkpoint(source, follow_links=follow_links) as checkpoint:
+        checkpoint.prove(checkpoint.all_chunks(), progress)
+        target_path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            written = known[format](opened, to, entry)
+            written = writers[format](checkpoint, target_path, entry)
         except OSError as e:
-            raise CheckpointError(f"cannot export to {to}: {e.strerror or e}", "free disk space") from e
+            raise CheckpointError(
+                f"cannot export to {target_path}: {e.strerror or e}", "free disk space, then run it again"
+            ) from e
         except BaseException:
-            _remove(to)
+            _remove(target_path)
             raise
-    files = sorted(path.name for path in to.iterdir()) if to.is_dir() else [to.name]
+    files = sorted(path.name for path in target_path.iterdir()) if target_path.is_dir() else [target_path.name]
     return {
-        "path": str(to),
+        "path": str(target_path),
         "format": format,
         "tensors": written.tensors,
         "files": files,
@@ -78,16 +80,16 @@ def export_checkpoint(
     }
 
 
-def _remove(to: Path) -> None:
+def _remove(path: Path) -> None:
     with suppress(OSError):
-        if to.is_dir():
-            shutil.rmtree(to)
+        if path.is_dir():
+            shutil.rmtree(path)
         else:
-            to.unlink()
+            path.unlink()
 
 
-def _module_of(opened: OpenCheckpoint, entry: str) -> str:
-    modules = [name for name, told in opened.manifest.entries.items() if told.kind == "module"]
+def _module_of(checkpoint: OpenCheckpoint, entry: str) -> str:
+    modules = [name for name, entry_info in checkpoint.manifest.entries.items() if entry_info.kind == "module"]
     if entry:
         if entry not in modules:
             raise CheckpointError(f"the checkpoint has no module {entry!r}", nearest(entry, modules))
@@ -99,66 +101,77 @@ def _module_of(opened: OpenCheckpoint, entry: str) -> str:
     return modules[0]
 
 
-def _safetensors(opened: OpenCheckpoint, to: Path, entry: str) -> Written:
-    """A folder; one file where `to` is called like one."""
-    module = _module_of(opened, entry)
-    file, metadata = _safetensors_form(opened, module)
-    single = to.suffix == ".safetensors"
-    if not single:
-        to.mkdir()
-    written = _weights(opened, to.parent if single else to, module, to.name if single else file, metadata, single)
-    others = sorted(set(opened.manifest.entries) - {module})
+def _safetensors(checkpoint: OpenCheckpoint, target: Path, entry: str) -> Written:
+    """Write a folder, or a single file if `target` is named like one."""
+    module = _module_of(checkpoint, entry)
+    file, metadata = _safetensors_form(checkpoint, module)
+    is_single = target.suffix == ".safetensors"
+    if not is_single:
+        target.mkdir()
+    written = _weights(
+        checkpoint,
+        target.parent if is_single else target,
+        module,
+        target.name if is_single else file,
+        metadata,
+        is_single,
+    )
+    others = sorted(set(checkpoint.manifest.entries) - {module})
     return Written(written.tensors, written.notes + ([f"left out: {', '.join(others)}"] if others else []))
 
 
-def _safetensors_form(opened: OpenCheckpoint, module: str) -> tuple[str, dict[str, str]]:
-    """What the file that the module came from was called, and the texts in its header."""
-    values = Values(opened)
+def _safetensors_form(checkpoint: OpenCheckpoint, module: str) -> tuple[str, dict[str, str]]:
+    """Return the name of the file the module was imported from, and the metadata in its header."""
+    values = Values(checkpoint)
     for name in values.names() if values.origin and values.origin.format == "safetensors" else ():
-        entry, texts = values.header(name)
+        entry, metadata = values.header(name)
         if entry == module:
-            return name, texts
+            return name, metadata
     return "model.safetensors", {"format": "pt"}
 
 
 def _weights(
-    opened: OpenCheckpoint, to: Path, module: str, file: str, metadata: dict[str, str], single: bool = False
+    checkpoint: OpenCheckpoint, folder: Path, module: str, file: str, metadata: dict[str, str], single: bool = False
 ) -> Written:
-    """A module's tensors in `to`, as `file` or, unless `single`, as several with an index where they are large."""
-    names = opened.manifest.own(module)
-    stored = {name: opened.manifest.tensors[name].alias_of or name for name in names}
-    left_out = [name for name, own in stored.items() if own != name and not opened.manifest.tensors[name].view]
+    """Write a module's tensors into `folder`, as `file` or, unless `single`, as several with an index."""
+    names = checkpoint.manifest.own(module)
+    stored = {name: checkpoint.manifest.tensors[name].alias_of or name for name in names}
+    left_out = [
+        name
+        for name, stored_name in stored.items()
+        if stored_name != name and not checkpoint.manifest.tensors[name].view
+    ]
     keys = {name.removeprefix(f"{module}/"): name for name in names if name not in left_out}
-    states = _extra_states(opened, module)
+    states = _extra_states(checkpoint, module)
     keys |= {key: str(value) for key, value in states.items() if isinstance(value, _TensorName)}
-    plain = sorted(set(states) - set(keys))
-    pieces = (_piece(opened, key, name) for key, name in keys.items())
+    not_tensors = sorted(set(states) - set(keys))
+    pieces = (_piece(checkpoint, key, name) for key, name in keys.items())
     layouts = lay_out(pieces, sys.maxsize if single else SHARD_BYTES, metadata=metadata)
     count = len(layouts)
     renamed = [_renamed(layout, file, i, count) for i, layout in enumerate(layouts, start=1)]
     files = Files()
-    write_shards(files, to, renamed)
+    write_shards(files, folder, renamed)
     if count > 1:
         index = {piece.key: layout.file for layout in renamed for piece in layout.pieces}
         total = sum(piece.bytes for layout in renamed for piece in layout.pieces)
-        told = {"metadata": {"total_size": total}, "weight_map": index}
-        write_file(files, to / f"{file}.index.json", json.dumps(told, indent=2).encode())
-    files.sync_folder(to)
+        index_file = {"metadata": {"total_size": total}, "weight_map": index}
+        write_file(files, folder / f"{file}.index.json", json.dumps(index_file, indent=2).encode())
+    files.sync_folder(folder)
     ties = [f"{name} is tied to {stored[name]} and not written twice" for name in left_out]
-    ties += [f"left out: {first_names(plain)}: safetensors holds tensors only"] if plain else []
+    ties += [f"left out: {first_names(not_tensors)}: safetensors stores only tensors"] if not_tensors else []
     return Written(sum(len(layout.pieces) for layout in renamed), ties)
 
 
 class _TensorName(str):
-    """Stands for a tensor among plain values."""
+    """Name of a tensor, to be distinguished from plain values."""
 
 
-def _extra_states(opened: OpenCheckpoint, module: str) -> dict[str, Any]:
+def _extra_states(checkpoint: OpenCheckpoint, module: str) -> dict[str, Any]:
     def leaf(name: str, tag: str) -> Any:
-        opened.entry(name)  # one that is not there is damage
+        checkpoint.entry(name)  # raises if the tensor does not exist
         return _TensorName(name) if tag == "$tensor" else name
 
-    return extra_states(opened.manifest.entries[module], partial(tree.decode, leaf=leaf))
+    return extra_states(checkpoint.manifest.entries[module], partial(tree.decode, leaf=leaf))
 
 
 def _renamed(layout: Layout, file: str, number: int, count: int) -> Layout:
@@ -166,67 +179,67 @@ def _renamed(layout: Layout, file: str, number: int, count: int) -> Layout:
     return replace(layout, file=file if count == 1 else f"{stem}-{number:05d}-of-{count:05d}.safetensors")
 
 
-def _piece(opened: OpenCheckpoint, key: str, name: str) -> TensorPiece:
-    entry = opened.entry(name)
+def _piece(checkpoint: OpenCheckpoint, key: str, name: str) -> TensorPiece:
+    entry = checkpoint.entry(name)
     dtype, count = DTYPES[entry.dtype], 1
     for n in entry.shape:
         count *= n
     size_bytes = count * dtype.bytes
     shape = entry.shape if dtype.safetensors else (size_bytes,)
     return TensorPiece(
-        key, dtype.code, shape, size_bytes, dtype.bytes, partial(_read, opened, opened.manifest.resolve(name))
+        key, dtype.code, shape, size_bytes, dtype.bytes, partial(_read, checkpoint, checkpoint.manifest.resolve(name))
     )
 
 
-def _read(opened: OpenCheckpoint, name: str, start: int, stop: int, out: memoryview) -> None:
-    size = bits.torch_dtype(opened.entry(name).dtype).itemsize
-    out[:] = bits.byte_view(bits.movable(read_elements(opened, name, start // size, stop // size)))
+def _read(checkpoint: OpenCheckpoint, name: str, start: int, stop: int, out: memoryview) -> None:
+    size = bits.torch_dtype(checkpoint.entry(name).dtype).itemsize
+    out[:] = bits.byte_view(bits.movable(read_elements(checkpoint, name, start // size, stop // size)))
 
 
-def _torch(opened: OpenCheckpoint, to: Path, entry: str) -> Written:
-    values = Values(opened)
-    return Written(saved(values.entry(_module_of(opened, entry)) if entry else _joined(values), to), [])
+def _torch(checkpoint: OpenCheckpoint, target: Path, entry: str) -> Written:
+    values = Values(checkpoint)
+    return Written(saved(values.entry(_module_of(checkpoint, entry)) if entry else _joined(values), target), [])
 
 
 def _joined(values: Values) -> Any:
-    """The whole as one value, with what a folder of DCP had beside it."""
-    whole, beside = values.whole(), values.beside()
-    return whole | beside if isinstance(whole, dict) and isinstance(beside, dict) else whole
+    """Return everything as one value, with the content of a DCP folder's extra file."""
+    full_value, extra_file = values.whole(), values.beside()
+    return full_value | extra_file if isinstance(full_value, dict) and isinstance(extra_file, dict) else full_value
 
 
-def _dcp(opened: OpenCheckpoint, to: Path, entry: str) -> Written:
-    values = Values(opened)
-    whole = {entry: values.entry(entry)} if entry else values.whole()
-    count = _saved_by_dcp(whole if isinstance(whole, dict) else values.entries(), to)
-    if not entry and (beside := values.beside()) is not None:
-        count += saved(beside, to / BESIDE)
+def _dcp(checkpoint: OpenCheckpoint, target: Path, entry: str) -> Written:
+    values = Values(checkpoint)
+    full_value = {entry: values.entry(entry)} if entry else values.whole()
+    count = _saved_by_dcp(full_value if isinstance(full_value, dict) else values.entries(), target)
+    if not entry and (extra_file := values.beside()) is not None:
+        count += saved(extra_file, target / BESIDE)
     return Written(count, [])
 
 
-def _saved_by_dcp(value: dict[str, Any], to: Path) -> int:
+def _saved_by_dcp(value: dict[str, Any], folder: Path) -> int:
     from torch.distributed.checkpoint import state_dict_saver
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that it is done in one process is meant
-        metadata: Any = state_dict_saver.save(value, checkpoint_id=to, no_dist=True)
+        warnings.simplefilter("ignore", UserWarning)  # torch warns that it runs in one process, as intended
+        metadata: Any = state_dict_saver.save(value, checkpoint_id=folder, no_dist=True)
     return sum(isinstance(m, TensorStorageMetadata) for m in metadata.state_dict_metadata.values())
 
 
-def _folder(opened: OpenCheckpoint, to: Path, entry: str, *, format: str) -> Written:  # noqa: A002
-    """A folder of a training library: the one that was imported, or one made of what the checkpoint has."""
-    origin = opened.manifest.origin
-    to.mkdir()
+def _folder(checkpoint: OpenCheckpoint, target: Path, entry: str, *, format: str) -> Written:  # noqa: A002
+    """Write a folder of a training library: the imported one, or a new one from the checkpoint's entries."""
+    origin = checkpoint.manifest.origin
+    target.mkdir()
     if origin is None or origin.format != format or entry:
-        return made_folder(opened, to, _module_of(opened, entry), format, partial(_weights, opened))
-    values, count = Values(opened), 0
+        return made_folder(checkpoint, target, _module_of(checkpoint, entry), format, partial(_weights, checkpoint))
+    values, count = Values(checkpoint), 0
     notes: list[str] = []
     for name in values.names():
-        path = to / name
+        path = target / name
         path.parent.mkdir(exist_ok=True)
         if path.suffix == ".safetensors":
-            module, texts = values.header(name)
-            written = _weights(opened, path.parent, _module_of(opened, module), path.name, texts)
+            module, metadata = values.header(name)
+            written = _weights(checkpoint, path.parent, _module_of(checkpoint, module), path.name, metadata)
             count, notes = count + written.tensors, notes + written.notes
         else:
             count += _write_value(values.file(name), path)
@@ -234,15 +247,15 @@ def _folder(opened: OpenCheckpoint, to: Path, entry: str, *, format: str) -> Wri
 
 
 def _write_value(value: Any, path: Path) -> int:
-    """As JSON, as a folder of DCP where the name has no suffix, else by torch.save: the number of tensors in it."""
+    """Write JSON, a DCP folder (no suffix), or a torch.save file; return the number of tensors."""
     if path.suffix == ".json":
         try:
             path.write_text(json.dumps(value, indent=2) + "\n")
         except TypeError as e:
-            raise DamagedCheckpoint(f"the manifest's form of {path.name} is no JSON: {e!s:.200}") from None
+            raise DamagedCheckpoint(f"the manifest's form of {path.name} is not JSON: {e!s:.200}") from None
         return 0
     if path.suffix:
         return saved(value, path)
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise DamagedCheckpoint(f"the manifest's form of {path.name} is no state dict")
+        raise DamagedCheckpoint(f"the manifest's form of {path.name} is not a state dict")
     return _saved_by_dcp(value, path)

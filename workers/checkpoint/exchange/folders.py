@@ -1,6 +1,6 @@
-"""Folders that a training library saves: Accelerate's `save_state` and the Trainer's `checkpoint-500`.
+"""Read folders that Accelerate (`save_state`) and the Trainer (`checkpoint-500`) save.
 
-Each file of such a folder is a part that is taken, or is named with the reason why it is left out:
+Each file of such a folder is imported, or named with the reason why it is left out:
 
     weights         model.safetensors, pytorch_model.bin, adapter_model.…, one file or several with an index
     sharded (FSDP)  pytorch_model_fsdp_0/, optimizer_0/: folders of torch.distributed.checkpoint
@@ -35,18 +35,18 @@ LARGEST_JSON_BYTES = 64 << 20
 PICKLED = (".bin", ".pt", ".pth", ".pkl")
 VALUES = (TRAINER_STATE, "config.json", "generation_config.json", "adapter_config.json")
 OBJECTS = {
-    "training_args.bin": "a pickled object; the script makes its arguments again",
-    "sampler": "a pickled object; the order of the data begins anew",
+    "training_args.bin": "a pickled object; the script creates its arguments again",
+    "sampler": "a pickled object; the order of the data starts from the beginning",
 }
-"""By name, or name without suffix and number: what no program but its own can read."""
-NO_STATE = "it holds no state of the training"
+"""Files that only their own program can read, by name, or by name without suffix and number."""
+NO_STATE = "it has no training state"
 _MODEL = re.compile(r"(?:(?:adapter_|pytorch_)?model|pytorch_model_fsdp)(_\d+)?\.(?:safetensors|bin)")
 _SHARDED = re.compile(r"(?:pytorch_model_fsdp|optimizer)_\d+")
 _UNFINISHED = ("optimizer.pt", "scheduler.pt", "rng_state*.pth")
-"""What the Trainer writes between `training_args.bin` and `trainer_state.json`."""
+"""Files that the Trainer writes between `training_args.bin` and `trainer_state.json`."""
 _NUMBERED = re.compile(r"((?:checkpoint|ckpt|step|global_step|iter|iteration|epoch)[-_]?)(\d{1,18})")
 _COUNTED = re.compile(r"checkpoint_\d+")
-"""As Accelerate names its saves itself (ProjectConfiguration): 0, 1, 2, whatever the step."""
+"""Names that Accelerate itself gives its saves (ProjectConfiguration): 0, 1, 2, whatever the step."""
 _EXPECTED = {
     "trainer": {
         "weights": r"(adapter_|pytorch_)?model[._-]",
@@ -57,11 +57,11 @@ _EXPECTED = {
     },
     "accelerate": {"optimizer": r"optimizer[._]", "random states": r"random_states_"},
 }
-"""Parts that a folder may be without: the import says so."""
+"""Parts that a folder may lack: the import notes which are missing."""
 
 
 def folder_format(source: Path) -> str:
-    """ "trainer", "accelerate" or ""."""
+    """Return "trainer", "accelerate" or ""."""
     if os.path.lexists(source / TRAINER_STATE) or _is_unfinished(source):
         return "trainer"
     if any(os.path.lexists(source / name) for name in ("optimizer.bin", RANDOM_STATES)):
@@ -71,159 +71,162 @@ def folder_format(source: Path) -> str:
 
 
 def _is_unfinished(source: Path) -> bool:
-    """Whether the Trainer was stopped before it wrote `trainer_state.json`, or somebody removed that."""
-    named = re.fullmatch(r"checkpoint-\d+", source.name) is not None
-    return (source / "training_args.bin").exists() and (named or any(any(source.glob(name)) for name in _UNFINISHED))
+    """Check for a Trainer's folder without `trainer_state.json`: it was stopped, or the file removed."""
+    has_step_name = re.fullmatch(r"checkpoint-\d+", source.name) is not None
+    return (source / "training_args.bin").exists() and (
+        has_step_name or any(any(source.glob(name)) for name in _UNFINISHED)
+    )
 
 
 def numbered_folders(source: Path) -> list[Path]:
-    """Folders below it that are called like saves (checkpoint-500, checkpoint_3, step_500), the newest last; none where
-    there are several kinds, whose numbers cannot be compared."""
+    """List subfolders named like saves (checkpoint-500, checkpoint_3, step_500), the newest last.
+    The list is empty if there are several kinds of names, whose numbers cannot be compared.
+    """
     names = {path: match for path in source.iterdir() if (match := _NUMBERED.fullmatch(path.name))}
     saves = [path for path in names if path.is_dir() and not path.is_symlink()]
-    one_kind = len({names[path][1] for path in saves}) == 1
-    return sorted(saves, key=lambda path: int(names[path][2])) if one_kind else []
+    is_one_kind = len({names[path][1] for path in saves}) == 1
+    return sorted(saves, key=lambda path: int(names[path][2])) if is_one_kind else []
 
 
 def read_folder(source: Path, format: str) -> tuple[ImportedState, PickleDecoder]:  # noqa: A002
-    found, plain = ImportedState(), PickleDecoder()
-    taken = _take_weights(found, source, plain)
+    state, plain = ImportedState(), PickleDecoder()
+    weight_files = _take_weights(state, source, plain)
     names = {path.name for path in source.iterdir()}
     if format == "accelerate":
-        _check_whole(source, names, bool(taken))
+        _check_whole(source, names, bool(weight_files))
     values: dict[str, Any] = {}
-    for name in sorted(names - taken):
+    for name in sorted(names - weight_files):
         if name.startswith("."):
             continue
-        if (value := _take_part(found, source / name, plain)) is not None:
+        if (value := _take_part(state, source / name, plain)) is not None:
             values[name] = value
-    absent = [part for part, form in _EXPECTED[format].items() if not any(re.match(form, name) for name in names)]
-    found.notes += [f"the folder has no {part}" for part in absent]
-    _find_step(found, source, values)
-    return found, plain
+    missing = [part for part, form in _EXPECTED[format].items() if not any(re.match(form, name) for name in names)]
+    state.notes += [f"the folder has no {part}" for part in missing]
+    _find_step(state, source, values)
+    return state, plain
 
 
 def _check_whole(source: Path, names: set[str], has_model: bool) -> None:
     optimizer = any(name == "optimizer.bin" or re.fullmatch(r"optimizer_\d+", name) for name in names)
-    has = {"optimizer.bin": optimizer, RANDOM_STATES: RANDOM_STATES in names}
-    has["the model"] = has_model or any(name.startswith("pytorch_model_fsdp_") for name in names)
-    if missing := [name for name, there in has.items() if not there]:
+    parts = {"optimizer.bin": optimizer, RANDOM_STATES: RANDOM_STATES in names}
+    parts["the model"] = has_model or any(name.startswith("pytorch_model_fsdp_") for name in names)
+    if missing := [name for name, exists in parts.items() if not exists]:
         raise CheckpointError(
-            f"{source} is half a state: {', '.join(missing)} is missing",
+            f"{source} is incomplete: {', '.join(missing)} is missing",
             "import the model's file alone, or copy the folder again from its source",
         )
 
 
-def _take_weights(found: ImportedState, source: Path, plain: PickleDecoder) -> set[str]:
-    """The names of the files that hold models. Of several formats of one model the first is taken."""
-    return _take_own_weights(found, source, plain) | _take_models_below(found, source)
+def _take_weights(state: ImportedState, source: Path, plain: PickleDecoder) -> set[str]:
+    """Import weights and return the names of their files. Of several formats of one model the first is used."""
+    return _take_own_weights(state, source, plain) | _take_models_below(state, source)
 
 
-def _take_own_weights(found: ImportedState, source: Path, plain: PickleDecoder) -> set[str]:
+def _take_own_weights(state: ImportedState, source: Path, plain: PickleDecoder) -> set[str]:
     if [*source.glob(SAFETENSORS_INDEX)]:
-        return set(take_safetensors(found, source))
+        return set(take_safetensors(state, source))
     if index := next(iter(source.glob(TORCH_INDEX)), None):
-        return set(take_torch(found, index, plain))
-    taken: dict[str, str] = {}
+        return set(take_torch(state, index, plain))
+    entries_by_file: dict[str, str] = {}
     for path in sorted(source.iterdir(), key=lambda path: (path.suffix != ".safetensors", path.name)):
         if not (match := _MODEL.fullmatch(path.name)):
             continue
         entry = f"model{match[1] or ''}"
-        if entry in taken.values():
-            found.left_out[path.name] = "another copy of the same model"
+        if entry in entries_by_file.values():
+            state.left_out[path.name] = "another copy of the same model"
         elif path.suffix == ".safetensors":
-            take_safetensors(found, path, entry)
+            take_safetensors(state, path, entry)
         else:
-            take_torch(found, path, plain, entry)
-        taken[path.name] = entry
-    if taken or not (others := sorted(source.glob("*.safetensors"))):
-        return set(taken)
-    return set(take_safetensors(found, source if len(others) > 1 else others[0]))
+            take_torch(state, path, plain, entry)
+        entries_by_file[path.name] = entry
+    if entries_by_file or not (others := sorted(source.glob("*.safetensors"))):
+        return set(entries_by_file)
+    return set(take_safetensors(state, source if len(others) > 1 else others[0]))
 
 
-def _take_models_below(found: ImportedState, source: Path) -> set[str]:
-    """Models in folders of their own, as diffusers and several adapters of PEFT have them: the folders' names."""
-    taken: set[str] = set()
+def _take_models_below(state: ImportedState, source: Path) -> set[str]:
+    """Import models in subfolders, as diffusers and PEFT with several adapters write them. Return folder names."""
+    names: set[str] = set()
     for folder in sorted(path.parent for path in source.glob("*/*.safetensors")):
-        skipped = folder.name in taken or folder.name.startswith(".") or _NUMBERED.fullmatch(folder.name)
+        skipped = folder.name in names or folder.name.startswith(".") or _NUMBERED.fullmatch(folder.name)
         if skipped or _is_guarded(folder):
             continue
-        taken.add(folder.name)
-        there, entry = f"{folder.name}/", found.name_free(folder.name)
-        files = {*take_safetensors(found, folder, entry, there)}
+        names.add(folder.name)
+        prefix, entry = f"{folder.name}/", state.name_free(folder.name)
+        files = {*take_safetensors(state, folder, entry, prefix)}
         for path in sorted(path for path in folder.iterdir() if path.name not in files):
             if path.name in VALUES:
                 value = _read_values(path)
-                found.file(f"{there}{path.name}", value)
-                found.plain(found.name_free(f"{folder.name}_{path.stem}"), value)
+                state.file(f"{prefix}{path.name}", value)
+                state.plain(state.name_free(f"{folder.name}_{path.stem}"), value)
             else:
-                found.left_out[f"{there}{path.name}"] = NO_STATE
-    return taken
+                state.left_out[f"{prefix}{path.name}"] = NO_STATE
+    return names
 
 
 def _is_guarded(folder: Path) -> bool:
-    """Whether it is a link that a job or an archive may have left behind: it could lead anywhere."""
+    """Check for a link that a job or an archive may have left behind: it could lead anywhere."""
     return folder.is_symlink() and not are_followed()
 
 
-def _take_part(found: ImportedState, path: Path, plain: PickleDecoder) -> Any:
-    """The value of a file that is taken, else None and its reason in `found.left_out`."""
+def _take_part(state: ImportedState, path: Path, plain: PickleDecoder) -> Any:
+    """Return the value of a file that is imported, else None, with the reason in `state.left_out`."""
     stem = re.sub(r"_\d+$", "", path.stem)
     if path.is_dir():
         if _is_guarded(path):
-            found.left_out[path.name] = "a link to a folder"
+            state.left_out[path.name] = "a link to a folder"
             return None
         if (path / ".metadata").is_file():
-            found.ordered = False
+            state.ordered = False
             value = read_dcp(path, plain)
-            found.file(path.name, value)
-            take(found, value)
+            state.file(path.name, value)
+            take(state, value)
             return value
-        other = "another save" if _NUMBERED.fullmatch(path.name) else "a folder of no known form"
-        found.left_out[path.name] = PARTITIONS if has_partitions(path) else other
-    elif why := OBJECTS.get(path.name) or OBJECTS.get(stem):
-        found.left_out[path.name] = why
+        description = "another save" if _NUMBERED.fullmatch(path.name) else "a folder of unknown content"
+        state.left_out[path.name] = PARTITIONS if has_partitions(path) else description
+    elif reason := OBJECTS.get(path.name) or OBJECTS.get(stem):
+        state.left_out[path.name] = reason
     elif path.suffix in PICKLED:
         value = read_value(path, plain)
-        found.file(path.name, value)
-        if not take_optimizers(found, path.stem, value):
-            found.plain(found.name_free(path.stem), value)
+        state.file(path.name, value)
+        if not take_optimizers(state, path.stem, value):
+            state.plain(state.name_free(path.stem), value)
         return value
     elif path.name in VALUES:
         value = _read_values(path)
-        found.file(path.name, value)
-        found.plain(found.name_free(path.stem), value)
+        state.file(path.name, value)
+        state.plain(state.name_free(path.stem), value)
         return value
     else:
-        found.left_out[path.name] = NO_STATE
+        state.left_out[path.name] = NO_STATE
     return None
 
 
 def _read_values(path: Path) -> Any:
-    """JSON as Python's own writer writes it: with NaN, where a loss was none."""
-    os.close(open_regular(path))  # which says what is wrong with it, if anything is
+    """Read JSON as Python's own writer writes it: with NaN, where a loss was not a number."""
+    os.close(open_regular(path))  # raises with the reason if it is not a readable file
     data = read_bytes(real(path), LARGEST_JSON_BYTES)
     if depth(data) >= DEEPEST:
         raise CheckpointError(
-            f"{path} is nested deeper than {DEEPEST}", "check that the file really is in the format you named"
+            f"{path} is nested deeper than {DEEPEST}", "check that the file is in the format you named"
         )
     return json.loads(data)
 
 
-def _find_step(found: ImportedState, source: Path, values: dict[str, Any]) -> None:
-    """The Trainer's; of Accelerate what the script registered, the folder's name, or its count of batches."""
-    if told := step_in(values.pop(TRAINER_STATE, None)):
-        found.step = told[0]
+def _find_step(state: ImportedState, source: Path, values: dict[str, Any]) -> None:
+    """Set the step: the Trainer's; else the script's own, the folder's number, or a count of batches."""
+    if step := step_in(values.pop(TRAINER_STATE, None)):
+        state.step = step[0]
         return
-    own = [(name, told) for name, value in values.items() if "custom" in name and (told := step_in(value))]
-    counted = step_in(values.get(RANDOM_STATES))
-    if own:
-        (name, (found.step, key)), *_ = own
-        found.notes.append(f"step {found.step} is {key} of {name}")
+    candidates = [(name, step) for name, value in values.items() if "custom" in name and (step := step_in(value))]
+    batches = step_in(values.get(RANDOM_STATES))
+    if candidates:
+        (name, (state.step, key)), *_ = candidates
+        state.notes.append(f"step {state.step} is {key} of {name}")
     elif (number := step_in_name(source.name)) is not None:
-        found.step = number
-        counted_saves = ", where Accelerate puts the number of the save" if _COUNTED.fullmatch(source.name) else ""
-        found.notes.append(f"step {number} is from the folder's name {source.name}{counted_saves}")
-    elif counted and counted[0]:
-        found.step = counted[0]
-        found.notes.append(f"step {found.step} is from {RANDOM_STATES}, which counts the batches of an epoch")
+        state.step = number
+        counted_saves = ", in which Accelerate writes the number of the save" if _COUNTED.fullmatch(source.name) else ""
+        state.notes.append(f"step {number} is from the folder's name {source.name}{counted_saves}")
+    elif batches and batches[0]:
+        state.step = batches[0]
+        state.notes.append(f"step {state.step} is from {RANDOM_STATES}, which counts the batches of an epoch")

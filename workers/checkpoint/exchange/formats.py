@@ -1,4 +1,4 @@
-"""The formats of others, each told apart by what lies there and read into a Found."""
+"""Formats that can be imported: detect each by its files, and read it into an ImportedState."""
 
 import os
 from collections.abc import Callable, Collection
@@ -29,7 +29,7 @@ SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
 
 
 def format_of(source: Path) -> str:
-    """By what is there. Raises NotFound, CheckpointError."""
+    """Detect the format. Raises NotFound, CheckpointError."""
     if not source.exists():
         raise NotFound(f"there is nothing at {source}", "name a file or a folder")
     if source.is_dir():
@@ -42,7 +42,7 @@ def format_of(source: Path) -> str:
         head = file.read(16)
     if head[:2] == b"PK" or is_legacy(head) or source.suffix in SUFFIXES:
         return "torch"
-    raise CheckpointError(f"{source} is of no known format", f"known: {', '.join(FORMATS)}")
+    raise CheckpointError(f"{source} has an unknown format", f"choose from {', '.join(FORMATS)}")
 
 
 def _format_of_folder(source: Path) -> str:
@@ -50,132 +50,136 @@ def _format_of_folder(source: Path) -> str:
     weights = "safetensors" if files_of(source) else weights
     if not weights:
         refuse_parts(source)
-    if known := folder_format(source) or weights:
-        return known
+    if format_name := folder_format(source) or weights:
+        return format_name
     if saves := numbered_folders(source):
-        raise CheckpointError(f"{source} holds {len(saves)} saves", f"name one of them, such as {saves[-1]}")
-    there = first_names(sorted(path.name for path in source.iterdir())) or "it is empty"
-    raise CheckpointError(f"{source} has nothing that can be imported: {there}", f"known: {', '.join(FORMATS)}")
+        raise CheckpointError(f"{source} contains {len(saves)} saves", f"name one of them, such as {saves[-1]}")
+    contents = first_names(sorted(path.name for path in source.iterdir())) or "it is empty"
+    raise CheckpointError(
+        f"{source} has nothing that can be imported: {contents}", f"known formats: {', '.join(FORMATS)}"
+    )
 
 
 def read(source: Path, format: str, drop: bool) -> ImportedState:  # noqa: A002
-    """Everything in `source`. Objects that are no plain values are refused, or with `drop` left out and noted."""
-    known: dict[str, Callable[[Path], tuple[ImportedState, PickleDecoder]]] = {
+    """Read everything in `source`. Objects other than plain values are refused or, with `drop`, left out and noted."""
+    readers: dict[str, Callable[[Path], tuple[ImportedState, PickleDecoder]]] = {
         "safetensors": _safetensors, "torch": _torch, "dcp": _dcp,
         "accelerate": partial(read_folder, format="accelerate"), "trainer": partial(read_folder, format="trainer"),
     }  # fmt: skip
-    if format not in known:
+    if format not in readers:
         raise UserError(f"format is {format!r}", nearest(format, FORMATS))
     try:
-        found = _sound(source, *known[format](source), drop)
-        found.origin = Origin(format, found.forms())
-        return found
+        state = _sound(source, *readers[format](source), drop)
+        state.origin = Origin(format, state.forms())
+        return state
     except PolyfleetError:
         raise
     except (MemoryError, RecursionError) as e:
-        said = (
-            "needs much more memory than files of its size do" if isinstance(e, MemoryError) else "is nested too deep"
+        problem = (
+            "needs more memory than a file of its size should" if isinstance(e, MemoryError) else "is nested too deeply"
         )
-        raise CheckpointError(f"{source} {said}", "check that the file really is in the format you named") from None
-    except Exception as e:  # a stranger's file may be wrong in any way
+        raise CheckpointError(f"{source} {problem}", "check that the file is in the format you named") from None
+    except Exception as e:  # an untrusted file may cause any error
         raise CheckpointError(
-            f"{source} cannot be understood: {type(e).__name__}: {e!s:.200}",
+            f"{source} cannot be read: {type(e).__name__}: {e!s:.200}",
             "check that the file is complete, then run it again",
         ) from e
 
 
-def _sound(source: Path, found: ImportedState, plain: PickleDecoder, drop: bool) -> ImportedState:
-    """`found`, with its optimizers and ties, once nothing in it is refused."""
+def _sound(source: Path, state: ImportedState, plain: PickleDecoder, drop: bool) -> ImportedState:
+    """Add optimizers and ties to `state`, after checking that nothing in it is refused."""
     if plain.refused and not drop:
-        where, what = next(iter(plain.refused.items()))
+        location, description = next(iter(plain.refused.items()))
         raise CheckpointError(
-            f"{source} holds {len(plain.refused)} Python objects that cannot be imported; {where} is a {what}",
+            f"{source} has {len(plain.refused)} Python objects that cannot be imported; {location} is a {description}",
             "pass --drop to leave them out; tensors and numbers are kept",
         )
-    found.notes += [f"dropped {where}: a {what}" for where, what in plain.refused.items()]
-    found.notes += [f"left out {name}: {why}" for name, why in found.left_out.items()]
-    found.left_out |= {where: f"a {what}" for where, what in plain.refused.items()}
+    state.notes += [f"dropped {location}: a {description}" for location, description in plain.refused.items()]
+    state.notes += [f"left out {name}: {reason}" for name, reason in state.left_out.items()]
+    state.left_out |= {location: f"a {description}" for location, description in plain.refused.items()}
     if plain.with_grad:
-        found.notes.append(
-            f"requires_grad of {plain.with_grad} tensors is not kept: the model they are loaded into has it"
+        state.notes.append(
+            f"requires_grad of {plain.with_grad} tensors is not stored: the model they are loaded into sets it"
         )
-    found.tie()
-    add_optimizers(found)
-    found.tie()  # what optimizers hold, too
-    found.note_shared()
-    _judge_unfit(source, found, drop)
-    if not found.entries:
+    state.tie()
+    add_optimizers(state)
+    state.tie()  # also tensors in optimizers
+    state.note_shared()
+    _judge_unfit(source, state, drop)
+    if not state.entries:
         raise CheckpointError(f"{source} contains no tensors and no values", "check that it is the right file")
-    return found
+    return state
 
 
-def _judge_unfit(source: Path, found: ImportedState, drop: bool) -> None:
-    """Raises CheckpointError for what looks like the state of an optimizer and cannot be one, unless it is dropped."""
-    for entry, why in found.unfit.items():
+def _judge_unfit(source: Path, state: ImportedState, drop: bool) -> None:
+    """Raise CheckpointError for invalid optimizer state, unless `drop` allows to leave it out."""
+    for entry, reason in state.unfit.items():
         if not drop:
             raise CheckpointError(
-                f"{source}: {entry} looks like the state of an optimizer, but it {why}",
+                f"{source}: {entry} looks like the state of an optimizer, but it {reason}",
                 "pass --drop to leave it out; the rest is kept",
             )
-        found.notes.append(f"dropped {entry}, the state of an optimizer that {why}")
-        found.left_out[entry] = f"the state of an optimizer that {why}"
+        state.notes.append(f"dropped {entry}, the state of an optimizer that {reason}")
+        state.left_out[entry] = f"the state of an optimizer that {reason}"
 
 
 def _safetensors(source: Path) -> tuple[ImportedState, PickleDecoder]:
-    found = ImportedState()
-    taken = take_safetensors(found, source)
+    state = ImportedState()
+    imported = take_safetensors(state, source)
     if source.is_dir():
-        _leave_out(found, source, taken)
-    return found, PickleDecoder()
+        _leave_out(state, source, imported)
+    return state, PickleDecoder()
 
 
 def _torch(source: Path) -> tuple[ImportedState, PickleDecoder]:
-    found, plain = ImportedState(), PickleDecoder()
+    state, plain = ImportedState(), PickleDecoder()
     if source.is_dir():
-        _leave_out(found, source, take_torch(found, _torch_weights(source), plain))
-        return found, plain
+        _leave_out(state, source, take_torch(state, _torch_weights(source), plain))
+        return state, plain
     value = read_value(source, plain)
-    found.file(source.name, value)
-    take(found, value)
-    _find_step(found, source, value)
-    return found, plain
+    state.file(source.name, value)
+    take(state, value)
+    _find_step(state, source, value)
+    return state, plain
 
 
 def _torch_weights(source: Path) -> Path:
-    """The index of several files of weights, or the one there is."""
+    """Return the index of several weight files, or the single weight file."""
     for pattern in TORCH_WEIGHTS:
-        if there := sorted(source.glob(pattern)):
-            return there[0]
-    raise CheckpointError(f"{source} holds no weights of torch.save", "name the file to import")
+        if matches := sorted(source.glob(pattern)):
+            return matches[0]
+    raise CheckpointError(f"{source} has no weights written by torch.save", "name the file to import")
 
 
 def _dcp(source: Path) -> tuple[ImportedState, PickleDecoder]:
-    found, plain = ImportedState(ordered=False), PickleDecoder()
+    state, plain = ImportedState(ordered=False), PickleDecoder()
     value = read_dcp(source, plain)
-    found.file(source.name, value)
-    take(found, value)
-    beside = None
+    state.file(source.name, value)
+    take(state, value)
+    extra_value = None
     if (source / BESIDE).is_file():
-        beside = read_value(source / BESIDE, plain)
-        found.file(BESIDE, beside)
-        take(found, beside)
-    _find_step(found, source, value, beside)
-    taken = [path.name for path in (*source.glob("*.distcp"), source / BESIDE)]
-    _leave_out(found, source, taken, "the checkpoint")
-    return found, plain
+        extra_value = read_value(source / BESIDE, plain)
+        state.file(BESIDE, extra_value)
+        take(state, extra_value)
+    _find_step(state, source, value, extra_value)
+    imported = [path.name for path in (*source.glob("*.distcp"), source / BESIDE)]
+    _leave_out(state, source, imported, "the checkpoint")
+    return state, plain
 
 
-def _find_step(found: ImportedState, source: Path, *values: Any) -> None:
-    if told := next(filter(None, map(step_in, values)), None):
-        found.step, key = told
+def _find_step(state: ImportedState, source: Path, *values: Any) -> None:
+    if step := next(filter(None, map(step_in, values)), None):
+        state.step, key = step
         if key.rpartition(".")[2] in EPOCHS:
-            found.notes.append(f"step {found.step} is {key} of {source.name}, which tells no step")
+            state.notes.append(f"step {state.step} is {key} of {source.name}, which has no step")
     elif (number := step_in_name(source.name)) is not None:
-        found.step = number
-        found.notes.append(f"step {number} is from the name {source.name}: no value in it tells a step")
+        state.step = number
+        state.notes.append(f"step {number} is from the name {source.name}: the file has no step")
 
 
-def _leave_out(found: ImportedState, source: Path, taken: Collection[str], whole: str = "the model") -> None:
-    """Name what lies in the folder beside what was taken."""
-    names = sorted(path.name for path in source.iterdir() if not path.name.startswith(".") and path.name not in taken)
-    found.left_out |= dict.fromkeys(names, f"it is no part of {whole}")
+def _leave_out(state: ImportedState, source: Path, imported: Collection[str], description: str = "the model") -> None:
+    """List the files in the folder that were not imported."""
+    names = sorted(
+        path.name for path in source.iterdir() if not path.name.startswith(".") and path.name not in imported
+    )
+    state.left_out |= dict.fromkeys(names, f"it is not part of {description}")

@@ -1,4 +1,4 @@
-"""What an importer found, whatever it came from: entries whose tensors still lie in files of others."""
+"""State read from another format: entries whose tensors are still in the source files."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -27,18 +27,21 @@ from workers.checkpoint.format.optimizer_tree import Key
 from workers.errors import CheckpointError
 
 MOST_ENTRIES = 10_000
-"""Models, optimizers and other values that one source holds side by side."""
+"""Maximum number of entries of one source: models, optimizers and other values."""
 EXPANDED = 16
 SMALL_BYTES = 64 << 20
-"""Tensors may be larger than the bytes they are made of: one whose stride is 0 repeats them. All of a source together
-are at most 16 times as large, and this much more."""
+"""Tensors may be larger than the bytes they are made of, because a stride of 0 repeats elements. All tensors of a
+source together may be at most EXPANDED times as large, plus this.
+"""
 
 
 @dataclass(slots=True)
 class ImportedState:
-    """`tensors` are described without a place. `references` say where their bytes are now. `unfit` says of entries
-    that look like an optimizer's state why they are none. `ordered`: tensors come in the order their model has.
-    `step` is None where the source tells none. `left_out` says of each part of the source that is not taken why."""
+    """Entries, tensors and notes of one source, in any format.
+    `tensors` are described without a location; `references` say where their bytes are. `unfit` maps entries that look
+    like an optimizer's state to the reason why they are not one. `ordered`: tensors are in their model's order. `step`
+    is None if the source has none. `left_out` maps parts that are not imported to the reason.
+    """
 
     step: int | None = None
     ordered: bool = True
@@ -56,39 +59,41 @@ class ImportedState:
     _kept: list[Any] = field(default_factory=list)
 
     def file(self, name: str, value: Any) -> None:
-        """What file `name` held, of which parts have become entries: its form is remembered."""
+        """Remember the content of file `name`, parts of which have become entries, for its form."""
         self._files[name] = value
 
     def safetensors_file(self, name: str, entry: str, metadata: dict[str, str]) -> None:
-        """What is remembered of one, or of several with an index: its header's texts and whose tensors it has."""
+        """Remember a file, or several with an index: the header's metadata, and the module it belongs to."""
         self._files[name] = {"entry": entry, "metadata": metadata}
 
     def forms(self) -> dict[str, Any]:
-        """The form of each file. To be called once all entries are made."""
+        """Return the form of each file. Call it after all entries were added."""
         entry_of = {key: name if name in self.entries else "" for key, name in self._entry_of.items()}
         return {
             name: encode_form(with_entries(value, entry_of), name, self._named_leaf, self._form)
             for name, value in self._files.items()
         }
 
-    def _named_leaf(self, value: Any, where: str) -> Any:
-        """Tensors and arrays under the names that the entries gave them."""
+    def _named_leaf(self, value: Any, path: str) -> Any:
+        """Encode tensors and arrays by the names that they have in entries."""
         if name := self._named.get(id(value)):
             return {"$array" if isinstance(value, np.ndarray) else "$tensor": name}
-        return self._leaf(value, where)
+        return self._leaf(value, path)
 
-    def _form(self, found: EntryOf, leaf: tree.Leaf) -> Any:
-        """An entry's name where an export of the entry gives the value as it was; else the value."""
-        name, entry = found.name, self.entries[found.name]
-        if entry.kind == "module" and not any(map(is_extra_state, found.value)):  # whose place is in between tensors
-            return state_dict(name, found.value)
-        if entry.kind == "optimizer" and renders(found.value, self.optimizers[name]):
+    def _form(self, part: EntryOf, leaf: tree.Leaf) -> Any:
+        """Return an entry's name if an export of the entry restores the value exactly; else the encoded value."""
+        name, entry = part.name, self.entries[part.name]
+        if entry.kind == "module" and not any(
+            map(is_extra_state, part.value)
+        ):  # extra state is stored between the tensors
+            return state_dict(name, part.value)
+        if entry.kind == "optimizer" and renders(part.value, self.optimizers[name]):
             return {"$entry": name}
-        spelled = tree.encode(found.value, name, leaf)
-        return {"$entry": name} if entry.kind == "tree" and spelled == entry.tree else spelled
+        encoded = tree.encode(part.value, name, leaf)
+        return {"$entry": name} if entry.kind == "tree" and encoded == entry.tree else encoded
 
     def module(self, entry: str, tensors: dict[str, Any]) -> None:
-        """A state dict: tensors by name, and what modules gave in `get_extra_state`."""
+        """Add a state dict: tensors by name, and results of `get_extra_state`."""
         self._becomes(entry, tensors)
         extra = {name: value for name, value in tensors.items() if is_extra_state(name)}
         for name, tensor in tensors.items():
@@ -98,7 +103,7 @@ class ImportedState:
         self.entries[entry] = Entry("module", "", tree.encode({"extra_state": states}, entry, self._leaf))
 
     def _becomes(self, entry: str, value: Any) -> None:
-        if isinstance(value, dict | list):  # a number or a tuple may be one object in several places
+        if isinstance(value, dict | list):  # numbers and tuples may be the same object in several places
             self._entry_of[id(value)] = entry
             self._kept.append(value)
 
@@ -107,10 +112,10 @@ class ImportedState:
         self.entries[entry] = Entry("tree", "", tree.encode(value, entry, self._leaf))
 
     def optimizer(self, entry: str, value: dict[str, Any]) -> None:
-        """A state dict of torch.optim, put aside until the models are known that its parameters may belong to."""
+        """Keep a state dict of torch.optim until all models, to which its parameters may belong, are known."""
         self._becomes(entry, value)
-        if why := not_portable_reason(value):
-            self.notes.append(f"{entry}: an optimizer's state that {why}; it stays plain values")
+        if reason := not_portable_reason(value):
+            self.notes.append(f"{entry}: an optimizer's state that {reason}; it is imported as plain values")
             self.plain(entry, value)
             return
         try:
@@ -119,75 +124,75 @@ class ImportedState:
             self.unfit[entry] = str(e)
 
     def place_optimizer(
-        self, entry: str, told: OptimizerStateDict, named: dict[Key, str], worked_out: dict[Key, str]
+        self, entry: str, optimizer: OptimizerStateDict, certain: dict[Key, str], derived: dict[Key, str]
     ) -> None:
-        """Make an entry of one: by names where all are certain, else by numbers, beside names that were worked out."""
+        """Add an optimizer's entry, by names if all are certain, else by numbers, with derived names."""
         groups = [
-            {"parameters": [named.get(key, key) for key in group], "options": self._encoded(options, f"{entry}/{i}")}
-            for i, (group, options) in enumerate(zip(told.groups, told.options, strict=True))
+            {"parameters": [certain.get(key, key) for key in group], "options": self._encoded(options, f"{entry}/{i}")}
+            for i, (group, options) in enumerate(zip(optimizer.groups, optimizer.options, strict=True))
         ]
-        keys = {key: str(named.get(key, key)) for key in told.state}
-        state = {text: self._encoded(dict(told.state[key]), f"{entry}/state/{text}") for key, text in keys.items()}
-        names = {"names": {str(key): name for key, name in worked_out.items()}} if worked_out else {}
+        keys = {key: str(certain.get(key, key)) for key in optimizer.state}
+        state = {text: self._encoded(dict(optimizer.state[key]), f"{entry}/state/{text}") for key, text in keys.items()}
+        names = {"names": {str(key): name for key, name in derived.items()}} if derived else {}
         self.entries[entry] = Entry("optimizer", "", {"groups": groups, "state": state, **names})
 
-    def name_free(self, wanted: str) -> str:
+    def name_free(self, preferred: str) -> str:
         if len(self.entries) + len(self.optimizers) + len(self.unfit) > MOST_ENTRIES:
-            raise CheckpointError(f"it holds more than {MOST_ENTRIES} things side by side", "import a part of it")
-        name = wanted if ENTRY.fullmatch(wanted) else "extra"
+            raise CheckpointError(f"it has more than {MOST_ENTRIES} models and values", "import a part of it")
+        name = preferred if ENTRY.fullmatch(preferred) else "extra"
         while name in self.entries or name in self.optimizers or name in self.unfit:
             name += "_"
         return name
 
     def pieces(self) -> Iterable[TensorPiece]:
-        for name, found in self.references.items():
+        for name, source in self.references.items():
             entry = self.tensors[name]
             if entry.alias_of:
                 continue
-            if isinstance(found, Parts):
-                for start, part in found.parts.items():
+            if isinstance(source, Parts):
+                for start, part in source.parts.items():
                     yield _piece(f"{name}@{','.join(map(str, start))}", part, part.shape, entry.dtype)
             else:
-                yield _piece(name, found, entry.shape, entry.dtype)
+                yield _piece(name, source, entry.shape, entry.dtype)
 
-    def placed(self, places: dict[str, tuple[str, int]]) -> dict[str, TensorEntry]:
-        """The tensors, with file and offset of each of `pieces`."""
-        return {name: self._placed(name, entry, places) for name, entry in self.tensors.items()}
+    def placed(self, locations: dict[str, tuple[str, int]]) -> dict[str, TensorEntry]:
+        """Return the tensors, with file and offset of each of `pieces`."""
+        return {name: self._placed(name, entry, locations) for name, entry in self.tensors.items()}
 
-    def _placed(self, name: str, entry: TensorEntry, places: dict[str, tuple[str, int]]) -> TensorEntry:
+    def _placed(self, name: str, entry: TensorEntry, locations: dict[str, tuple[str, int]]) -> TensorEntry:
         if entry.alias_of:
             return entry
-        found = self.references[name]
-        if not isinstance(found, Parts):
-            return replace(entry, shards=(Stored(*places[name]),))
-        keys = {start: f"{name}@{','.join(map(str, start))}" for start in found.parts}
-        shards = (Stored(*places[key], start, found.parts[start].shape) for start, key in keys.items())
+        source = self.references[name]
+        if not isinstance(source, Parts):
+            return replace(entry, shards=(Stored(*locations[name]),))
+        keys = {start: f"{name}@{','.join(map(str, start))}" for start in source.parts}
+        shards = (Stored(*locations[key], start, source.parts[start].shape) for start, key in keys.items())
         return replace(entry, shards=tuple(shards))
 
-    def _encoded(self, value: Any, where: str) -> Any:
-        """As part of an optimizer's state."""
-        return tree.encode(value, where, lambda leaf, there: self._leaf(leaf, there, _role(there)))
+    def _encoded(self, value: Any, path: str) -> Any:
+        """Encode part of an optimizer's state."""
+        return tree.encode(value, path, lambda leaf, inner_path: self._leaf(leaf, inner_path, _role(inner_path)))
 
-    def _leaf(self, value: Any, where: str, role: str = "tensor") -> Any:
+    def _leaf(self, value: Any, path: str, role: str = "tensor") -> Any:
         if isinstance(value, ForeignTensor):
-            return {"$tensor": self._tensor(where, value, role)}
+            return {"$tensor": self._tensor(path, value, role)}
         if isinstance(value, Typed):
-            return tree.encode(value.content(), where, lambda leaf, there: self._leaf(leaf, there, role))
+            return tree.encode(value.content(), path, lambda leaf, inner_path: self._leaf(leaf, inner_path, role))
         if isinstance(value, np.ndarray) and tree.portable(value.dtype):
             if id(value) in self._named:
                 return {"$array": self._named[id(value)]}
-            where = self._named[id(value)] = self._free(where)
+            path = self._named[id(value)] = self._free(path)
             self._kept.append(value)
             native = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("="))
-            self.references[where] = native.reshape(value.shape)
-            self.tensors[where] = TensorEntry("array", str(native.dtype), value.shape)
-            return {"$array": where}
-        return tree.raise_unsupported(value, where)
+            self.references[path] = native.reshape(value.shape)
+            self.tensors[path] = TensorEntry("array", str(native.dtype), value.shape)
+            return {"$array": path}
+        return tree.raise_unsupported(value, path)
 
     def _tensor(self, name: str, value: Any, role: str) -> str:
         if not isinstance(value, ForeignTensor):
             raise CheckpointError(
-                f"{name} is a {type(value).__name__}, a tensor was expected", "import it as plain values"
+                f"{name} is a {type(value).__name__}; a tensor was expected", "import it as plain values"
             )
         if id(value) in self._named:
             self.tensors[name] = TensorEntry(role, alias_of=self._named[id(value)])
@@ -203,69 +208,72 @@ class ImportedState:
         return name
 
     def _free(self, name: str) -> str:
-        """{"a/b": x, "a": {"b": y}} makes one path twice."""
-        for more in range(100):
-            if f"{name}{'~' * more}" not in self.tensors:
-                return f"{name}{'~' * more}"
-        raise CheckpointError(f"more than 100 tensors are called {name:.200}", "no program writes such a file")
+        """Return an unused name: {"a/b": x, "a": {"b": y}} gives the same path twice."""
+        for count in range(100):
+            if f"{name}{'~' * count}" not in self.tensors:
+                return f"{name}{'~' * count}"
+        raise CheckpointError(
+            f"more than 100 tensors are called {name:.200}", "do not use this file: no known program writes such files"
+        )
 
     def check_expanded(self, source: str) -> None:
-        """Raises CheckpointError where tensors claim many times the bytes that the source has for them."""
-        own = {name: found for name, found in self.references.items() if not self.tensors[name].alias_of}
+        """Raise CheckpointError if tensors declare many times the bytes that the source has for them."""
+        own = {name: origin for name, origin in self.references.items() if not self.tensors[name].alias_of}
         parts = [(n, p) for n, f in own.items() for p in (f.parts.values() if isinstance(f, Parts) else (f,))]
         sizes = {n: 0 for n, _ in parts}
-        held: dict[str, int] = {}
+        stored: dict[str, int] = {}
         for name, part in parts:
             if isinstance(part, Reference):
                 sizes[name] += count_of(part) * DTYPES[part.dtype].bytes
-                held[part.storage.key] = part.storage.bytes
-        wanted_bytes, held_bytes = sum(sizes.values()), sum(held.values())
-        if wanted_bytes > EXPANDED * held_bytes + SMALL_BYTES:
+                stored[part.storage.key] = part.storage.bytes
+        needed_bytes, stored_bytes = sum(sizes.values()), sum(stored.values())
+        if needed_bytes > EXPANDED * stored_bytes + SMALL_BYTES:
             name = max(sizes, key=lambda n: sizes[n])
-            wanted, has = f"{wanted_bytes / 2**20:.0f} MiB", f"{held_bytes / 2**20:.2f}"
+            needed, available = f"{needed_bytes / 2**20:.0f} MiB", f"{stored_bytes / 2**20:.2f}"
             raise CheckpointError(
-                f"the tensors of {source} would take {wanted} and are made of {has}"
+                f"the tensors of {source} would take {needed} and are made of {available} MiB"
                 f" ({name:.200}: {sizes[name] / 2**20:.0f} MiB);"
                 f" at most {EXPANDED} times as much is written",
-                "save expanded tensors unexpanded, or as they are with .contiguous()",
+                "save expanded tensors before expanding them, or copy them with .contiguous()",
             )
 
     def mapped_bytes(self) -> Iterator[int]:
-        """The address space that each tensor takes while it is read."""
-        for found in self.references.values():
-            for part in found.parts.values() if isinstance(found, Parts) else (found,):
+        """Yield the address space that each tensor needs while it is read."""
+        for source in self.references.values():
+            for part in source.parts.values() if isinstance(source, Parts) else (source,):
                 if isinstance(part, Reference) and not in_order(part):
                     yield part.storage.bytes
 
     def tie(self) -> None:
-        """Tensors of one storage with the same meaning of its bits: the same elements are a tie, a part of a larger
-        one is a view."""
+        """Find ties and views among tensors of one storage and dtype.
+        Tensors with equal elements are a tie; a part of a larger tensor is a view.
+        """
         largest: dict[tuple[Any, ...], str] = {}
         same: dict[tuple[Any, ...], str] = {}
-        whole = {n: r for n, r in self.references.items() if isinstance(r, Reference) and count_of(r)}
-        for name, found in sorted(whole.items(), key=lambda item: (-count_of(item[1]), not in_order(item[1]))):
-            meaning = (found.storage.key, found.dtype, found.conj, found.neg)
-            elements = (*meaning, found.offset, found.shape, found.strides)
+        references = {n: r for n, r in self.references.items() if isinstance(r, Reference) and count_of(r)}
+        for name, reference in sorted(references.items(), key=lambda item: (-count_of(item[1]), not in_order(item[1]))):
+            meaning = (reference.storage.key, reference.dtype, reference.conj, reference.neg)
+            elements = (*meaning, reference.offset, reference.shape, reference.strides)
             if same.setdefault(elements, name) != name:
                 self.tensors[name] = TensorEntry(self.tensors[name].role, alias_of=same[elements])
                 continue
             if meaning not in largest:
-                if in_order(found):
+                if in_order(reference):
                     largest[meaning] = name
                 continue
             base = largest[meaning]
-            first = whole[base]
-            if first.offset <= found.offset and last_of(found) <= last_of(first):
-                view = View(found.offset - first.offset, found.strides)
+            first = references[base]
+            if first.offset <= reference.offset and last_of(reference) <= last_of(first):
+                view = View(reference.offset - first.offset, reference.strides)
                 self.tensors[name] = TensorEntry(
-                    self.tensors[name].role, found.dtype, found.shape, alias_of=base, view=view
+                    self.tensors[name].role, reference.dtype, reference.shape, alias_of=base, view=view
                 )
         for name, entry in self.tensors.items():
             if entry.alias_of and self.tensors[entry.alias_of].alias_of:
                 self.tensors[name] = replace(self.tensors[entry.alias_of], role=entry.role)
 
     def note_shared(self) -> None:
-        """Say which tensors lie in the same memory and are neither a tie nor a view: each becomes one of its own."""
+        """Note tensors that share memory but are neither a tie nor a view: each is stored separately."""
         own = {n: r for n, r in self.references.items() if isinstance(r, Reference) and not self.tensors[n].alias_of}
         spans = sorted((r.storage.file, *_bytes_in(r), n) for n, r in own.items() if count_of(r))
         pairs = [
@@ -274,33 +282,37 @@ class ImportedState:
             if file == file2 and start < end
         ]
         if pairs:
-            self.notes.append(f"{first_names(pairs)} share memory in the file; here each has its own")
+            self.notes.append(f"{first_names(pairs)} share memory in the file; in the checkpoint each has its own")
 
 
 def is_extra_state(name: str) -> bool:
-    """Whether it is a key of a state dict for what a module gave in `get_extra_state`."""
+    """Check whether a state dict's key is for the result of a module's `get_extra_state`."""
     return name.rpartition(".")[2] == EXTRA_STATE
 
 
-def _bytes_in(found: Reference) -> tuple[int, int]:
-    """Where its first element begins in the file, and its last one ends."""
-    size = DTYPES[found.dtype].bytes
-    return found.storage.offset + found.offset * size, found.storage.offset + (last_of(found) + 1) * size
+def _bytes_in(reference: Reference) -> tuple[int, int]:
+    """Return where its first element starts in the file, and where its last one ends."""
+    size = DTYPES[reference.dtype].bytes
+    return reference.storage.offset + reference.offset * size, reference.storage.offset + (
+        last_of(reference) + 1
+    ) * size
 
 
-def _piece(key: str, found: Any, shape: tuple[int, ...], name: str) -> TensorPiece:
+def _piece(key: str, source: Any, shape: tuple[int, ...], name: str) -> TensorPiece:
     dtype = DTYPES[name]
     size_bytes = math.prod(shape) * dtype.bytes
     shape = shape if dtype.safetensors else (size_bytes,)
-    return TensorPiece(key, dtype.code, shape, size_bytes, dtype.bytes, StridedSource(found).read)
+    return TensorPiece(key, dtype.code, shape, size_bytes, dtype.bytes, StridedSource(source).read)
 
 
-def _check_inside(name: str, found: Reference) -> None:
-    if found.dtype not in DTYPES:
-        raise CheckpointError(f"{name} has the dtype {found.dtype}", "save it as one that checkpoints hold")
-    if count_of(found) and (last_of(found) + 1) * DTYPES[found.dtype].bytes > found.storage.bytes:
+def _check_inside(name: str, reference: Reference) -> None:
+    if reference.dtype not in DTYPES:
         raise CheckpointError(
-            f"{name} declares elements beyond its storage of {found.storage.bytes} bytes",
+            f"{name} has the dtype {reference.dtype}", "save it with a dtype that checkpoints support"
+        )
+    if count_of(reference) and (last_of(reference) + 1) * DTYPES[reference.dtype].bytes > reference.storage.bytes:
+        raise CheckpointError(
+            f"{name} declares elements beyond its storage of {reference.storage.bytes} bytes",
             "check that the file is complete",
         )
 
@@ -309,5 +321,5 @@ def _is_float(value: Any) -> bool:
     return isinstance(value, ForeignTensor) and "float" in dtype_name(value.dtype)
 
 
-def _role(where: str) -> str:
-    return "master" if "master" in where.rpartition("/")[2] else "optimizer"
+def _role(path: str) -> str:
+    return "master" if "master" in path.rpartition("/")[2] else "optimizer"

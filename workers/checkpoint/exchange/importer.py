@@ -1,7 +1,7 @@
-"""Checkpoints of others become ours: safetensors in place or by links, the rest streamed into shards.
+"""Import checkpoints: safetensors files in place or as hard links, other formats streamed into shards.
 
-Nothing of theirs is executed, and no tensor is ever whole in memory. They are read in a process of its own, which has
-neither network nor our tokens, and limits for memory, time and files (cluster/sandbox.py).
+No code in the source is executed, and no tensor is ever completely in memory. The source is read in a child process
+without network or the fleet's tokens, with limits for memory, time and files (cluster/sandbox.py).
 """
 
 import errno
@@ -56,18 +56,19 @@ def import_checkpoint(
     drop: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Make a checkpoint below `root` of what lies at `source`: safetensors (a file, or a folder with an index), a file
-    of torch.save or Lightning, a folder of DCP, Accelerate or the Trainer. The format is recognised; `format` says it.
+    """Import `source` into a checkpoint below `root`.
+    `source` is safetensors (a file, or a folder with an index), a file of torch.save or Lightning, or a folder of DCP,
+    Accelerate or the Trainer. The format is detected unless `format` is given.
 
-    safetensors files are linked, so nothing is copied where both lie on one file system; without `root` a manifest is
-    put beside them. Symbolic links are followed. State dicts of optimizers become optimizers. `drop` leaves out objects
-    that are no plain values, and states that no optimizer can have. {"path", "format", "step", "tensors", "bytes",
-    "copied_bytes", "entries", "notes", "left_out": [{"name", "reason"}]}: the last are the parts that were not taken.
-    Raises CheckpointError, NotFound; then nothing was made.
+    safetensors files are hard-linked, so nothing is copied if both are on one file system; without `root` a manifest is
+    written beside them. Symbolic links are followed. State dicts of optimizers become optimizer entries. `drop` leaves
+    out objects other than plain values, and states that no optimizer can have. Returns {"path", "format", "step",
+    "tensors", "bytes", "copied_bytes", "entries", "notes", "left_out": [{"name", "reason"}]}; "left_out" lists parts
+    that were not imported. Raises CheckpointError, NotFound; then no checkpoint was made.
     """
     arguments = {"source": str(source), "root": root and str(root), "format": format, "step": step, "drop": drop}
-    told: dict[str, Any] = run_in_child("import", arguments, progress, follow_links=True)
-    return told
+    result: dict[str, Any] = run_in_child("import", arguments, progress, follow_links=True)
+    return result
 
 
 def import_here(
@@ -79,7 +80,7 @@ def import_here(
     drop: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """`import_checkpoint` in this process, which has set its limits before: for a child (tools.py)."""
+    """`import_checkpoint` for a child process (tools.py), which must have limited its resources before."""
     try:
         return _imported(source, root, format, step, drop, progress)
     except CheckpointError as e:
@@ -87,7 +88,7 @@ def import_here(
 
 
 def _explained(source: Path, error: CheckpointError) -> CheckpointError:
-    """The error with a remedy for files of others, which have no older step; a pointer of git-lfs is named as one."""
+    """Return the error with a remedy for imported files, which have no older step. Name git-lfs pointers as such."""
     files = sorted(source.iterdir()) if source.is_dir() else [source]
     pointers = [path for path in files if str(path) in error.message and links.is_pointer(path)]
     if pointers:
@@ -106,72 +107,72 @@ def _imported(
     drop: bool,
     progress: Progress | None,
 ) -> dict[str, Any]:
-    there = Path(source)
-    kind = format or format_of(there)
+    source_path = Path(source)
+    kind = format or format_of(source_path)
     if root is None and kind != "safetensors":
-        raise UserError(f"{there} cannot become a checkpoint where it is", ELSEWHERE)
-    found = read(there, kind, drop)
-    found.check_expanded(source)
-    number = (found.step or 0) if step is None else step
-    if step is None and found.step is None:
-        found.notes.append(f"no step was found in {there.name}: it counts as step 0. Give one with `--step N`")
+        raise UserError(f"{source_path} cannot be imported in place", ELSEWHERE)
+    state = read(source_path, kind, drop)
+    state.check_expanded(source)
+    number = (state.step or 0) if step is None else step
+    if step is None and state.step is None:
+        state.notes.append(f"no step was found in {source_path.name}: step 0 is used. Set it with `--step N`")
     name = f"step-{number:08d}-{os.urandom(4).hex()}"
     if root is None:
-        folder = there if there.is_dir() else there.parent
-        described, copied_bytes = _in_place(folder, found, number, progress), 0
+        folder = source_path if source_path.is_dir() else source_path.parent
+        manifest, copied_bytes = _in_place(folder, state, number, progress), 0
     else:
         folder = Path(root) / name
-        described, copied_bytes = _into(Path(root), folder, found, number, kind, progress)
+        manifest, copied_bytes = _into(Path(root), folder, state, number, kind, progress)
     return {
         "path": str(folder),
         "format": kind,
         "step": number,
-        "tensors": len(described.stored()),
-        "bytes": described.size_bytes(),
+        "tensors": len(manifest.stored()),
+        "bytes": manifest.size_bytes(),
         "copied_bytes": copied_bytes,
-        "entries": {entry: told.kind for entry, told in described.entries.items()},
-        "notes": found.notes,
-        "left_out": [{"name": name, "reason": why} for name, why in found.left_out.items()],
+        "entries": {entry: entry_info.kind for entry, entry_info in manifest.entries.items()},
+        "notes": state.notes,
+        "left_out": [{"name": name, "reason": reason} for name, reason in state.left_out.items()],
     }
 
 
-def _in_place(folder: Path, found: ImportedState, step: int, progress: Progress | None) -> Manifest:
+def _in_place(folder: Path, state: ImportedState, step: int, progress: Progress | None) -> Manifest:
     if os.path.lexists(folder / NAME):
-        raise CheckpointError(f"{folder} is a checkpoint already", "`verify` tells whether it is sound")
-    if linked := [path for path in _files_of(found) if path.is_symlink()]:
-        raise CheckpointError(f"{linked[0]} is a link: it cannot become a part of a checkpoint where it is", ELSEWHERE)
-    described = _hashed(_files_of(found), found, step, progress)
-    write_manifest(Files(), folder, described)
+        raise CheckpointError(f"{folder} is already a checkpoint", "nothing to import; check it with `verify`")
+    if symlinks := [path for path in _files_of(state) if path.is_symlink()]:
+        raise CheckpointError(f"{symlinks[0]} is a link and cannot be imported in place", ELSEWHERE)
+    manifest = _hashed(_files_of(state), state, step, progress)
+    write_manifest(Files(), folder, manifest)
     return _believed(folder, lambda: (folder / NAME).unlink())
 
 
 def _into(
-    root: Path, folder: Path, found: ImportedState, step: int, kind: str, progress: Progress | None
+    root: Path, folder: Path, state: ImportedState, step: int, kind: str, progress: Progress | None
 ) -> tuple[Manifest, int]:
-    files, aside = Files(), root / f"{PART}{folder.name}"
+    files, staging = Files(), root / f"{PART}{folder.name}"
     with writer_lock(root):
         try:
-            files.make_folder(aside)
+            files.make_folder(staging)
             if kind == "safetensors":
-                copied_bytes = sum(_linked(path, aside / path.name) for path in _files_of(found))
-                described = _hashed([aside / path.name for path in _files_of(found)], found, step, progress)
+                copied_bytes = sum(_linked(path, staging / path.name) for path in _files_of(state))
+                manifest = _hashed([staging / path.name for path in _files_of(state)], state, step, progress)
             else:
-                described = _written(files, aside, found, step, progress)
-                copied_bytes = described.size_bytes()
-            files.sync_folder(aside)
-            files.rename(aside, folder)
+                manifest = _written(files, staging, state, step, progress)
+                copied_bytes = manifest.size_bytes()
+            files.sync_folder(staging)
+            files.rename(staging, folder)
             files.sync_folder(root)
-            write_manifest(files, folder, described)
+            write_manifest(files, folder, manifest)
             return _believed(folder, lambda: None), copied_bytes
         except BaseException:
-            for there in (aside, folder):
+            for leftover in (staging, folder):
                 with suppress(OSError):
-                    remove_checkpoint(files, there)
+                    remove_checkpoint(files, leftover)
             raise
 
 
 def _believed(folder: Path, undo: Callable[[], None]) -> Manifest:
-    """What was described, read back with every check a stranger's manifest gets: the files were a stranger's."""
+    """Read the new manifest back with every check of an untrusted one, because its files are untrusted."""
     sandbox.raise_limits(metadata_bytes=(folder / NAME).stat().st_size)
     try:
         return read_manifest(folder)
@@ -180,59 +181,59 @@ def _believed(folder: Path, undo: Callable[[], None]) -> Manifest:
         raise
 
 
-def _files_of(found: ImportedState) -> list[Path]:
-    files = {Path(r.storage.file): None for r in found.references.values() if isinstance(r, Reference)}
+def _files_of(state: ImportedState) -> list[Path]:
+    files = {Path(r.storage.file): None for r in state.references.values() if isinstance(r, Reference)}
     for path in files:
         if not FILE.fullmatch(path.name):
             raise CheckpointError(
-                f"a file called {path.name!r} cannot be part of a checkpoint", "rename it: letters, -, _"
+                f"a file called {path.name!r} cannot be part of a checkpoint", "rename it: use letters, digits, - and _"
             )
     return list(files)
 
 
-def _linked(path: Path, to: Path) -> int:
-    """Answers how many bytes had to be copied."""
+def _linked(path: Path, target: Path) -> int:
+    """Hard-link or copy a file; return how many bytes were copied."""
     os.close(open_regular(path))
     sandbox.raise_limits(data_bytes=path.stat().st_size, file_bytes=path.stat().st_size)
     try:
-        os.link(links.real(path), to)
+        os.link(links.real(path), target)
         return 0
     except OSError as e:
         if e.errno not in (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
             raise
-    shutil.copyfile(path, to)
-    return to.stat().st_size
+    shutil.copyfile(path, target)
+    return target.stat().st_size
 
 
-def _hashed(paths: list[Path], found: ImportedState, step: int, progress: Progress | None) -> Manifest:
+def _hashed(paths: list[Path], state: ImportedState, step: int, progress: Progress | None) -> Manifest:
     total, done, files = sum(path.stat().st_size for path in paths), 0, {}
     sandbox.raise_limits(data_bytes=total, file_bytes=LARGEST_BYTES)
     for path in paths:
         digests, size_bytes = [], 0
         with os.fdopen(open_regular(path), "rb", buffering=0) as file:
             while data := file.read(CHUNK_BYTES):
-                while len(data) < CHUNK_BYTES and (more := file.read(CHUNK_BYTES - len(data))):
-                    data += more
+                while len(data) < CHUNK_BYTES and (rest := file.read(CHUNK_BYTES - len(data))):
+                    data += rest
                 digests.append(xxhash.xxh3_128(data).hexdigest())
                 size_bytes += len(data)
                 done += len(data)
                 if progress is not None:
                     progress(done, total)
         files[path.name] = FileEntry(size_bytes, tuple(digests))
-    places = {
+    locations = {
         name: (Path(r.storage.file).name, r.storage.offset)
-        for name, r in found.references.items()
+        for name, r in state.references.items()
         if isinstance(r, Reference)
     }
-    return _manifest(found, step, files, places)
+    return _manifest(state, step, files, locations)
 
 
-def _written(files: Files, aside: Path, found: ImportedState, step: int, progress: Progress | None) -> Manifest:
-    pieces = list(found.pieces())
-    needed_bytes, free_bytes = sum(piece.bytes for piece in pieces), shutil.disk_usage(aside).free
+def _written(files: Files, staging: Path, state: ImportedState, step: int, progress: Progress | None) -> Manifest:
+    pieces = list(state.pieces())
+    needed_bytes, free_bytes = sum(piece.bytes for piece in pieces), shutil.disk_usage(staging).free
     if needed_bytes > free_bytes:
         raise CheckpointError(
-            f"the tensors need {needed_bytes:,} bytes, the disk of {aside.parent} has {free_bytes:,} free",
+            f"the tensors need {needed_bytes:,} bytes, the disk of {staging.parent} has {free_bytes:,} free",
             "free disk space; if the source file is small, it may be malicious: do not import it",
         )
     layouts = lay_out(pieces, SHARD_BYTES)
@@ -240,23 +241,23 @@ def _written(files: Files, aside: Path, found: ImportedState, step: int, progres
     sandbox.raise_limits(
         metadata_bytes=sum(len(layout.header) for layout in layouts),
         data_bytes=2 * needed_bytes,
-        mapped_bytes=3 * max(found.mapped_bytes(), default=0),
+        mapped_bytes=3 * max(state.mapped_bytes(), default=0),
         file_bytes=max(LARGEST_BYTES, rounded_up(largest)),
     )
-    shards = write_shards(files, aside, layouts, progress=progress)
-    places = {
+    shards = write_shards(files, staging, layouts, progress=progress)
+    locations = {
         piece.key: (layout.file, offset)
         for layout in layouts
         for piece, offset in zip(layout.pieces, layout.offsets, strict=True)
     }
-    return _manifest(found, step, shards, places)
+    return _manifest(state, step, shards, locations)
 
 
 def _manifest(
-    found: ImportedState, step: int, files: dict[str, FileEntry], places: dict[str, tuple[str, int]]
+    state: ImportedState, step: int, files: dict[str, FileEntry], locations: dict[str, tuple[str, int]]
 ) -> Manifest:
     created = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-    producer, version = Producer(polyfleet=POLYFLEET), versions.needed(found.entries)
+    producer, version = Producer(polyfleet=POLYFLEET), versions.needed(state.entries)
     return Manifest(
-        step, created, producer, files, found.placed(places), found.entries, origin=found.origin, version=version
+        step, created, producer, files, state.placed(locations), state.entries, origin=state.origin, version=version
     )

@@ -1,8 +1,7 @@
-"""Files that torch.save wrote before torch 1.6, or writes with `_use_new_zipfile_serialization=False`: five pickles
-(magic number, version, machine, value, keys of the storages), then each storage after its number of elements. They have
-no checksums.
+"""Read files that torch.save wrote before torch 1.6, or with `_use_new_zipfile_serialization=False`.
 
-Source: torch/serialization.py, _legacy_save and _legacy_load.
+Such a file is five pickles (magic number, version, machine, value, keys of the storages), then each storage after its
+number of elements. It has no checksums. Source: torch/serialization.py, _legacy_save and _legacy_load.
 """
 
 import os
@@ -34,12 +33,12 @@ class _Held(NamedTuple):
 
 
 def is_legacy(head: bytes) -> bool:
-    """From the first 16 bytes of a file."""
+    """Detect the format from the first 16 bytes of a file."""
     return head.startswith(b"\x80") and MARK in head
 
 
 class LegacyArchive:
-    """`value` is the pickled value, with tensors as references into the file. Raises CheckpointError."""
+    """A torch.save file in the old format. `value` has tensors as references into the file. Raises CheckpointError."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -48,16 +47,16 @@ class LegacyArchive:
             self.pickle_bytes, size_bytes = len(pickled), os.fstat(file.fileno()).st_size
             self._check_head(*(self._read(data) for data in head))
             sandbox.raise_limits(metadata_bytes=2 * len(pickled), data_bytes=size_bytes)
-            held: dict[str, _Held] = {}
-            self._read(pickled, lambda pid: self._noted(pid, held))
-            storages = self._located(file, self._read(keys), held, size_bytes)
+            storage_infos: dict[str, _Held] = {}
+            self._read(pickled, lambda pid: self._noted(pid, storage_infos))
+            storages = self._located(file, self._read(keys), storage_infos, size_bytes)
             self.value = self._read(pickled, lambda pid: storages[pid[2]] if pid[0] == "storage" else pid[1])
 
     def _read(self, data: bytes, persistent: Any = None) -> Any:
         return pickle_symbols.read(data, str(self.path), persistent)
 
     def _pickles(self, file: IO[bytes]) -> list[bytes]:
-        """The five pickles. The position of `file` is after the last one."""
+        """Return the five pickles, and leave `file` positioned after the last one."""
         ends = [0]
         for _ in range(PICKLES):
             try:
@@ -71,15 +70,15 @@ class LegacyArchive:
     def _check_head(self, magic: Any, version: Any, machine: Any) -> None:
         if (magic, version) != (MAGIC, VERSION):
             raise CheckpointError(
-                f"{self.path} has version {key_text(version)} of torch's old format; {VERSION} is read",
-                "load it with the torch it was made with and save it again",
+                f"{self.path} has version {key_text(version)} of torch's old format; {VERSION} is supported",
+                "load it with the torch version that wrote it, and save it again",
             )
         if not (isinstance(machine, dict) and machine.get("little_endian") is True):
             raise CheckpointError(f"{self.path} is big-endian", "save it on a little-endian machine")
 
-    def _noted(self, pid: Any, held: dict[str, _Held]) -> Any:
-        """Check a storage that the pickle refers to, and add it to `held`. Returns the class of a whole module, which
-        has its source text beside it.
+    def _noted(self, pid: Any, storage_infos: dict[str, _Held]) -> Any:
+        """Check a storage that the pickle refers to, and note it.
+        For a complete module, which has its source text beside it, return the class.
         """
         if isinstance(pid, tuple) and len(pid) == 4 and pid[0] == "module":
             return pid[1]
@@ -95,33 +94,38 @@ class LegacyArchive:
             raise CheckpointError(
                 f"{self.path} has views of storages, as torch 0.3 wrote them", "load it with torch and save it again"
             )
-        now = _Held(dtype, pid[3], pid[4])
-        if held.setdefault(key, now) != now:
+        storage = _Held(dtype, pid[3], pid[4])
+        if storage_infos.setdefault(key, storage) != storage:
             raise CheckpointError(f"{self.path}: storage {key[:80]} is described twice, differently", AGAIN)
-        return now
+        return storage
 
-    def _located(self, file: IO[bytes], keys: Any, held: dict[str, _Held], size_bytes: int) -> dict[str, Storage]:
-        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or {*keys} != {*held}:
+    def _located(
+        self, file: IO[bytes], keys: Any, storage_infos: dict[str, _Held], size_bytes: int
+    ) -> dict[str, Storage]:
+        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or {*keys} != {*storage_infos}:
             raise CheckpointError(
-                f"{self.path} does not list the storages that its value needs: {first_names(sorted(held)) or 'none'}",
+                f"{self.path} does not list the storages that its value needs:"
+                f" {first_names(sorted(storage_infos)) or 'none'}",
                 AGAIN,
             )
-        at, located = file.tell(), {}
+        position, storages = file.tell(), {}
         for key in keys:
-            dtype, device, elements = held[key]
-            told = os.pread(file.fileno(), COUNT.size, at)
-            if len(told) < COUNT.size or COUNT.unpack(told) != (elements,):
+            dtype, device, elements = storage_infos[key]
+            count_bytes = os.pread(file.fileno(), COUNT.size, position)
+            if len(count_bytes) < COUNT.size or COUNT.unpack(count_bytes) != (elements,):
                 raise CheckpointError(f"{self.path}: storage {key[:80]} is cut off or has another size", AGAIN)
-            at += COUNT.size
-            located[key] = Storage(str(self.path), at, elements * bytes_of(dtype), dtype, device, f"{self.path}:{at}")
-            at += located[key].bytes
-        if at != size_bytes or len(located) != len(keys):
-            raise CheckpointError(f"{self.path} has {size_bytes} bytes; its storages end at byte {at}", AGAIN)
-        return located
+            position += COUNT.size
+            storages[key] = Storage(
+                str(self.path), position, elements * bytes_of(dtype), dtype, device, f"{self.path}:{position}"
+            )
+            position += storages[key].bytes
+        if position != size_bytes or len(storages) != len(keys):
+            raise CheckpointError(f"{self.path} has {size_bytes} bytes; its storages end at byte {position}", AGAIN)
+        return storages
 
 
 def _is_storage(pid: Any) -> bool:
-    """("storage", class, key, device, number of elements, view)"""
+    """Check the form ("storage", class, key, device, number of elements, view)."""
     if not (isinstance(pid, tuple) and len(pid) == 6 and pid[0] == "storage"):
         return False
     return isinstance(pid[2], str) and isinstance(pid[3], str) and type(pid[4]) is int and pid[4] >= 0

@@ -1,4 +1,4 @@
-"""Folders as Accelerate and the Trainer save them, made of a checkpoint that did not come from one."""
+"""Write any checkpoint as a folder that Accelerate or the Trainer can load."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -15,37 +15,37 @@ from workers.checkpoint.lazy_reader import OpenCheckpoint
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """`tensors` counts those that the files hold: what is tied counts once where it is written once."""
+    """What was written. `tensors` is their number in the files; a tie counts once if it is written once."""
 
     tensors: int
     notes: list[str]
 
 
 WriteWeights = Callable[[Path, str, str, dict[str, str]], Written]
-"""Of a folder, a module, the file's name and the texts of its header."""
+"""Arguments: folder, module, file name and the metadata of its header."""
 SUFFIXES = {"accelerate": ".bin", "trainer": ".pt"}
 
 
-def made_folder(opened: OpenCheckpoint, to: Path, module: str, format: str, write: WriteWeights) -> Written:  # noqa: A002
-    """Model, optimizers, schedulers, random states and step in the files that `format` has for them."""
-    model = write(to, module, "model.safetensors", {"format": "pt"})
-    count, values, suffix = model.tensors, Values(opened), SUFFIXES[format]
-    entries = opened.manifest.entries
+def made_folder(checkpoint: OpenCheckpoint, folder: Path, module: str, format: str, write: WriteWeights) -> Written:  # noqa: A002
+    """Write model, optimizers, schedulers, random states and step into the files that `format` uses."""
+    model = write(folder, module, "model.safetensors", {"format": "pt"})
+    count, values, suffix = model.tensors, Values(checkpoint), SUFFIXES[format]
+    entries = checkpoint.manifest.entries
     stems = {name: stem for name, entry in entries.items() if (stem := _stem(name, entry))}
     numbers: dict[str, int] = {}
     for name, stem in stems.items():
         n = numbers[stem] = numbers.get(stem, -1) + 1
-        count += saved(values.entry(name), to / (f"{stem}{suffix}" if n == 0 else f"{stem}_{n}{suffix}"))
+        count += saved(values.entry(name), folder / (f"{stem}{suffix}" if n == 0 else f"{stem}_{n}{suffix}"))
     random = next((values.entry(name) for name, entry in entries.items() if entry.kind == "rng"), None)
     if random is not None and format == "accelerate":
-        count += saved(_random_states(opened.manifest.step, random), to / "random_states_0.pkl")
+        count += saved(_random_states(checkpoint.manifest.step, random), folder / "random_states_0.pkl")
     elif random is not None:
-        count += saved(_rng_state(random), to / "rng_state.pth")
+        count += saved(_rng_state(random), folder / "rng_state.pth")
     if format == "trainer":
-        state: dict[str, Any] = {"epoch": None, "global_step": opened.manifest.step, "log_history": []}
-        (to / "trainer_state.json").write_text(json.dumps(state, indent=2) + "\n")
+        state: dict[str, Any] = {"epoch": None, "global_step": checkpoint.manifest.step, "log_history": []}
+        (folder / "trainer_state.json").write_text(json.dumps(state, indent=2) + "\n")
     rest = [name for name, entry in entries.items() if name not in (*stems, module) and entry.kind != "rng"]
-    left_out = [f"left out: {', '.join(rest)}: such a folder has no place for it"] if rest else []
+    left_out = [f"left out: {', '.join(rest)}: such a folder cannot contain it"] if rest else []
     return Written(count, model.notes + left_out)
 
 
@@ -55,9 +55,9 @@ def _stem(name: str, entry: Entry) -> str:
     return "optimizer" if entry.kind == "optimizer" else ""
 
 
-def saved(value: Any, to: Path) -> int:
-    """How many tensors torch.save put into its file: one that occurs twice is written once."""
-    torch.save(value, to)
+def saved(value: Any, path: Path) -> int:
+    """Save with torch.save and return the number of tensors: one that occurs twice is written once."""
+    torch.save(value, path)
     return len({id(tensor) for tensor in _tensors_in(value)})
 
 
@@ -70,22 +70,22 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _random_states(step: int, random: dict[str, Any]) -> dict[str, Any]:
-    """As accelerate's own files name them."""
-    told = {
+    """Random states under the names in Accelerate's files."""
+    state = {
         "step": step,
         "random_state": _python_state(random),
         "numpy_random_seed": _numpy_state(random),
         "torch_manual_seed": random["torch"]["cpu"],
     }
     if "cuda" in random["torch"]:
-        told["torch_cuda_manual_seed"] = [random["torch"]["cuda"]]
-    return told
+        state["torch_cuda_manual_seed"] = [random["torch"]["cuda"]]
+    return state
 
 
 def _rng_state(random: dict[str, Any]) -> dict[str, Any]:
-    """As the Trainer names them: those of `torch.cuda` are a list where it had several devices."""
-    told = {"python": _python_state(random), "numpy": _numpy_state(random), "cpu": random["torch"]["cpu"]}
-    return told | ({"cuda": random["torch"]["cuda"]} if "cuda" in random["torch"] else {})
+    """Random states under the Trainer's names; of `torch.cuda` a list if it had several devices."""
+    state = {"python": _python_state(random), "numpy": _numpy_state(random), "cpu": random["torch"]["cpu"]}
+    return state | ({"cuda": random["torch"]["cuda"]} if "cuda" in random["torch"] else {})
 
 
 def _python_state(random: dict[str, Any]) -> tuple[Any, ...]:
@@ -94,6 +94,6 @@ def _python_state(random: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _numpy_state(random: dict[str, Any]) -> tuple[Any, ...]:
-    """Its plain tuple."""
+    """numpy's state as a plain tuple."""
     numpy = random["numpy"]
     return numpy["bit_generator"], numpy["state"]["key"], numpy["state"]["pos"], numpy["has_gauss"], numpy["gauss"]

@@ -1,10 +1,10 @@
-"""Which parameter a number in an optimizer's state dict means, as far as the file allows to know.
+"""Find out which parameter a number in an optimizer's state dict means, as far as the file allows.
 
-Names that the file tells (`param_names` in the groups, or names in place of numbers) are taken where a model in the
-file has them with fitting shapes. Else only numbers are known. With the model at hand they get names by one rule: a
-group has its parameters in the order of `named_parameters`. That settles a shape which only one group has, and has as
-often as the model. Anything else could be several parameters: it stays by number, and a note says why. A file that
-does not keep the model's order settles only shapes that occur once.
+Names in the file (`param_names` in the groups, or names in place of numbers) are used if a model in the file has them
+with matching shapes. Otherwise the file has only numbers. If the file has the model, numbers get names by one rule: a
+group has its parameters in the order of `named_parameters`. That decides a shape which only one group has, and as often
+as the model has it. Any other number may be one of several parameters: it stays a number, and a note says why. In a
+file that does not keep the model's order, only shapes that occur once are decided.
 """
 
 from collections import Counter, defaultdict
@@ -20,53 +20,53 @@ Names = dict[Key, str]
 Modules = dict[str, dict[str, Shape]]
 
 
-def add_optimizers(found: ImportedState) -> None:
-    """Make entries of the optimizers that were found. To be called once ties are known."""
+def add_optimizers(state: ImportedState) -> None:
+    """Add entries for the optimizers in the file. Call it after ties were found."""
     modules: Modules = {
-        name: _parameters(found, name) for name, entry in found.entries.items() if entry.kind == "module"
+        name: _parameters(state, name) for name, entry in state.entries.items() if entry.kind == "module"
     }
-    for entry, told in found.optimizers.items():
+    for entry, optimizer in state.optimizers.items():
         try:
-            _place(found, entry, told, modules)
+            _place(state, entry, optimizer, modules)
         except NotOptimizerStateError as e:
-            found.unfit[entry] = str(e)
+            state.unfit[entry] = str(e)
 
 
-def _place(found: ImportedState, entry: str, told: OptimizerStateDict, modules: Modules) -> None:
-    """Raises NotOptimizerStateError where it names parameters that are nowhere in the file."""
-    texts = _told_names(told)
-    names, unused = _by_text(found, told, texts, modules) if texts else ({}, "")
+def _place(state: ImportedState, entry: str, optimizer: OptimizerStateDict, modules: Modules) -> None:
+    """Add one optimizer. Raises NotOptimizerStateError if it names parameters that are not in the file."""
+    texts = _told_names(optimizer)
+    names, unused = _by_text(state, optimizer, texts, modules) if texts else ({}, "")
     if names:
-        found.notes.append(f"{entry}: the file names its {len(names)} parameters")
-        return found.place_optimizer(entry, told, names, {})
-    if not told.numbered:
-        _check_are_names(found, texts, modules, unused)
-        told = told.in_numbers()
-    names, why = _by_order(told, modules, found.ordered)
-    found.place_optimizer(entry, told, {}, names)
-    unused = f" Names that the file tells are not used: {unused}." if unused else ""
+        state.notes.append(f"{entry}: the file names its {len(names)} parameters")
+        return state.place_optimizer(entry, optimizer, names, {})
+    if not optimizer.numbered:
+        _check_are_names(state, texts, modules, unused)
+        optimizer = optimizer.in_numbers()
+    names, reason = _by_order(optimizer, modules, state.ordered)
+    state.place_optimizer(entry, optimizer, {}, names)
+    unused = f" Names in the file are not used: {unused}." if unused else ""
     uncertain = (
-        f", and their names are uncertain: {why}.{unused}"
+        f", and their names are uncertain: {reason}.{unused}"
         " Loading goes by position, as in torch: build the optimizer with the same groups in the same order."
     )
-    says = uncertain if why else f"; their names follow from shapes and order.{unused}"
-    found.notes.append(f"{entry}: the file numbers its {len(told.keys)} parameters{says}")
+    message = uncertain if reason else f"; their names follow from shapes and order.{unused}"
+    state.notes.append(f"{entry}: the file numbers its {len(optimizer.keys)} parameters{message}")
     return None
 
 
-def _check_are_names(found: ImportedState, texts: list[str], modules: Modules, why: str) -> None:
-    """Parameters that go by text go by the names of a model: some of which are in the file, if it has a model."""
-    known = {without_wrappers(name) for module in modules for name in _stored_names(found, module)}
-    if not {without_wrappers(text) for text in texts} & known and (known or any(map(str.isdecimal, texts))):
-        raise NotOptimizerStateError(f"calls its parameters {first_names(texts)}; {why}")
+def _check_are_names(state: ImportedState, texts: list[str], modules: Modules, reason: str) -> None:
+    """Check that text keys are parameter names: some must be in the file's model, if it has one."""
+    model_names = {without_wrappers(name) for module in modules for name in _stored_names(state, module)}
+    if not {without_wrappers(text) for text in texts} & model_names and (model_names or any(map(str.isdecimal, texts))):
+        raise NotOptimizerStateError(f"calls its parameters {first_names(texts)}; {reason}")
 
 
-def _parameters(found: ImportedState, module: str) -> dict[str, Shape]:
-    """In the order of the model; what is tied comes once. Batch norm's running statistics are no parameters."""
-    names = [name for name in found.tensors if name.startswith(f"{module}/")]
+def _parameters(state: ImportedState, module: str) -> dict[str, Shape]:
+    """Shapes of a model's parameters, in its order, ties once. Batch norm's running statistics are not parameters."""
+    names = [name for name in state.tensors if name.startswith(f"{module}/")]
     counted = {name.rpartition(".")[0] for name in names if name.endswith(".num_batches_tracked")}
     statistics = {f"{prefix}.{kind}" for prefix in counted for kind in ("running_mean", "running_var")}
-    entries = {name: found.tensors[name] for name in names if name not in statistics}
+    entries = {name: state.tensors[name] for name in names if name not in statistics}
     return {
         name: entry.shape
         for name, entry in entries.items()
@@ -74,12 +74,12 @@ def _parameters(found: ImportedState, module: str) -> dict[str, Shape]:
     }
 
 
-def _told_names(told: OptimizerStateDict) -> list[str]:
-    """One name for each parameter, in order; [] where the file does not tell them all, each once."""
-    if not told.numbered:
-        return [str(key) for key in told.keys]
+def _told_names(optimizer: OptimizerStateDict) -> list[str]:
+    """Return one name for each parameter, in order; [] if the file does not have all of them, each once."""
+    if not optimizer.numbered:
+        return [str(key) for key in optimizer.keys]
     texts: list[str] = []
-    for group, options in zip(told.groups, told.options, strict=True):
+    for group, options in zip(optimizer.groups, optimizer.options, strict=True):
         names = options.get("param_names")
         if not isinstance(names, list) or len(names) != len(group) or not all(type(n) is str for n in names):
             return []
@@ -87,71 +87,75 @@ def _told_names(told: OptimizerStateDict) -> list[str]:
     return texts if len(set(texts)) == len(texts) else []
 
 
-def _by_text(found: ImportedState, told: OptimizerStateDict, texts: list[str], modules: Modules) -> tuple[Names, str]:
-    """Key -> name, where one module has all the names; else why not."""
-    if told.numbered and told.keys != list(range(len(told.keys))):
+def _by_text(
+    state: ImportedState, optimizer: OptimizerStateDict, texts: list[str], modules: Modules
+) -> tuple[Names, str]:
+    """Map keys to names if one module has all the names; else {} and the reason."""
+    if optimizer.numbered and optimizer.keys != list(range(len(optimizer.keys))):
         return {}, "its numbers are not in order"
     fitting: dict[str, Names] = {}
     equal: set[str] = set()
-    why = "no model in the file has them"
+    reason = "no model in the file has them"
     for module in modules:
-        known = _stored_names(found, module)
+        stored_names = _stored_names(state, module)
         try:
-            matched = fit(texts, known, every_place=False, sides=("optimizer's", f"{module}'s"))
+            result = fit(texts, stored_names, must_match_all=False, sides=("optimizer's", f"{module}'s"))
         except AmbiguousNamesError as e:
-            why = f"in {module}, {e}"
+            reason = f"in {module}, {e}"
             continue
-        if matched is None:
-            strangers = [text for text in texts if text not in known]
-            why = f"{module} has no {first_names(strangers)}"
+        if result is None:
+            unknown = [text for text in texts if text not in stored_names]
+            reason = f"{module} has no {first_names(unknown)}"
             continue
-        names = {key: known[matched.names[text]] for key, text in zip(told.keys, texts, strict=True)}
-        misfits = [n for key, n in names.items() if told.shape_of(key) not in (None, found.tensors[n].shape)]
-        if misfits or len(set(names.values())) != len(names):
-            why = f"the shapes of {first_names(misfits)} differ" if misfits else "two of them are tied"
+        names = {key: stored_names[result.names[text]] for key, text in zip(optimizer.keys, texts, strict=True)}
+        mismatches = [n for key, n in names.items() if optimizer.shape_of(key) not in (None, state.tensors[n].shape)]
+        if mismatches or len(set(names.values())) != len(names):
+            reason = f"the shapes of {first_names(mismatches)} differ" if mismatches else "two of them are tied"
             continue
         fitting[module] = names
-        equal |= set() if matched.stripped else {module}
+        equal |= set() if result.stripped else {module}
     fitting = {module: names for module, names in fitting.items() if module in equal} or fitting
     if len(fitting) > 1:
-        return {}, f"{' and '.join(fitting)} have them alike"
-    return (fitting.popitem()[1], "") if fitting else ({}, why)
+        return {}, f"{' and '.join(fitting)} have the same names"
+    return (fitting.popitem()[1], "") if fitting else ({}, reason)
 
 
-def _stored_names(found: ImportedState, module: str) -> dict[str, str]:
-    """What the model calls its parameters -> the name each is stored under, which ties share."""
-    names = [n for n, e in found.tensors.items() if n.startswith(f"{module}/") and e.role == "parameter"]
+def _stored_names(state: ImportedState, module: str) -> dict[str, str]:
+    """Map the model's parameter names to the names they are stored under; ties share one."""
+    names = [n for n, e in state.tensors.items() if n.startswith(f"{module}/") and e.role == "parameter"]
     stored = {}
     for name in names:
-        entry = found.tensors[name]
+        entry = state.tensors[name]
         stored[name.removeprefix(f"{module}/")] = name if entry.view or not entry.alias_of else entry.alias_of
     return stored
 
 
-def _by_order(told: OptimizerStateDict, modules: Modules, ordered: bool) -> tuple[Names, str]:
-    shapes = {key: shape for key in told.keys if (shape := told.shape_of(key)) is not None}
-    if len(shapes) < len(told.keys):
-        return {}, f"no state tells the shapes of {len(told.keys) - len(shapes)} of them"
+def _by_order(optimizer: OptimizerStateDict, modules: Modules, ordered: bool) -> tuple[Names, str]:
+    shapes = {key: shape for key in optimizer.keys if (shape := optimizer.shape_of(key)) is not None}
+    if len(shapes) < len(optimizer.keys):
+        return {}, f"no state shows the shapes of {len(optimizer.keys) - len(shapes)} of them"
     if not modules:
         return {}, "there is no model in the file"
-    tried = {module: _in_order(told, shapes, module, parameters, ordered) for module, parameters in modules.items()}
-    fitting = [module for module, (names, _) in tried.items() if names]
+    results = {
+        module: _in_order(optimizer, shapes, module, parameters, ordered) for module, parameters in modules.items()
+    }
+    fitting = [module for module, (names, _) in results.items() if names]
     if len(fitting) > 1:
-        return {}, f"they fit {' and '.join(fitting)} alike"
-    return tried[fitting[0]] if fitting else ({}, "; ".join(dict.fromkeys(why for _, why in tried.values())))
+        return {}, f"they fit {' and '.join(fitting)} equally well"
+    return results[fitting[0]] if fitting else ({}, "; ".join(dict.fromkeys(reason for _, reason in results.values())))
 
 
 def _in_order(
-    told: OptimizerStateDict, shapes: dict[Key, Shape], module: str, parameters: dict[str, Shape], ordered: bool
+    optimizer: OptimizerStateDict, shapes: dict[Key, Shape], module: str, parameters: dict[str, Shape], ordered: bool
 ) -> tuple[Names, str]:
-    places: dict[Shape, list[int]] = defaultdict(list)
+    positions: dict[Shape, list[int]] = defaultdict(list)
     for i, shape in enumerate(parameters.values()):
-        places[shape].append(i)
-    if why := _undecided(told, shapes, module, places, ordered):
-        return {}, why
-    left = {shape: iter(found) for shape, found in places.items()}
-    chosen = {key: next(left[shapes[key]]) for key in told.keys}
-    for group in told.groups:
+        positions[shape].append(i)
+    if reason := _undecided(optimizer, shapes, module, positions, ordered):
+        return {}, reason
+    remaining = {shape: iter(indices) for shape, indices in positions.items()}
+    chosen = {key: next(remaining[shapes[key]]) for key in optimizer.keys}
+    for group in optimizer.groups:
         order = [chosen[key] for key in group]
         if ordered and order != sorted(order):
             return {}, f"a group does not have them in the order of {module}"
@@ -160,13 +164,17 @@ def _in_order(
 
 
 def _undecided(
-    told: OptimizerStateDict, shapes: dict[Key, Shape], module: str, places: dict[Shape, list[int]], ordered: bool
+    optimizer: OptimizerStateDict,
+    shapes: dict[Key, Shape],
+    module: str,
+    positions: dict[Shape, list[int]],
+    ordered: bool,
 ) -> str:
-    """The first shape that several parameters have, and nothing tells which is which; "" where there is none."""
-    owners = Counter(shape for group in told.groups for shape in {shapes[key] for key in group})
+    """Describe the first shape that does not decide which parameter is which; "" if there is none."""
+    owners = Counter(shape for group in optimizer.groups for shape in {shapes[key] for key in group})
     for shape, count in Counter(shapes.values()).items():
-        if count != len(places[shape]):
-            return f"{count} of them and {len(places[shape])} tensors of {module} have the shape {list(shape)}"
+        if count != len(positions[shape]):
+            return f"{count} of them and {len(positions[shape])} tensors of {module} have the shape {list(shape)}"
         if owners[shape] > 1:
             return f"{owners[shape]} groups have parameters of shape {list(shape)}"
         if count > 1 and not ordered:

@@ -1,4 +1,4 @@
-"""State dicts of optimizers in files of others, told by their form: {"state": {number: slots}, "param_groups": […]}.
+"""Detect and check optimizers' state dicts: {"state": {number: slots}, "param_groups": […]}.
 
 Source: torch.optim.Optimizer.state_dict; torch.distributed.checkpoint.state_dict writes names in place of the numbers.
 """
@@ -10,16 +10,16 @@ from workers.checkpoint.format.message_text import key_text
 from workers.checkpoint.format.optimizer_tree import SHAPED_LIKE_PARAMETER, Key
 
 MOST = 1_000_000
-"""Parameters, and groups: what a manifest has room for."""
+"""Maximum number of parameters, and of groups, that fit a manifest."""
 
 
 class NotOptimizerStateError(ValueError):
-    """It has the form of an optimizer's state dict, and says what none can say."""
+    """A value looks like an optimizer's state dict, but its content is not valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerStateDict:
-    """An optimizer's state dict, found sound: every key is in one group, and all state belongs to one of them."""
+    """A checked state dict of an optimizer: every key is in one group, and all state has such a key."""
 
     groups: tuple[tuple[Key, ...], ...]
     options: tuple[dict[str, Any], ...]
@@ -34,13 +34,13 @@ class OptimizerStateDict:
         return isinstance(self.keys[0], int)
 
     def in_numbers(self) -> "OptimizerStateDict":
-        """With numbers in the order of the groups, as torch.optim itself gives them."""
+        """Return it with numbers in the order of the groups, as torch.optim itself numbers them."""
         numbers: dict[Key, Key] = {key: number for number, key in enumerate(self.keys)}
         groups = tuple(tuple(numbers[key] for key in group) for group in self.groups)
         return OptimizerStateDict(groups, self.options, {numbers[key]: slots for key, slots in self.state.items()})
 
     def shape_of(self, key: Key) -> tuple[int, ...] | None:
-        """The parameter's, as its state tells it; None where it does not."""
+        """Return the parameter's shape if its state shows it, else None."""
         slots = self.state.get(key, {})
         shapes = {getattr(value, "shape", None) for slot, value in slots.items() if slot in SHAPED_LIKE_PARAMETER}
         shapes.discard(None)
@@ -58,7 +58,7 @@ def is_optimizer(value: Any) -> bool:
 
 
 def optimizers_in(value: Any) -> dict[str, Any]:
-    """Those that a list or a dict holds, by index or key, where it holds nothing else: GANs and Lightning have them."""
+    """Return the optimizers in a list or dict of nothing else, by index or key (GANs, Lightning)."""
     if isinstance(value, dict):
         items = {key: item for key, item in value.items() if isinstance(key, str)}
     else:
@@ -67,36 +67,38 @@ def optimizers_in(value: Any) -> dict[str, Any]:
 
 
 def not_portable_reason(value: dict[str, Any]) -> str:
-    """What an optimizer's state dict holds beyond what a checkpoint has a place for; "" where that is nothing."""
-    beside = sorted(map(_shown, set(value) - {"state", "param_groups"}))
-    if beside:
-        return f"has {beside[0]} beside state and groups"
+    """Return what an optimizer's state dict has that a checkpoint cannot represent; "" for nothing."""
+    other_keys = sorted(map(_shown, set(value) - {"state", "param_groups"}))
+    if other_keys:
+        return f"has {other_keys[0]} beside state and groups"
     keys = {key for group in value["param_groups"] for key in group["params"] if isinstance(key, str)}
-    apart = [key for key in value["state"] if isinstance(key, str) and key not in keys and not key.isdecimal()]
-    return f"keeps state under {_shown(apart[0])}, which is no parameter" if apart and not keys else ""
+    other_state = [key for key in value["state"] if isinstance(key, str) and key not in keys and not key.isdecimal()]
+    return f"keeps state under {_shown(other_state[0])}, which is not a parameter" if other_state and not keys else ""
 
 
 def read_state_dict(value: dict[str, Any]) -> OptimizerStateDict:
-    """Raises NotOptimizerStateError with what is wrong."""
-    found = value["param_groups"]
-    count = sum(len(group["params"]) for group in found)
-    if not 0 < count <= MOST or len(found) > MOST:
-        raise NotOptimizerStateError(f"has {len(found)} groups with {count} parameters; from 1 to {MOST} are read")
-    groups = tuple(tuple(group["params"]) for group in found)
-    told = OptimizerStateDict(groups, tuple(map(_options, found)), value["state"])
-    _check_keys(told.keys)
-    known = set(told.keys)
-    for key, slots in told.state.items():
-        if key not in known or type(key) not in (int, str):
+    """Check a state dict. Raises NotOptimizerStateError with the reason."""
+    saved_groups = value["param_groups"]
+    count = sum(len(group["params"]) for group in saved_groups)
+    if not 0 < count <= MOST or len(saved_groups) > MOST:
+        raise NotOptimizerStateError(
+            f"has {len(saved_groups)} groups with {count} parameters; from 1 to {MOST} are read"
+        )
+    groups = tuple(tuple(group["params"]) for group in saved_groups)
+    optimizer = OptimizerStateDict(groups, tuple(map(_options, saved_groups)), value["state"])
+    _check_keys(optimizer.keys)
+    valid_keys = set(optimizer.keys)
+    for key, slots in optimizer.state.items():
+        if key not in valid_keys or type(key) not in (int, str):
             raise NotOptimizerStateError(f"has state of parameter {_shown(key)}, which is in none of its groups")
         if not isinstance(slots, dict) or not all(map(_is_word, slots)):
-            raise NotOptimizerStateError(f"has state of parameter {_shown(key)} that is no dict of names")
-    return told
+            raise NotOptimizerStateError(f"has state of parameter {_shown(key)} that is not a dict with names as keys")
+    return optimizer
 
 
 def _options(group: dict[Any, Any]) -> dict[str, Any]:
-    if wrong := [key for key in group if not _is_word(key)]:
-        raise NotOptimizerStateError(f"has an option called {_shown(wrong[0])}")
+    if invalid := [key for key in group if not _is_word(key)]:
+        raise NotOptimizerStateError(f"has an option called {_shown(invalid[0])}")
     return {key: value for key, value in group.items() if key != "params"}
 
 

@@ -1,9 +1,9 @@
-"""Pickles of others, read as data: no class is imported and no function called, whatever the file says.
+"""Read untrusted pickles as data: no class is imported and no function is called.
 
-Every global in a pickle becomes a class of our own that only remembers its name and what it was called with. What we
-understand (tensors, numpy's arrays and scalars, a few containers) is translated afterwards; the rest is refused by
-name. So a hostile file can at worst name things. What it would build is estimated first (pickle_size_estimate.py), and
-it is read in a child process with limits and without network all the same.
+Every global in a pickle becomes a class that only records its name and arguments. Known ones (tensors, numpy's arrays
+and scalars, a few containers) are translated afterwards; others are refused by name. So a hostile file can at worst
+name things. In addition, its size in memory is estimated first (pickle_size_estimate.py), and it is read in a child
+process with limits and without network.
 """
 
 import io
@@ -16,28 +16,28 @@ from workers.checkpoint.exchange.pickle_size_estimate import MOST_GLOBALS, Unsou
 from workers.errors import CheckpointError
 
 LARGEST_BYTES = 256 << 20
-"""Of a pickle: the names and numbers of a model, not its tensors."""
+"""Maximum size of a pickle: it has a model's names and numbers, not its tensors."""
 
 
 class PickledCall:
-    """What a pickle wanted to make: `what`(*`arguments`), then given `state`, `items` and `elements`."""
+    """A call recorded from a pickle: `what`(*`arguments`), then set `state`, `items` and `elements`."""
 
     what = ""
 
-    def __new__(cls, *arguments: Any, **named: Any) -> "PickledCall":
-        made = super().__new__(cls)
-        made.arguments = arguments + ((named,) if named else ())
-        made.state = None
-        made.items = {}
-        made.elements = []
-        return made
+    def __new__(cls, *arguments: Any, **keywords: Any) -> "PickledCall":
+        call = super().__new__(cls)
+        call.arguments = arguments + ((keywords,) if keywords else ())
+        call.state = None
+        call.items = {}
+        call.elements = []
+        return call
 
     arguments: tuple[Any, ...]
     state: Any
     items: dict[Any, Any]
 
-    def __init__(self, *arguments: Any, **named: Any):
-        """All is done: pickles make objects without calling this."""
+    def __init__(self, *arguments: Any, **keywords: Any):
+        """Do nothing: unpickling creates objects without calling this."""
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
@@ -64,7 +64,7 @@ _HARMLESS: dict[str, Any] = {
 
 
 def name_of(value: Any) -> str:
-    """The name of a global that a pickle mentions without calling it; "" for anything else."""
+    """Return the name of a global that a pickle mentions without calling it; "" for anything else."""
     return value.what if isinstance(value, type) and issubclass(value, PickledCall) else ""
 
 
@@ -84,23 +84,25 @@ class _Inert(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         if self._persistent is None:
-            raise pickle.UnpicklingError("it refers to things outside itself")
+            raise pickle.UnpicklingError("it refers to objects outside the pickle")
         return self._persistent(pid)
 
 
-def read(data: bytes, where: str, persistent: Callable[[Any], Any] | None = None) -> Any:
-    """The values of a pickle, with Calls and Symbols for what it would have run. Raises CheckpointError."""
+def read(data: bytes, source: str, persistent: Callable[[Any], Any] | None = None) -> Any:
+    """Read a pickle, with PickledCalls for what loading it would run. Raises CheckpointError."""
     if len(data) > LARGEST_BYTES:
-        raise CheckpointError(f"{where}: a pickle of {len(data)} bytes", f"at most {LARGEST_BYTES} are read")
+        raise CheckpointError(f"{source}: a pickle of {len(data)} bytes", f"at most {LARGEST_BYTES} are read")
     try:
         scan(data)
         return _Inert(data, persistent).load()
     except Unsound as e:
-        raise CheckpointError(f"{where} is a pickle that {e}", "no program writes such a file; do not use it") from None
+        raise CheckpointError(
+            f"{source} is a pickle that {e}", "do not use this file: no known program writes such files"
+        ) from None
     except CheckpointError:
         raise
-    except Exception as e:  # a pickle may be wrong in any way
+    except Exception as e:  # an invalid pickle may cause any error
         raise CheckpointError(
-            f"{where} is not a pickle that can be read as data: {e}",
+            f"{source} is not a pickle that can be read as data: {e}",
             "check that the file is complete, then run it again",
         ) from e

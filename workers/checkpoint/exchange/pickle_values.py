@@ -1,4 +1,7 @@
-"""What a pickle meant, as plain values: tensors by reference, numpy's arrays, a few containers; the rest refused."""
+"""Translate recorded pickles to plain values: tensors by reference, numpy's arrays, a few containers.
+
+Anything else is refused by name.
+"""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -18,18 +21,20 @@ from workers.errors import CheckpointError
 
 MOST_REFUSED = 1000
 MOST_VALUES = 300_000
-"""That lists and dicts hold together, each counted wherever it occurs. A text or an array counts by its length, too."""
+"""Maximum number of values in lists and dicts together, each counted wherever it occurs. Texts and arrays also count by
+length.
+"""
 COUNTED_BYTES = 64
 DEEPEST = tree.DEEPEST
 
 
 @dataclass(slots=True)
 class PickleDecoder:
-    """Translates what symbols.read gave. `refused` has a line for everything that was left out.
+    """Translate what pickle_symbols.read returned. `refused` has a line for everything that was left out.
 
-    A list that is held twice becomes two, so what comes out is a tree. `size_bytes` of the pickles allow for its size:
-    no honest one holds much more than it says. Raises CheckpointError beyond that. `with_grad` counts tensors that had
-    requires_grad.
+    A list that occurs twice is translated twice, so that the result is a tree. Its size is limited by the `size_bytes`
+    of the pickles: a valid one does not have many more values than bytes. Raises CheckpointError beyond that.
+    `with_grad` counts tensors that had requires_grad.
     """
 
     refused: dict[str, str] = field(default_factory=dict)
@@ -39,196 +44,202 @@ class PickleDecoder:
     _deep: int = 0
     _of: str = ""
 
-    def allow(self, where: str, size_bytes: int) -> None:
-        """The pickle at `where` is next."""
-        self._of = where
+    def allow(self, path: str, size_bytes: int) -> None:
+        """Announce the next pickle, `path`, and raise the limit by its size."""
+        self._of = path
         self._left += size_bytes
 
-    def value(self, value: Any, where: str) -> Any:
+    def value(self, value: Any, path: str) -> Any:
         self._count(1)
         if isinstance(value, str | bytes | bytearray):
             self._count(len(value) // COUNTED_BYTES)
             return value
         if isinstance(value, PickledCall):
-            return self._once(value, where)
+            return self._once(value, path)
         if isinstance(value, dict | list | tuple | set | frozenset):
-            return self._container(value, where)
+            return self._container(value, path)
         if name := name_of(value):
             short = name.removeprefix("torch.")
             if short in DTYPES:
                 return DtypeName(short)
-            return short if short != name else self._refuse(where, name)
+            return short if short != name else self._refuse(path, name)
         return value
 
-    def _count(self, more: int) -> None:
-        self._left -= more
+    def _count(self, count: int) -> None:
+        self._left -= count
         if self._left < 0:
             raise CheckpointError(
-                f"{self._of} holds many more values than its size allows for: some hold the same ones again and again",
+                f"{self._of} has many more values than its size allows: some contain the same ones again and again",
                 "do not use this file",
             )
 
-    def _container(self, value: Any, where: str) -> Any:
+    def _container(self, value: Any, path: str) -> Any:
         if self._deep > DEEPEST:
-            raise CheckpointError(f"{where:.200} is nested deeper than {DEEPEST}", "does it contain itself?")
+            raise CheckpointError(
+                f"{path:.200} is nested deeper than {DEEPEST}", "check that it does not contain itself"
+            )
         self._deep += 1
         try:
             if isinstance(value, dict):
-                return self._dict(value, where)
+                return self._dict(value, path)
             kind = type(value) if type(value) in (list, tuple, set, frozenset) else list
-            return kind(self.value(item, f"{where}/{i}") for i, item in enumerate(value))
+            return kind(self.value(item, f"{path}/{i}") for i, item in enumerate(value))
         finally:
             self._deep -= 1
 
-    def _once(self, call: PickledCall, where: str) -> Any:
-        """One tensor held twice stays one. The key holds the Call: the next file's may else get its place in memory."""
+    def _once(self, call: PickledCall, path: str) -> Any:
+        """Translate a call once, so that a tensor that occurs twice stays one.
+        The key keeps the call alive: otherwise a call of the next file could get its address.
+        """
         if call in self._seen:
             return self._seen[call]
-        made = self._call(call, where)
-        if isinstance(made, np.ndarray):
-            self._count(made.nbytes // COUNTED_BYTES)
-        if not isinstance(made, dict | list | tuple | set | frozenset | str | bytes):
-            self._seen[call] = made
-        return made
+        value = self._call(call, path)
+        if isinstance(value, np.ndarray):
+            self._count(value.nbytes // COUNTED_BYTES)
+        if not isinstance(value, dict | list | tuple | set | frozenset | str | bytes):
+            self._seen[call] = value
+        return value
 
-    def _dict(self, value: dict[Any, Any], where: str) -> Any:
-        items = {self._key(k, where): self.value(v, f"{where}/{key_text(k)}") for k, v in dict.items(value)}
+    def _dict(self, value: dict[Any, Any], path: str) -> Any:
+        items = {self._key(k, path): self.value(v, f"{path}/{key_text(k)}") for k, v in dict.items(value)}
         if len(items) != len(value):
-            raise CheckpointError(f"{where:.200} has two keys that are one as plain values", "rename one of them")
+            raise CheckpointError(f"{path:.200} has two keys that are equal as plain values", "rename one of them")
         if type(value) not in (OrderedDict, Counter):
             return items
         versions = getattr(value, "_metadata", None)
         if type(value) is Counter or not isinstance(versions, dict):
             return type(value)(items)
-        made = ModuleState(items)
-        made.versions = self.value(versions, f"{where}/_metadata")
-        return made
+        module_state = ModuleState(items)
+        module_state.versions = self.value(versions, f"{path}/_metadata")
+        return module_state
 
-    def _key(self, key: Any, where: str) -> Any:
-        return _untyped(self.value(key, where))
+    def _key(self, key: Any, path: str) -> Any:
+        return _untyped(self.value(key, path))
 
-    def _call(self, call: PickledCall, where: str) -> Any:
+    def _call(self, call: PickledCall, path: str) -> Any:
         make = _KNOWN.get(call.what)
         if make is None:
-            what = _WITHOUT_PLACE.get(call.what)
-            return self._refuse(where, f"{what} ({call.what})" if what else call.what)
+            description = _WITHOUT_PLACE.get(call.what)
+            return self._refuse(path, f"{description} ({call.what})" if description else call.what)
         if call.items or call.elements or (call.state is not None and make not in (_array, _state, _namespace)):
-            return self._refuse(where, f"{call.what} (with state set afterwards)")
+            return self._refuse(path, f"{call.what} (with state set afterwards)")
         try:
-            return make(self, call, where)
+            return make(self, call, path)
         except (TypeError, ValueError, IndexError, KeyError, AttributeError, LookupError) as e:
-            return self._refuse(where, f"{call.what} ({e!s:.200})")
+            return self._refuse(path, f"{call.what} ({e!s:.200})")
 
-    def set_beside(self, where: str, tensor: Any, requires_grad: Any, hooks: Any, attributes: Any = None) -> None:
-        """What torch.load would give the tensor at `where` beyond its values; None if that was refused."""
+    def set_beside(self, path: str, tensor: Any, requires_grad: Any, hooks: Any, attributes: Any = None) -> None:
+        """Check what torch.load would set on a tensor beyond its values.
+        `path` is its place in the file; `tensor` is None if it was refused.
+        """
         if type(requires_grad) is not bool:
             raise TypeError("requires_grad is neither True nor False")
         if requires_grad and tensor is not None and tensor.dtype not in (*FLOATS, *COMPLEX):
             raise ValueError(f"{tensor.dtype} cannot require gradients")
         self.with_grad += requires_grad
         if hooks is not None and (not isinstance(hooks, dict) or hooks):
-            self._refuse(f"{where}._backward_hooks", "backward hook of a tensor")
+            self._refuse(f"{path}._backward_hooks", "backward hook of a tensor")
         for part in attributes if isinstance(attributes, tuple) else (attributes,):
             if part is not None and not isinstance(part, dict):
-                raise TypeError("its attributes are no dict")
+                raise TypeError("its attributes are not a dict")
             for name in part or ():
-                self._refuse(f"{where}.{key_text(name)}", "Python attribute of a tensor")
+                self._refuse(f"{path}.{key_text(name)}", "Python attribute of a tensor")
 
-    def _refuse(self, where: str, what: str) -> None:
+    def _refuse(self, path: str, description: str) -> None:
         if len(self.refused) < MOST_REFUSED:
-            self.refused[where] = what
+            self.refused[path] = description
 
 
 def _untyped(key: Any) -> Any:
-    """A key is plain all through: a checkpoint's JSON has no leaves in keys."""
-    plain = key.content() if isinstance(key, Typed) else key
-    return type(plain)(map(_untyped, plain)) if type(plain) in (tuple, frozenset) else plain
+    """Return a key of plain types only: a checkpoint's JSON has no leaves in keys."""
+    value = key.content() if isinstance(key, Typed) else key
+    return type(value)(map(_untyped, value)) if type(value) in (tuple, frozenset) else value
 
 
-def _tensor(plain: PickleDecoder, call: PickledCall, where: str) -> Any:
+def _tensor(plain: PickleDecoder, call: PickledCall, path: str) -> Any:
     rebuilt = read_tensor(call)
-    plain.set_beside(where, rebuilt.tensor, rebuilt.requires_grad, rebuilt.hooks)
+    plain.set_beside(path, rebuilt.tensor, rebuilt.requires_grad, rebuilt.hooks)
     return rebuilt.tensor
 
 
-def _parameter(plain: PickleDecoder, call: PickledCall, where: str) -> Any:
+def _parameter(plain: PickleDecoder, call: PickledCall, path: str) -> Any:
     data, requires_grad, hooks = call.arguments
-    return _with_attributes(plain, data, requires_grad, hooks, None, where)
+    return _with_attributes(plain, data, requires_grad, hooks, None, path)
 
 
-def _parameter_with_state(plain: PickleDecoder, call: PickledCall, where: str) -> Any:
+def _parameter_with_state(plain: PickleDecoder, call: PickledCall, path: str) -> Any:
     data, requires_grad, hooks, state = call.arguments
-    return _with_attributes(plain, data, requires_grad, hooks, state, where)
+    return _with_attributes(plain, data, requires_grad, hooks, state, path)
 
 
-def _of_type(plain: PickleDecoder, call: PickledCall, where: str) -> Any:
-    """A tensor with Python attributes, or one of a subclass, of which its class alone knows what it means."""
+def _of_type(plain: PickleDecoder, call: PickledCall, path: str) -> Any:
+    """Read a tensor with Python attributes. Subclasses are refused: only their class knows what they mean."""
     rebuild, kind, arguments, state = call.arguments
     if name_of(kind) not in ("torch.Tensor", "torch.nn.parameter.Parameter"):
         raise ValueError(f"of the class {name_of(kind)}")
     if not name_of(rebuild) or not isinstance(arguments, tuple):
-        raise ValueError("rebuilt by something else than a function")
-    return _with_attributes(plain, rebuild(*arguments), False, None, state, where)
+        raise ValueError("rebuilt by something other than a function")
+    return _with_attributes(plain, rebuild(*arguments), False, None, state, path)
 
 
-def _with_attributes(plain: PickleDecoder, data: Any, requires_grad: Any, hooks: Any, state: Any, where: str) -> Any:
-    tensor = plain.value(data, where)
+def _with_attributes(plain: PickleDecoder, data: Any, requires_grad: Any, hooks: Any, state: Any, path: str) -> Any:
+    tensor = plain.value(data, path)
     if tensor is not None and not isinstance(tensor, ForeignTensor):
         raise TypeError(f"made of a {type(tensor).__name__}")
-    plain.set_beside(where, tensor, requires_grad, hooks, state)
+    plain.set_beside(path, tensor, requires_grad, hooks, state)
     return tensor
 
 
-def _device_tensor(plain: PickleDecoder, call: PickledCall, where: str) -> Any:
-    """Of a device without storages, such as XLA: its values as the CPU has them, its dtype and device."""
+def _device_tensor(plain: PickleDecoder, call: PickledCall, path: str) -> Any:
+    """Read a tensor of a device without storages, such as XLA: values as on the CPU, dtype and device."""
     data, dtype, device, requires_grad = call.arguments
-    tensor, device = plain.value(data, where), plain.value(device, where)
+    tensor, device = plain.value(data, path), plain.value(device, path)
     if not isinstance(device, str):
-        raise TypeError("its device is no text")
+        raise TypeError("its device is not text")
     if isinstance(tensor, np.ndarray):
         tensor = of_array(tensor, dtype_of(dtype), str(device))
     elif isinstance(tensor, Reference) and tensor.dtype == dtype_of(dtype):
         tensor = replace(tensor, storage=replace(tensor.storage, device=str(device)))
     elif tensor is not None:
         raise ValueError(
-            f"values of {getattr(tensor, 'dtype', type(tensor).__name__)} are said to be {dtype_of(dtype)}"
+            f"values of {getattr(tensor, 'dtype', type(tensor).__name__)} are declared as {dtype_of(dtype)}"
         )
-    plain.set_beside(where, tensor, requires_grad, None)
+    plain.set_beside(path, tensor, requires_grad, None)
     return tensor
 
 
-def _array(plain: PickleDecoder, call: PickledCall, where: str) -> Any:
-    """numpy's own: _reconstruct(ndarray, (0,), b"b") and a state of (version, shape, dtype, is_fortran, bytes)."""
+def _array(plain: PickleDecoder, call: PickledCall, path: str) -> Any:
+    """Read _reconstruct(ndarray, (0,), b"b") with state (version, shape, dtype, is_fortran, bytes)."""
     _, shape, dtype, fortran, data = call.state
     if name_of(call.arguments[0]) != "numpy.ndarray":
         raise ValueError(f"of the class {name_of(call.arguments[0])}")
     if any(type(n) is not int or n < 0 for n in shape):
-        raise ValueError("sizes of an array are whole numbers")
+        raise ValueError("sizes of an array are not integers")
     array: np.ndarray[Any, Any] = np.frombuffer(_data(plain, data), _dtype(dtype))
     return array.reshape(shape, order="F" if fortran else "C").copy()
 
 
-def _scalar(plain: PickleDecoder, call: PickledCall, where: str) -> Any:
+def _scalar(plain: PickleDecoder, call: PickledCall, path: str) -> Any:
     dtype, data = call.arguments
     (value,) = np.frombuffer(_data(plain, data), _dtype(dtype))
     return value
 
 
 def _dtype(dtype: Any) -> "np.dtype[Any]":
-    """numpy.dtype("f8", …) with a state whose second item is the byte order."""
+    """Read numpy.dtype("f8", …) with a state whose second item is the byte order."""
     code, order = dtype.arguments[0], dtype.state[1] if dtype.state else "|"
     if dtype.state and any(part is not None for part in dtype.state[2:5]):
         raise ValueError("a dtype without fields is expected")
     if not isinstance(code, str) or len(code) > 4 or not isinstance(order, str) or order not in ("<", ">", "|", "="):
         raise ValueError("a dtype of numbers is expected")
-    found = np.dtype(order + code if order in ("<", ">") else code)
-    if not portable(found):
-        raise ValueError(f"{found} is no portable number")
-    return found
+    result = np.dtype(order + code if order in ("<", ">") else code)
+    if not portable(result):
+        raise ValueError(f"{result} is not a portable number type")
+    return result
 
 
 def _data(plain: PickleDecoder, value: Any) -> bytes:
-    """Bytes as pickles of protocol 2 have them: text in latin-1, and none as a call of `bytes`."""
+    """Return bytes as pickles of protocol 2 have them: text in latin-1, or an empty call of `bytes`."""
     if isinstance(value, PickledCall) and value.what in _BYTES and not value.arguments:
         return b""
     if isinstance(value, PickledCall) and value.what == "_codecs.encode":
@@ -243,30 +254,30 @@ def _data(plain: PickleDecoder, value: Any) -> bytes:
     return bytes(value)
 
 
-def _size(plain: PickleDecoder, call: PickledCall, where: str) -> TorchSize:
+def _size(plain: PickleDecoder, call: PickledCall, path: str) -> TorchSize:
     (sizes,) = call.arguments
-    made = TorchSize(plain.value(sizes, where))
-    if any(type(n) is not int for n in made):
-        raise TypeError("its sizes are not whole numbers")
-    return made
+    size = TorchSize(plain.value(sizes, path))
+    if any(type(n) is not int for n in size):
+        raise TypeError("its sizes are not integers")
+    return size
 
 
-def _state(plain: PickleDecoder, call: PickledCall, where: str) -> Any:
-    return plain.value(call.state, where)
+def _state(plain: PickleDecoder, call: PickledCall, path: str) -> Any:
+    return plain.value(call.state, path)
 
 
 def _words(call: PickledCall) -> list[str]:
     if not all(isinstance(item, str | int) and len(key_text(item)) <= 4096 for item in call.arguments):
-        raise TypeError("words are expected")
+        raise TypeError("short texts are expected")
     return [key_text(item) for item in call.arguments]
 
 
-def _namespace(plain: PickleDecoder, call: PickledCall, where: str) -> Any:
-    state = plain.value(call.state, where)
+def _namespace(plain: PickleDecoder, call: PickledCall, path: str) -> Any:
+    state = plain.value(call.state, path)
     return Namespace(state) if type(state) is dict and all(type(key) is str for key in state) else state
 
 
-def _path(plain: PickleDecoder, call: PickledCall, where: str) -> str:
+def _path(plain: PickleDecoder, call: PickledCall, path: str) -> str:
     return PathText("/".join(_words(call)).replace("//", "/"))
 
 
@@ -282,10 +293,10 @@ _KNOWN: dict[str, Callable[[PickleDecoder, PickledCall, str], Any]] = {
     "torch._utils._rebuild_parameter_with_state": _parameter_with_state,
     "torch._tensor._rebuild_from_type_v2": _of_type,
     "torch.Size": _size,
-    "torch.device": lambda plain, call, where: DeviceName(":".join(_words(call))),
+    "torch.device": lambda plain, call, path: DeviceName(":".join(_words(call))),
     "argparse.Namespace": _namespace,
     "types.SimpleNamespace": _state,
-    **dict.fromkeys(("_codecs.encode", *_BYTES), lambda plain, call, where: _data(plain, call)),
+    **dict.fromkeys(("_codecs.encode", *_BYTES), lambda plain, call, path: _data(plain, call)),
     **dict.fromkeys((f"pathlib.{name}Path" for name in ("", "Posix", "Windows", "PurePosix")), _path),
     **dict.fromkeys((f"pathlib._local.{name}Path" for name in ("", "Posix", "Windows")), _path),
     **{f"{n}.multiarray._reconstruct": _array for n in ("numpy.core", "numpy._core")},
@@ -300,4 +311,4 @@ _WITHOUT_PLACE = {
     "torch._utils._rebuild_meta_tensor_no_storage": "tensor on the meta device, without values",
     "torch._utils._rebuild_wrapper_subclass": "tensor of a subclass, without values of its own",
 }
-"""Tensors that a checkpoint cannot hold, in words."""
+"""Tensors that a checkpoint cannot store, with a description."""

@@ -1,4 +1,4 @@
-"""The step of a source, read from the names that training scripts use."""
+"""Find the step of an imported source, by the names that training scripts use."""
 
 import math
 import re
@@ -17,30 +17,30 @@ NAMES = (
     *("num_steps", "steps", "steps_taken", "train_step", "training_step", "current_step", "completed_steps"),
     *("num_updates", "total_steps_taken", "n_iter", "iterations"),
 )
-"""Lightning and the Trainer; tutorials; nanoGPT; Megatron and detectron2; MMEngine; the rest in order of frequency."""
+"""Lightning and the Trainer; tutorials; nanoGPT; Megatron and detectron2; MMEngine; others in order of frequency."""
 EPOCHS = ("epoch", "epochs", "current_epoch", "epochs_trained")
 WITHIN = ("trainer_state", "train_state", "training_state", "state", "meta", "extra", "extra_state", "progress", "info")
-"""Dicts that hold such a name: torchtitan, MMEngine, fairseq."""
+"""Dicts that may contain such a name: torchtitan, MMEngine, fairseq."""
 LARGEST = 2**63 - 1
 _IN_NAME = re.compile(r"(?:^|[-_.])(?:step|steps|iter|iteration|checkpoint|ckpt)[-_=]?(\d{1,18})(?=$|[-_.])")
 _CODES = {"int64": "<q", "int32": "<i", "int16": "<h", "int8": "<b", "uint8": "<B", "float32": "<f", "float64": "<d"}
 
 
 def step_in(value: Any) -> tuple[int, str] | None:
-    """The step that the value of a file tells, and the key it stands under; an epoch where there is no step."""
-    places = [*_dicts(value)]
+    """Return the step in a file's value, with its key; an epoch if there is no step."""
+    dicts = [*_dicts(value)]
     for names in (NAMES, EPOCHS):
-        for where, found in places:
+        for prefix, values in dicts:
             for name in names:
-                if (number := _number(found.get(name))) is not None:
-                    return number, f"{where}{name}"
+                if (number := _number(values.get(name))) is not None:
+                    return number, f"{prefix}{name}"
     return None
 
 
 def step_in_name(name: str) -> int | None:
-    """As in checkpoint-500, step_500, ckpt-500.pt."""
-    found = _IN_NAME.search(name.lower())
-    return int(found[1]) if found else None
+    """Return the step in a name such as checkpoint-500, step_500 or ckpt-500.pt."""
+    match = _IN_NAME.search(name.lower())
+    return int(match[1]) if match else None
 
 
 def _dicts(value: Any) -> Iterator[tuple[str, dict[Any, Any]]]:
@@ -50,7 +50,7 @@ def _dicts(value: Any) -> Iterator[tuple[str, dict[Any, Any]]]:
 
 
 def _number(value: Any) -> int | None:
-    """A whole number from 0 on, also as a float or as a tensor or an array of one element."""
+    """Return a non-negative integer, also from a float or from a tensor or array of one element."""
     if isinstance(value, Reference | InlineTensor):
         value = _element(value)
     elif isinstance(value, np.ndarray | np.generic) and value.size == 1:

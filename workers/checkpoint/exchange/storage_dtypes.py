@@ -1,4 +1,4 @@
-"""Dtypes of storages, by the names that pickles of torch.save have for their classes."""
+"""Dtypes of storages, by the class names in pickles of torch.save."""
 
 from workers.checkpoint.format.dtypes import DTYPES
 
@@ -10,14 +10,14 @@ _TYPED = {
     **{f"{name}Storage": name.lower() for name in ("QInt8", "QUInt8", "QInt32", "QUInt4x2", "QUInt2x4")},
 }  # fmt: skip
 _QUANTIZED_BYTES = {"qint8": 1, "quint8": 1, "qint32": 4, "quint4x2": 1, "quint2x4": 1}
-"""Storages of tensors that are refused by name, once it is known where they are."""
+"""Item sizes of quantized storages. Their tensors are refused by name once their position is known."""
 
 
 def dtype_of(kind: str) -> "str | None":
-    """Of a storage's class, such as `torch.FloatStorage`; None for any other."""
+    """Return the dtype of a storage class such as `torch.FloatStorage`; None for any other."""
     return _TYPED.get(kind.rpartition(".")[2])
 
 
 def bytes_of(dtype: str) -> int:
-    """Of one element."""
+    """Return the size of one element."""
     return _QUANTIZED_BYTES[dtype] if dtype in _QUANTIZED_BYTES else DTYPES[dtype].bytes

@@ -1,7 +1,7 @@
-"""Tensors in files of others by reference, and what the functions with which torch rebuilds them were given.
+"""References to tensors in imported files, read from the calls with which torch rebuilds them.
 
-torch.load calls these functions; here their arguments are read as data. Each argument is honoured or refused by name:
-one that is overlooked changes numbers without a word. Source: torch/_utils.py and torch/_tensor.py of torch 2.13; for
+torch.load calls these functions; here their arguments are read as data. Each argument is applied or refused by name:
+one that is overlooked would change numbers silently. Source: torch/_utils.py and torch/_tensor.py of torch 2.13; for
 tensors of torch-xla, also those of torch 1.5 to 1.12.
 """
 
@@ -15,7 +15,7 @@ from workers.checkpoint.format.dtypes import COMPLEX, DTYPES
 
 MOST_DIMENSIONS = 64
 SIGNED = ("float16", "bfloat16", "float32", "float64", *COMPLEX)
-"""What torch sets the negative bit of, and can compute: .imag of a conjugated tensor, or what was made of it."""
+"""Dtypes for which torch sets the negative bit: .imag of a conjugated tensor, or what was made of it."""
 _COUNTS = {"_rebuild_tensor": (4, 4), "_rebuild_tensor_v2": (6, 7), "_rebuild_tensor_v3": (7, 8)}
 
 
@@ -33,8 +33,9 @@ class Storage:
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """A tensor in a file: elements of `storage` from `offset` on. `conj` and `neg` are the bits with which torch marks
-    numbers that it would have to conjugate or negate."""
+    """A tensor in a file: elements of `storage` from `offset` on.
+    `conj` and `neg` are the bits with which torch marks numbers that it still has to conjugate or negate.
+    """
 
     storage: Storage
     dtype: str
@@ -50,7 +51,7 @@ class Reference:
 
     @property
     def sign_bytes(self) -> tuple[int, ...]:
-        """Bytes of each element whose highest bit is to be turned over, to get the numbers that the bits stand for."""
+        """Bytes of each element whose highest bit must be flipped to apply `conj` and `neg`."""
         last = DTYPES[self.dtype].bytes - 1
         if self.dtype not in COMPLEX:
             return (last,) * self.neg
@@ -59,7 +60,7 @@ class Reference:
 
 @dataclass(frozen=True, eq=False)
 class InlineTensor:
-    """A tensor whose values lie in the pickle itself. `array` has as many elements of as many bytes."""
+    """A tensor whose values are in the pickle itself. `array` has elements of the same number and size."""
 
     dtype: str
     array: "np.ndarray[Any, Any]"
@@ -72,7 +73,7 @@ class InlineTensor:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """A tensor that ranks have cut: where each part begins in it."""
+    """A tensor that is sharded over ranks: each part by its start."""
 
     shape: tuple[int, ...]
     parts: dict[tuple[int, ...], Reference]
@@ -91,7 +92,7 @@ ForeignTensor = Reference | InlineTensor | Parts
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """A tensor, and what torch.load would give it beside its values."""
+    """A tensor, and what torch.load would set on it beyond its values."""
 
     tensor: Reference
     requires_grad: Any = False
@@ -99,25 +100,25 @@ class Rebuilt:
 
 
 def read_tensor(call: PickledCall) -> Rebuilt:
-    """The arguments of torch._utils._rebuild_tensor, _v2 and _v3. Raises ValueError, TypeError with what is wrong."""
+    """Read the arguments of torch._utils._rebuild_tensor, _v2 and _v3. Raises ValueError, TypeError with the reason."""
     name = call.what.rpartition(".")[2]
-    least, most = _COUNTS[name]
-    if not least <= len(call.arguments) <= most:
-        raise ValueError(f"{len(call.arguments)} arguments, {least} to {most} are known")
-    storage, offset, shape, strides, *more = call.arguments
+    minimum, maximum = _COUNTS[name]
+    if not minimum <= len(call.arguments) <= maximum:
+        raise ValueError(f"{len(call.arguments)} arguments; {minimum} to {maximum} are supported")
+    storage, offset, shape, strides, *optional = call.arguments
     if not isinstance(storage, Storage):
         raise TypeError("a storage is expected")
     shape, strides = _sizes(shape), _sizes(strides)
     if len(shape) != len(strides) or type(offset) is not int or not 0 <= offset < 2**63:
         raise ValueError("offset, sizes and strides do not fit each other")
-    dtype = dtype_of(more[2]) if name.endswith("_v3") else storage.dtype
-    metadata = call.arguments[most - 1] if more and len(call.arguments) == most else None
+    dtype = dtype_of(optional[2]) if name.endswith("_v3") else storage.dtype
+    metadata = call.arguments[maximum - 1] if optional and len(call.arguments) == maximum else None
     conj, neg = _bits(metadata, dtype)
-    return Rebuilt(Reference(storage, dtype, offset, shape, strides, conj, neg), *more[:2])
+    return Rebuilt(Reference(storage, dtype, offset, shape, strides, conj, neg), *optional[:2])
 
 
 def dtype_of(value: Any) -> str:
-    """Of a global as torch.float32. Raises ValueError."""
+    """Return the dtype that a global such as torch.float32 names. Raises ValueError."""
     module, _, name = name_of(value).rpartition(".")
     if module != "torch" or name not in DTYPES:
         raise ValueError(f"its dtype is {name_of(value) or 'none'}")
@@ -125,32 +126,33 @@ def dtype_of(value: Any) -> str:
 
 
 def of_array(array: "np.ndarray[Any, Any]", dtype: str, device: str) -> InlineTensor:
-    """A tensor of torch-xla as torch wrote it before 1.13: numpy's values, for bfloat16 as float32. Raises ValueError
-    where dtype and values differ otherwise, or numbers would be rounded."""
+    """Build a tensor of torch-xla from before torch 1.13: numpy's values, for bfloat16 as float32.
+    Raises ValueError if dtype and values differ in another way, or if numbers would be rounded.
+    """
     native = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")).reshape(array.shape)
     if native.dtype.name == dtype:
         return InlineTensor(dtype, native, device)
     if (native.dtype.name, dtype) != ("float32", "bfloat16"):
-        raise ValueError(f"values of {native.dtype.name} are said to be {dtype}")
+        raise ValueError(f"values of {native.dtype.name} are declared as {dtype}")
     bits = native.view(np.uint32)
     if (bits & 0xFFFF).any():
-        raise ValueError("values of float32 are said to be bfloat16, which cannot hold them all")
+        raise ValueError("values of float32 are declared as bfloat16, which cannot represent them all")
     return InlineTensor(dtype, np.asarray(bits >> 16).astype(np.uint16), device)
 
 
 def _sizes(value: Any) -> tuple[int, ...]:
-    """Of a tuple, a list or a torch.Size."""
+    """Read a tuple, a list or a torch.Size."""
     if isinstance(value, PickledCall) and value.what == "torch.Size" and len(value.arguments) == 1:
         value = value.arguments[0]
     if not isinstance(value, tuple | list) or len(value) > MOST_DIMENSIONS:
-        raise ValueError("sizes and strides of a tensor are tuples")
+        raise ValueError("sizes and strides of a tensor are not tuples")
     if any(type(n) is not int or not 0 <= n < 2**63 for n in value):
-        raise ValueError("sizes and strides of a tensor are whole numbers")
+        raise ValueError("sizes and strides of a tensor are not integers")
     return tuple(value)
 
 
 def _bits(metadata: Any, dtype: str) -> tuple[bool, bool]:
-    """The conjugate and the negative bit. torch looks at the keys alone: False would set a bit, too."""
+    """Return the conjugate and the negative bit. torch checks only keys: the value False sets a bit, too."""
     if metadata is None:
         return False, False
     if not isinstance(metadata, dict) or any(key not in ("conj", "neg") for key in metadata):

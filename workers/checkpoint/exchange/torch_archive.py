@@ -1,5 +1,7 @@
-"""A file of torch.save: a zip archive whose tensors lie uncompressed, so each is read where it is. CRCs are checked:
-torch itself does not look at them."""
+"""Read files of torch.save: zip archives with uncompressed tensors, each of which is read in place.
+
+CRCs are checked; torch itself ignores them.
+"""
 
 import os
 import struct
@@ -18,21 +20,21 @@ from workers.errors import CheckpointError
 
 AT_ONCE_BYTES = 4 << 20
 LARGEST_DIRECTORY_BYTES = 8 << 20
-"""Of the archive's list of entries: some 90,000 storages, of which zipfile makes ten times as much."""
+"""Maximum size of the archive's list of entries: some 90,000 storages, for which zipfile needs ten times as much."""
 UNREADABLE = (
     *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, NotImplementedError),
-    *(ValueError, OverflowError, OSError, RuntimeError),  # names in no encoding, offsets that are none, encryption
+    *(ValueError, OverflowError, OSError, RuntimeError),  # undecodable names, invalid offsets, encryption
 )
 
 
 class Archive:
-    """One archive, possibly a part of a larger file, as DCP has them. Storages count from the file's beginning."""
+    """One archive, possibly part of a larger file, as in DCP. Offsets of storages count from the start of the file."""
 
     def __init__(self, path: Path, start: int = 0, size_bytes: int | None = None):
         self.path, self._start = path, start
         with os.fdopen(open_regular(path), "rb") as file:
-            whole_bytes = os.fstat(file.fileno()).st_size
-            window = _Window(file, start, whole_bytes - start if size_bytes is None else size_bytes)
+            file_bytes = os.fstat(file.fileno()).st_size
+            window = _Window(file, start, file_bytes - start if size_bytes is None else size_bytes)
             self._check_magic(file, start)
             try:
                 with zipfile.ZipFile(window) as archive:
@@ -57,7 +59,7 @@ class Archive:
         return f"{self._prefix}data.pkl"
 
     def _check_entries(self, entries: list[zipfile.ZipInfo], size_bytes: int) -> None:
-        """Before any is read: torch.save compresses nothing, and each entry has bytes of its own."""
+        """Check entries before any is read: torch.save compresses nothing, and no two entries share bytes."""
         for info in entries:
             if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
                 raise CheckpointError(
@@ -66,7 +68,7 @@ class Archive:
                 )
         if len(self._entries) != len(entries) or sum(info.file_size for info in entries) > size_bytes:
             raise CheckpointError(
-                f"{self.path} has entries that overlap", "no program writes such a file; do not use it"
+                f"{self.path} has entries that overlap", "do not use this file: no known program writes such files"
             )
         if (pickles := [i for i in entries if i.filename.endswith("data.pkl")]) and (
             pickles[0].file_size > pickle_symbols.LARGEST_BYTES
@@ -81,17 +83,17 @@ class Archive:
         if os.pread(file.fileno(), 4, start) != b"PK\x03\x04":
             raise CheckpointError(
                 f"{self.path} is not a file of torch.save: it is neither a zip archive nor torch's older format",
-                "load it with the program it was made with and save it again, or export it as safetensors",
+                "load it with the program that wrote it and save it again, or export it as safetensors",
             )
 
     def _find_prefix(self) -> str:
-        found = [name for name in self._entries if name.endswith("/data.pkl") or name == "data.pkl"]
-        if len(found) != 1:
+        names = [name for name in self._entries if name.endswith("/data.pkl") or name == "data.pkl"]
+        if len(names) != 1:
             raise CheckpointError(
-                f"{self.path} has {len(found)} entries data.pkl",
-                "one of torch.save has one; TorchScript is not read",
+                f"{self.path} has {len(names)} entries data.pkl; files of torch.save have 1",
+                "save the state dict with torch.save: TorchScript files cannot be imported",
             )
-        return found[0].removesuffix("data.pkl")
+        return names[0].removesuffix("data.pkl")
 
     def _check_order(self, archive: zipfile.ZipFile) -> None:
         name = f"{self._prefix}byteorder"
@@ -102,8 +104,8 @@ class Archive:
         dtypes: dict[str, str] = {}
 
         def persistent(pid: Any) -> Storage:
-            kind, typed, key, device, count = pid if isinstance(pid, tuple) and len(pid) == 5 else (None,) * 5
-            dtype = dtype_of(pickle_symbols.name_of(typed))
+            kind, storage_class, key, device, count = pid if isinstance(pid, tuple) and len(pid) == 5 else (None,) * 5
+            dtype = dtype_of(pickle_symbols.name_of(storage_class))
             info = self._entries.get(f"{self._prefix}data/{key}") if isinstance(key, str | int) else None
             if kind != "storage" or dtype is None or info is None or type(count) is not int or type(device) is not str:
                 raise CheckpointError(
@@ -113,11 +115,11 @@ class Archive:
             if dtypes.setdefault(str(key), dtype) != dtype:
                 raise CheckpointError(
                     f"{self.path}: storage {key} is used as {dtypes[str(key)]} and as {dtype}",
-                    "torch.load would read both alike; save the tensors apart, with .clone()",
+                    "save the tensors separately, with .clone(): torch.load would read both with one dtype",
                 )
             if count * bytes_of(dtype) != info.file_size:
                 raise CheckpointError(
-                    f"{self.path}: storage {key} has {info.file_size} bytes, {count} {dtype} are told"
+                    f"{self.path}: storage {key} has {info.file_size} bytes, its pickle declares {count} {dtype}"
                 )
             offset = self._start + self._data_offset(file, info)
             return Storage(str(self.path), offset, info.file_size, dtype, device, f"{self.path}:{offset}")
@@ -135,21 +137,25 @@ class Archive:
 
 
 def _check_crc(path: Path, file: IO[bytes], offset: int, info: zipfile.ZipInfo) -> None:
-    crc, left = 0, info.compress_size
-    while left:
-        data = os.pread(file.fileno(), min(left, AT_ONCE_BYTES), offset + info.compress_size - left)
+    crc, remaining_bytes = 0, info.compress_size
+    while remaining_bytes:
+        data = os.pread(
+            file.fileno(), min(remaining_bytes, AT_ONCE_BYTES), offset + info.compress_size - remaining_bytes
+        )
         if not data:
             raise CheckpointError(f"{path} is cut off within {info.filename}", "copy it again from its source")
-        crc, left = zlib.crc32(data, crc), left - len(data)
+        crc, remaining_bytes = zlib.crc32(data, crc), remaining_bytes - len(data)
     if crc != info.CRC:
         raise CheckpointError(
-            f"{path}: {info.filename} does not match its CRC-32", "copy it again from its source; its bits have changed"
+            f"{path}: {info.filename} does not match its CRC-32: its data changed", "copy it again from its source"
         )
 
 
 class _Window:
-    """A part of a file as a file of its own. `zipfile` reads the list of entries at once, however long it claims to be;
-    `largest_bytes` is what one read may have."""
+    """A part of a file as a file of its own.
+    `zipfile` reads the list of entries at once, however long it is declared to be, so one read returns at most
+    `largest_bytes`.
+    """
 
     largest_bytes = LARGEST_DIRECTORY_BYTES
 
@@ -172,10 +178,12 @@ class _Window:
         return True
 
     def read(self, count: int = -1) -> bytes:
-        left = max(self.size_bytes - self._at, 0)
-        wanted = left if count < 0 else min(count, left)
-        if wanted > self.largest_bytes:
-            raise zipfile.BadZipFile(f"its list of entries has {wanted} bytes, at most {self.largest_bytes} are read")
-        data = os.pread(self._file.fileno(), wanted, self._start + self._at)
+        remaining_bytes = max(self.size_bytes - self._at, 0)
+        read_bytes = remaining_bytes if count < 0 else min(count, remaining_bytes)
+        if read_bytes > self.largest_bytes:
+            raise zipfile.BadZipFile(
+                f"its list of entries has {read_bytes} bytes, at most {self.largest_bytes} are read"
+            )
+        data = os.pread(self._file.fileno(), read_bytes, self._start + self._at)
         self._at += len(data)
         return data

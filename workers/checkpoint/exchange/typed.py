@@ -1,6 +1,6 @@
-"""Values of a few classes that training scripts save beside tensors: plain values that remember their class.
+"""Plain values that remember their class, for classes that training scripts save beside tensors.
 
-What reads them for a checkpoint sees a dict, a text or a tuple; what writes the file again makes the class again.
+A checkpoint stores a dict, a text or a tuple for them; an export creates the original class again.
 """
 
 from collections import OrderedDict
@@ -8,17 +8,17 @@ from typing import Any, ClassVar
 
 
 class Typed:
-    """`tag` is the leaf of a form (source_form.py), `plain` the type that an entry has it as."""
+    """Base class. `tag` is the leaf in a form (source_form.py), `plain` the type that an entry stores."""
 
     tag: ClassVar[str]
     plain: ClassVar[type]
 
     def content(self) -> Any:
-        """The plain value."""
+        """Return the plain value."""
         return self.plain(self)
 
     def form(self) -> Any:
-        """What the leaf holds."""
+        """Return the content of the leaf."""
         return self.content()
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints in parts that only their own library can merge. They are refused with the command that converts them.
+"""Refuse checkpoints that only their own library can merge, with the command that converts them.
 
 Source: deepspeed/runtime/engine.py (_get_ckpt_name, _get_zero_ckpt_name) and zero_to_fp32.py, which it copies beside
 its checkpoints; megatron/training/checkpointing.py (get_checkpoint_name).
@@ -15,12 +15,12 @@ PARTITIONS = f"partitions of a DeepSpeed checkpoint; {MERGE} writes their weight
 
 
 def has_partitions(folder: Path) -> bool:
-    """Whether partitions of a DeepSpeed checkpoint are in the folder itself."""
+    """Check whether partitions of a DeepSpeed checkpoint are in the folder itself."""
     return any(any(folder.glob(pattern)) for pattern in DEEPSPEED)
 
 
 def refuse_parts(source: Path) -> None:
-    """Raises CheckpointError if such parts are in the folder or in a folder directly below it."""
+    """Raise CheckpointError if such parts are in the folder or in a folder directly below it."""
     folders = [source, *sorted(path for path in source.iterdir() if path.is_dir() and not path.is_symlink())]
     if any(map(has_partitions, folders)):
         raise CheckpointError(

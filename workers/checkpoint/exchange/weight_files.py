@@ -1,4 +1,4 @@
-"""The files that hold a model's weights: one file or several with an index, of safetensors or of torch.save."""
+"""Import a model's weights: one file or several with an index, of safetensors or torch.save."""
 
 from pathlib import Path
 from typing import Any
@@ -24,62 +24,67 @@ SAFETENSORS_INDEX = "*.safetensors.index.json"
 TORCH_INDEX = "*.bin.index.json"
 
 
-def take_safetensors(found: ImportedState, source: Path, entry: str = "model", within: str = "") -> list[str]:
-    """A file, or the files of a folder that belong to one model: their names, that of an index among them. `within` is
-    what their names begin with where `source` is a part of what is imported, such as `unet/`."""
-    found.ordered = False  # safetensors sorts its headers
+def take_safetensors(state: ImportedState, source: Path, entry: str = "model", prefix: str = "") -> list[str]:
+    """Import a file, or a folder's files of one model; return their names and that of an index.
+    `prefix` is put before their names if `source` is a part of what is imported, such as `unet/`.
+    """
+    state.ordered = False  # safetensors sorts its headers
     files, index = files_of(source), index_of(source, SAFETENSORS_INDEX) if source.is_dir() else None
     tensors: dict[str, Reference] = {}
     metadata: dict[str, str] = {}
     for path in files:
-        size_bytes, held = read_header(path)
-        for name, one in held.items():
+        size_bytes, tensors_in_file = read_header(path)
+        for name, tensor in tensors_in_file.items():
             if name in tensors:
-                raise CheckpointError(f"{path} holds {name}, which another file of {source} holds, too", "keep one")
-            tensors[name] = _reference(path, name, one, size_bytes)
+                raise CheckpointError(
+                    f"{path} has {name}, which is also in another file of {source}", "keep one of them"
+                )
+            tensors[name] = _reference(path, name, tensor, size_bytes)
         metadata |= read_metadata(path)
-    found.module(entry, tensors)
+    state.module(entry, tensors)
     name = index.name.removesuffix(".index.json") if index else files[0].name
-    found.safetensors_file(f"{within}{name}", entry, metadata)
-    return [path.name for path in files] + _checked(found, index, tensors)
+    state.safetensors_file(f"{prefix}{name}", entry, metadata)
+    return [path.name for path in files] + _checked(state, index, tensors)
 
 
-def take_torch(found: ImportedState, path: Path, plain: PickleDecoder, entry: str = "model") -> list[str]:
-    """The same of torch.save: a file, or the index of several."""
+def take_torch(state: ImportedState, path: Path, plain: PickleDecoder, entry: str = "model") -> list[str]:
+    """Import weights of torch.save: a file, or the index of several; return the names of the files."""
     if not path.name.endswith(".index.json"):
         value = read_value(path, plain)
-        found.file(path.name, value)
+        state.file(path.name, value)
         if not is_state_dict(value):
             raise CheckpointError(f"{path} is not the state dict of a model", "import the file alone")
-        found.module(entry, value)
+        state.module(entry, value)
         return [path.name]
     tensors: dict[str, Any] = {}
     files = files_in(path)
     for file in files:
         tensors |= read_value(file, plain)
-    found.file(path.name.removesuffix(".index.json"), tensors)
-    found.module(entry, tensors)
-    return [file.name for file in files] + _checked(found, path, tensors)
+    state.file(path.name.removesuffix(".index.json"), tensors)
+    state.module(entry, tensors)
+    return [file.name for file in files] + _checked(state, path, tensors)
 
 
-def _checked(found: ImportedState, index: Path | None, tensors: dict[str, Any]) -> list[str]:
+def _checked(state: ImportedState, index: Path | None, tensors: dict[str, Any]) -> list[str]:
     if index is None:
         return []
     if unnamed := check_index(index, tensors):
-        found.notes.append(
-            f"{index.name} does not name {len(unnamed)} tensors that its files hold: {first_names(unnamed)}"
+        state.notes.append(
+            f"{index.name} does not name {len(unnamed)} tensors that its files have: {first_names(unnamed)}"
         )
     return [index.name]
 
 
-def _reference(path: Path, name: str, held: TensorInFile, size_bytes: int) -> Reference:
-    """A tensor by itself in a file: two that claim the same bytes are no tie there, but a lie."""
+def _reference(path: Path, name: str, tensor: TensorInFile, size_bytes: int) -> Reference:
+    """Refer to a tensor with its own storage: two tensors with the same bytes are an error, not a tie."""
     strides: list[int] = []
     count = 1
-    for n in reversed(held.shape):
+    for n in reversed(tensor.shape):
         strides.insert(0, count)
         count *= n
-    there = Storage(str(path), held.offset, count * DTYPES[held.dtype].bytes, held.dtype, "cpu", f"{path}:{name}")
-    if held.offset + there.bytes > size_bytes:
+    storage = Storage(
+        str(path), tensor.offset, count * DTYPES[tensor.dtype].bytes, tensor.dtype, "cpu", f"{path}:{name}"
+    )
+    if tensor.offset + storage.bytes > size_bytes:
         raise CheckpointError(f"{path} is cut off: it has {size_bytes} bytes", "copy it again from its source")
-    return Reference(there, held.dtype, 0, held.shape, tuple(strides))
+    return Reference(storage, tensor.dtype, 0, tensor.shape, tuple(strides))

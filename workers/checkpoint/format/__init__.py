@@ -1,1 +1,1 @@
-"""What lies on disk, without torch: the manifest, what it may not say, its JSON trees, names of files and folders."""
+"""The format on disk, without torch: manifest, checks, JSON trees, names of files and folders."""

@@ -1,4 +1,4 @@
-"""Hashes of a file, one per 8 MiB chunk: a partial read verifies what it touches, and a fault is named to 8 MiB."""
+"""Hash files per 8 MiB chunk, to verify partial reads and to locate a fault to 8 MiB."""
 
 import xxhash
 

@@ -1,7 +1,7 @@
-"""Every dtype a checkpoint may hold: its size, and what safetensors calls it. The server reads this: no torch.
+"""All dtypes a checkpoint may have: size in bytes, and name in safetensors. Used by the server, so no torch.
 
-A dtype without a safetensors code is stored as raw U8 bytes, its name kept in the manifest, so that any safetensors
-tool opens the file. The codes are those of safetensors 0.4, the oldest still in wide use.
+A dtype without a safetensors code is stored as raw U8 bytes, with its name in the manifest, so that any safetensors
+tool opens the file. The codes are those of safetensors 0.4, the oldest version still in wide use.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Dtype:
-    """`name` is torch's. `packed`: several values in a byte, or bits without meaning: torch only moves such tensors."""
+    """A dtype with torch's `name`. `packed`: several values in a byte, or opaque bits, which torch only copies."""
 
     name: str
     bytes: int
@@ -55,9 +55,9 @@ FLOATS = tuple(name for name in DTYPES if name.startswith(("float", "bfloat")) a
 COMPLEX = ("complex32", "complex64", "complex128")
 FP8 = tuple(name for name in FLOATS if name.startswith("float8"))
 INTEGERS = ("bool", "uint8", "int8", "int16", "int32", "int64")
-"""Integers torch can compute with everywhere. It can only store uint16, uint32 and uint64."""
+"""Integer dtypes that torch can compute with everywhere. It can only store uint16, uint32 and uint64."""
 
 
 def dtype_name(dtype: object) -> str:
-    """`float32` for torch.float32, for "torch.float32" and for "float32"."""
+    """Return `float32` for torch.float32, "torch.float32" and "float32"."""
     return str(dtype).removeprefix("torch.")

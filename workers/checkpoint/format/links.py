@@ -1,21 +1,21 @@
-"""Files that stand for others: symbolic links and pointers of git-lfs.
+"""Symbolic links and git-lfs pointers: files that stand for others.
 
-Links are guarded: what a job or an archive left behind may hold one to any file of this machine, and nodes read such
-folders for whoever asks. What a user names on a machine of their own is another matter: the Hugging Face cache is made
-of links. A process that reads for its own user says so with `follow`, once, before it begins.
+Links are refused by default: a link that a job or an archive left behind may point to any file of this machine, and
+nodes read such folders on behalf of others. Paths that users name on their own machine may contain links: the Hugging
+Face cache consists of them. A process that reads for its own user calls `follow` once, before it starts reading.
 """
 
 import os
 from pathlib import Path
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\n"
-"""How a pointer begins. Source: git-lfs, docs/spec.md."""
+"""First line of a pointer. Source: git-lfs, docs/spec.md."""
 
 _followed = False
 
 
 def follow() -> None:
-    """From here on this process follows links: all that it reads was named by the user it runs for."""
+    """Follow links in this process from now on, because its user named all paths that it reads."""
     global _followed
     _followed = True
 
@@ -25,17 +25,17 @@ def are_followed() -> bool:
 
 
 def real(path: Path) -> Path:
-    """The file behind links where they are followed, else `path`, for readers that refuse links themselves."""
+    """Return the file behind links if links are followed, else `path`, for readers that refuse links."""
     return path.resolve() if _followed else path
 
 
 def size_bytes(path: Path) -> int:
-    """Of a link itself unless links are followed. Raises OSError."""
+    """Size of a file; of a link itself unless links are followed. Raises OSError."""
     return path.stat(follow_symlinks=_followed).st_size
 
 
 def is_pointer(path: Path) -> bool:
-    """Whether git-lfs has not yet put the file itself there. Pointers are never links."""
+    """Check whether the file is a git-lfs pointer, whose content was not downloaded. A link is not a pointer."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -49,5 +49,5 @@ def is_pointer(path: Path) -> bool:
 
 
 def pointer_words(path: Path | str) -> tuple[str, str]:
-    """What to say of one, and what helps."""
+    """Return message and remedy for a pointer."""
     return f"{path} is a git-lfs pointer, not the file itself", "run `git lfs pull` in its repository, then try again"

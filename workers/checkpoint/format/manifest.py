@@ -1,13 +1,13 @@
-"""The checkpoint format, versions 2 and 3. docs/checkpoint-format.md has it in prose, for those who write a reader.
+"""The checkpoint format, versions 2 and 3. docs/checkpoint-format.md describes it in prose, for authors of readers.
 
     step-00001200-3f9a2c1b/       immutable: the name is the step and a random id, and never used again
         shard-00001.safetensors   plain safetensors of about 2 GiB (a larger tensor has a shard of its own)
-        MANIFEST.json             written last: a folder without a valid one is no checkpoint
+        MANIFEST.json             written last: a folder without a valid one is not a checkpoint
 
 MANIFEST.json is the JSON of `Manifest` below, and `digest` is the SHA-256 of its canonical form: keys sorted, no white
-space, ASCII, without `digest` itself. Tensors lie in the shards in logical order (C-contiguous, little-endian), under
-the same names as here. Everything that is not a tensor is an entry's JSON `tree`; tree.py lists its typed leaves,
-manifest_checks.py what a manifest may not say, and versions.py how version 1 is read. Nothing is pickled.
+space, ASCII, without `digest` itself. Tensors are in the shards in logical order (C-contiguous, little-endian), under
+the same names as here. Everything that is not a tensor is an entry's JSON `tree`. tree.py lists its typed leaves,
+manifest_checks.py what is refused, and versions.py how version 1 is read. Nothing is pickled.
 """
 
 import hashlib
@@ -22,35 +22,36 @@ from workers.errors import CheckpointError
 
 FORMAT = "polyfleet-checkpoint"
 VERSION = 2
-"""Written wherever it suffices, so that older readers go on reading."""
+"""Written if it suffices, so that older readers can read the checkpoint."""
 NUMBERED = 3
-"""Written where parameters of an optimizer have numbers and no names."""
+"""Written if parameters of an optimizer have numbers and no names."""
 RANDOM = "random"
-"""The entry in which a job keeps the random state of its ranks: {"seed", "ranks": [{"device_type", …}, …]}."""
+"""Entry in which a job keeps the random state of its ranks: {"seed", "ranks": [{"device_type", …}, …]}."""
 
 NAME = "MANIFEST.json"
 FOLDER = re.compile(r"step-(\d{8,})-([0-9a-f]{8})")
 ENTRY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-"""What an entry may be called: it comes first in the names of its tensors."""
+"""Pattern of entry names, which are the first part of their tensors' names."""
 FILE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?!\.))*\.safetensors")
-"""Also the names that others give their files, where they were taken over as they are; never a path."""
+"""Pattern of file names, also of those kept from an imported checkpoint; never a path."""
 ROLES = ("parameter", "buffer", "optimizer", "master", "rng", "tensor", "array")
 KINDS = ("module", "optimizer", "stateful", "rng", "tree")
 EXTRA_STATE = "_extra_state"
-"""How keys of a state dict end that hold what a module's `get_extra_state` gave. Source: torch.nn.Module."""
+"""Suffix of state dict keys for the results of `get_extra_state`. Source: torch.nn.Module."""
 LARGEST_BYTES = 256 << 20
-"""Of a manifest: room for the names of a million tensors and the chunk hashes of some 20 TB."""
+"""Maximum size of a manifest: enough for the names of a million tensors and the chunk hashes of some 20 TB."""
 SMALL_BYTES = 4 << 20
-"""Of a manifest that an agent reads itself: whatever it says, that takes below 2 s and 128 MiB. A model of 70 billion
-parameters cut among 64 ranks has less. A larger one is read by a process of its own."""
+"""Maximum size of a manifest that an agent reads itself: with any content that takes below 2 s and 128 MiB. A model of
+70 billion parameters sharded over 64 ranks needs less. Larger ones are read in a child process.
+"""
 MOST_TENSORS = 1_000_000
 MOST_PARTS = 65_536
-"""Of one tensor: as many as ranks that save together."""
+"""Maximum number of parts of one tensor, which is the maximum number of ranks that save together."""
 MOST_PLACES = 2_000_000
-"""Parts of all tensors together."""
+"""Maximum number of parts of all tensors together."""
 MOST_FILES = 262_144
 MOST_CONTAINERS = 8_000_000
-"""JSON's lists and objects: eight for each tensor."""
+"""Maximum number of JSON lists and objects: eight for each tensor."""
 MOST_VALUES = 32_000_000
 
 
@@ -58,7 +59,7 @@ DAMAGED_REMEDY = "load an older step, or copy this checkpoint again from its sou
 
 
 class DamagedCheckpoint(CheckpointError):
-    """What is stored is not what was saved; an older checkpoint may still be sound."""
+    """The stored data differs from what was saved; an older checkpoint may still be sound."""
 
     def __init__(self, message: str, remedy: str = DAMAGED_REMEDY):
         super().__init__(message, remedy)
@@ -66,7 +67,7 @@ class DamagedCheckpoint(CheckpointError):
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """Who saved it. `kind` is a device kind, `epoch` the attempt's."""
+    """Who saved the checkpoint. `kind` is a device kind, `epoch` the attempt's."""
 
     polyfleet: str = ""
     torch: str = ""
@@ -78,7 +79,7 @@ class Producer:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """`xxh3_128` has one hexadecimal digest per 8 MiB chunk."""
+    """One shard file. `xxh3_128` has one hexadecimal digest per 8 MiB chunk."""
 
     bytes: int
     xxh3_128: tuple[str, ...]
@@ -86,9 +87,9 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A box of a tensor in a shard: it begins at `start` of the global tensor and has `shape`; both () for all of it.
+    """A box of a tensor in a shard: its start and shape in the global tensor, both () for all of it.
 
-    `offset` counts bytes from the beginning of the file, so that a box is read without reading the shard's header.
+    `offset` counts bytes from the start of the file, so that a box is read without reading the shard's header.
     """
 
     file: str
@@ -99,7 +100,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A tensor that shared memory with a stored one: `strides` and `offset` count elements of that, flattened."""
+    """A tensor that shared memory with a stored one. `strides` and `offset` count elements of that one, flattened."""
 
     offset: int
     strides: tuple[int, ...]
@@ -107,13 +108,14 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor, named `entry/name`; `dtype` is torch's name, also where the shard holds raw U8 bytes.
+    """One tensor, named `entry/name`; `dtype` is torch's name, also if the shard has raw U8 bytes.
 
-    A tie has only `role` and `alias_of`, the name under which the same object is stored; a tensor that merely shared
-    memory with that one has `dtype`, `shape` and `view`, too. `layout` is the order of the dimensions in memory,
-    outermost first, where it was not the usual one: (0, 2, 3, 1) is channels_last; strides follow from it and the
-    shape. `device` is where the tensor was, `scale` the tensor that multiplies an fp8 one. A role of `array` is a numpy
-    array, which stays one, on the host; `master` a float32 copy that an optimizer updates in place of a parameter.
+    A tie has only `role` and `alias_of`, the name under which the same object is stored. A tensor that only shared
+    memory with that one also has `dtype`, `shape` and `view`. `layout` is the order of the dimensions in memory,
+    outermost first, if it was not the usual one: (0, 2, 3, 1) is channels_last; strides follow from it and the shape.
+    `device` is where the tensor was, `scale` names the tensor that multiplies an fp8 one. The role `array` is a numpy
+    array, which is loaded as one, on the host; `master` is a float32 copy that an optimizer updates in place of a
+    parameter.
     """
 
     role: str
@@ -129,7 +131,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Ranks that saved together, and sizes and names of the dimensions of their mesh, if they had one."""
+    """Number of ranks that saved together, with sizes and names of the dimensions of their mesh, if any."""
 
     size: int = 1
     mesh: tuple[int, ...] = ()
@@ -138,11 +140,12 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of the saved state. A module's tensors are all those named `entry/…`; the others' are named in `tree`.
+    """One entry of the saved state. A module's tensors are all those named `entry/…`; other kinds name theirs in
+    `tree`.
 
     An optimizer's tree: {"groups": [{"parameters": [names], "options": {}}], "state": {parameter name: {slot: value}}}.
-    One that was imported may have numbers in place of names (optimizer_tree.py): its manifest is of version 3.
-    The random state's: {"seed": …, "python": …, "numpy": …, "torch": {device type: state}}.
+    An imported one may have numbers in place of names (optimizer_tree.py): its manifest has version 3.
+    A random state's tree: {"seed": …, "python": …, "numpy": …, "torch": {device type: state}}.
     """
 
     kind: str
@@ -152,8 +155,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The form of what was imported, so that an export gives the same back: `files` has what each file held, by its
-    name in the source, as a tree with the leaves that exchange/source_form.py lists. Loading needs none of it."""
+    """Form of an imported checkpoint, so that an export restores it. Loading does not need it.
+    `files` maps each file's name in the source to its content, as a tree with the leaves that exchange/source_form.py
+    lists.
+    """
 
     format: str
     files: dict[str, Any]
@@ -161,7 +166,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """`created` is UTC, ISO 8601 with microseconds, so that it sorts as text."""
+    """Content of MANIFEST.json. `created` is UTC, ISO 8601 with microseconds, so that it sorts as text."""
 
     step: int
     created: str
@@ -176,7 +181,9 @@ class Manifest:
     digest: str = field(default="", compare=False)
 
     def resolve(self, name: str) -> str:
-        """The name under which `name` is stored: itself, or its tie. A view has a name of its own."""
+        """Return the name under which `name` is stored: itself, or its tie's target. A view is stored under its own
+        name.
+        """
         entry = self.tensors[name]
         return name if entry.view else entry.alias_of or name
 
@@ -186,16 +193,17 @@ class Manifest:
 
     def own(self, entry: str) -> list[str]:
         """Names of a module entry's parameters and buffers, ties included."""
-        mine = (n for n in self.tensors if n.startswith(f"{entry}/"))
-        return [n for n in mine if self.tensors[n].role in ("parameter", "buffer")]
+        names = (n for n in self.tensors if n.startswith(f"{entry}/"))
+        return [n for n in names if self.tensors[n].role in ("parameter", "buffer")]
 
     def size_bytes(self) -> int:
         return sum(file.bytes for file in self.files.values())
 
 
 def extra_states(entry: Entry, decode: Callable[[Any], Any]) -> dict[str, Any]:
-    """Of a module's entry, under the keys of torch's state dicts: what its modules gave in `get_extra_state`. Raises
-    DamagedCheckpoint where the entry does not have it by prefix."""
+    """Results of `get_extra_state` in a module's entry, by their keys in torch's state dicts.
+    Raises DamagedCheckpoint if the entry does not have them by prefix.
+    """
     states = decode(entry.tree.get("extra_state", {})) if isinstance(entry.tree, dict) else {}
     if not isinstance(states, dict):
         raise DamagedCheckpoint(f"the manifest has extra state that is a {type(states).__name__}")
@@ -203,14 +211,14 @@ def extra_states(entry: Entry, decode: Callable[[Any], Any]) -> dict[str, Any]:
 
 
 def digest_of(data: dict[str, Any]) -> str:
-    """Of a manifest as JSON data; its own `digest` is left out."""
+    """Digest of a manifest as JSON data; its own `digest` is left out."""
     rest = {key: value for key, value in data.items() if key != "digest"}
     canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
 
 def dump(manifest: Manifest) -> bytes:
-    """The text of MANIFEST.json, digest included. Fields of a tensor that say nothing are left out."""
+    """Return the text of MANIFEST.json, digest included. Empty fields of a tensor are left out."""
     data = to_plain(manifest)
     if manifest.origin is None:
         del data["origin"]
@@ -223,8 +231,8 @@ _NOTHING: tuple[Any, ...] = (None, "", [], ())
 
 
 def _telling(tensor: dict[str, Any]) -> dict[str, Any]:
-    told = {key: value for key, value in tensor.items() if value not in _NOTHING or key == "role"}
-    if "shards" in told:
-        told["shape"] = tensor["shape"]  # () is a number's
-        told["shards"] = [{k: v for k, v in s.items() if v not in _NOTHING} for s in told["shards"]]
-    return told
+    fields = {key: value for key, value in tensor.items() if value not in _NOTHING or key == "role"}
+    if "shards" in fields:
+        fields["shape"] = tensor["shape"]  # kept if empty: () is the shape of a scalar
+        fields["shards"] = [{k: v for k, v in s.items() if v not in _NOTHING} for s in fields["shards"]]
+    return fields

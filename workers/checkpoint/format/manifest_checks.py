@@ -1,8 +1,8 @@
-"""Reading a manifest that anybody may have written: what it may not be, and what it may not say.
+"""Read manifests from untrusted sources: check their form, their limits and their content.
 
-A manifest that passes can be followed without harm: every name stays inside the folder, every file is a regular one,
-and nothing is allocated that the files do not hold. The time this takes grows as n log n with the manifest, its memory
-with the limits in manifest.py.
+A manifest that passes is safe to use: every name stays inside the folder, every file is a regular one, and nothing is
+allocated that the files do not contain. The time this takes grows as n log n with the manifest's size, its memory is
+bounded by the limits in manifest.py.
 """
 
 import errno
@@ -44,64 +44,67 @@ from workers.errors import CheckpointError
 
 
 def read_manifest(folder: Path, follow: bool = False) -> Manifest:
-    """The manifest of `folder`, whole and believable. Raises DamagedCheckpoint naming the file or tensor at fault."""
+    """Read and check the manifest of `folder`. Raises DamagedCheckpoint naming the file or tensor at fault."""
     return parse_manifest(_read_regular(folder / NAME, follow), str(folder / NAME))
 
 
-def parse_manifest(text: bytes, where: str) -> Manifest:
-    """The same of the text of a manifest, wherever it came from."""
+def parse_manifest(text: bytes, source: str) -> Manifest:
+    """Parse and check the text of a manifest; `source` names it in messages."""
     try:
-        manifest = parse_dataclass(Manifest, upgraded(_parse(text, where)))
+        manifest = parse_dataclass(Manifest, upgraded(_parse(text, source)))
     except WrongType as e:
-        raise DamagedCheckpoint(f"{where}: {e}") from None
+        raise DamagedCheckpoint(f"{source}: {e}") from None
     if fault := _fault(manifest):
-        raise DamagedCheckpoint(f"{where}: {fault:.500}")
+        raise DamagedCheckpoint(f"{source}: {fault:.500}")
     return manifest
 
 
 def read_json(folder: Path) -> dict[str, Any]:
-    """MANIFEST.json of `folder` with its digest and version checked, its content not yet."""
+    """Read MANIFEST.json of `folder` with its digest and version checked, but not its content."""
     return _parse(_read_regular(folder / NAME), str(folder / NAME))
 
 
-def _parse(text: bytes, path: str) -> dict[str, Any]:
+def _parse(text: bytes, source: str) -> dict[str, Any]:
     if text.startswith(links.LFS_POINTER):
-        raise DamagedCheckpoint(*links.pointer_words(path))
-    _check_size(text, path)
+        raise DamagedCheckpoint(*links.pointer_words(source))
+    _check_size(text, source)
     try:
         data = json.loads(text, object_pairs_hook=_no_twins, parse_constant=_no_constant)
         digest = digest_of(data) if isinstance(data, dict) else ""
     except (ValueError, RecursionError) as e:
-        raise DamagedCheckpoint(f"{path} is not the JSON that was saved: {e}") from None
+        raise DamagedCheckpoint(f"{source} is not the JSON that was saved: {e}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise DamagedCheckpoint(f"{path} is not a {FORMAT} manifest")
+        raise DamagedCheckpoint(f"{source} is not a {FORMAT} manifest")
     if data.get("digest") != digest:
-        raise DamagedCheckpoint(f"{path} does not match its own digest")
+        raise DamagedCheckpoint(f"{source} does not match its own digest")
     if data.get("version") not in READ:
         raise CheckpointError(
-            f"{path} has format version {data.get('version')}, this Polyfleet reads versions {READ[0]} to {READ[-1]}",
+            f"{source} has format version {data.get('version')}, this Polyfleet reads versions {READ[0]} to {READ[-1]}",
             "read it with a newer Polyfleet",
         )
     return data
 
 
 def _check_size(text: bytes, path: str) -> None:
-    """Before it is parsed, since that takes up to a hundred times its size."""
+    """Check size and complexity before parsing, which takes up to a hundred times the text's size."""
     if len(text) > LARGEST_BYTES:
         raise DamagedCheckpoint(f"{path} has {len(text)} bytes, a manifest has at most {LARGEST_BYTES}")
     if not text.isascii():
         raise DamagedCheckpoint(f"{path} is not the JSON that was saved: it is not ASCII")
     if text.count(b"[") + text.count(b"{") > MOST_CONTAINERS or text.count(b",") > MOST_VALUES:
         raise DamagedCheckpoint(
-            f"{path} has more than {MOST_CONTAINERS} lists and objects, or {MOST_VALUES} values", "cut it in several"
+            f"{path} has more than {MOST_CONTAINERS} lists and objects, or {MOST_VALUES} values",
+            "split it into several checkpoints",
         )
 
 
 def open_regular(path: Path, follow: bool = False) -> int:
-    """A descriptor for reading. Raises DamagedCheckpoint for anything but a regular file: pipes, absence, and links,
-    unless they are to be followed (see links.py)."""
+    """Open a regular file for reading and return the descriptor.
+    Raises DamagedCheckpoint for anything else: pipes, missing files, and links, unless they are followed (see
+    links.py).
+    """
     follow = follow or links.are_followed()
-    # Not blocking: opening a pipe would otherwise wait for its writer for ever.
+    # Non-blocking: opening a pipe would otherwise wait forever for a writer.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
     try:
         descriptor = os.open(path, flags)
@@ -109,23 +112,25 @@ def open_regular(path: Path, follow: bool = False) -> int:
         raise _not_opened(path, e, follow) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise DamagedCheckpoint(f"{path} is not a regular file", "put a plain file there")
+        raise DamagedCheckpoint(f"{path} is not a regular file", "replace it with a regular file")
     return descriptor
 
 
 def _not_opened(path: Path, error: OSError, follow: bool) -> DamagedCheckpoint:
-    """Only what is missing is damage. All else has a remedy of its own."""
-    said = f"{path} cannot be opened"
+    """Describe why a file could not be opened. Only a missing file is damage; other causes have their own remedy."""
+    message = f"{path} cannot be opened"
     if path.is_symlink() and not follow:
-        return DamagedCheckpoint(f"{said}: it is a symbolic link", "put the file itself there")
+        return DamagedCheckpoint(f"{message}: it is a symbolic link", "replace the link with the file itself")
     if path.is_symlink() and error.errno in (errno.ENOENT, errno.ELOOP):
         remedy = "restore that file, e.g. download it again"
-        return DamagedCheckpoint(f"{said}: it is a link to {path.readlink()}, which is not there", remedy)
+        return DamagedCheckpoint(f"{message}: it is a link to {path.readlink()}, which does not exist", remedy)
     if error.errno in (errno.EACCES, errno.EPERM):
-        return DamagedCheckpoint(f"{said}: {error.strerror}", "allow this user to read it, then try again")
+        return DamagedCheckpoint(f"{message}: {error.strerror}", "allow this user to read it, then run it again")
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-        return DamagedCheckpoint(f"{said}: {error.strerror}", "try again with a higher limit of open files or memory")
-    return DamagedCheckpoint(f"{said}: {error.strerror}")
+        return DamagedCheckpoint(
+            f"{message}: {error.strerror}", "raise the limit of open files or memory, then run it again"
+        )
+    return DamagedCheckpoint(f"{message}: {error.strerror}")
 
 
 def tensor_bytes(tensor: TensorEntry) -> int:
@@ -133,7 +138,7 @@ def tensor_bytes(tensor: TensorEntry) -> int:
 
 
 def box_of(tensor: TensorEntry, stored: Stored) -> Box:
-    """Where a stored box lies in its tensor."""
+    """Return the box of a tensor that is stored there."""
     return Box(stored.start, stored.shape) if stored.start else full_box(tensor.shape)
 
 
@@ -165,8 +170,8 @@ def _count_fault(manifest: Manifest) -> str:
         return f"it lists {len(manifest.files)} files, at most {MOST_FILES} are read"
     if len(manifest.tensors) > MOST_TENSORS:
         return f"it has {len(manifest.tensors)} tensors, at most {MOST_TENSORS} are read"
-    if (places := sum(len(tensor.shards) for tensor in manifest.tensors.values())) > MOST_PLACES:
-        return f"its tensors have {places} parts together, at most {MOST_PLACES} are read"
+    if (parts := sum(len(tensor.shards) for tensor in manifest.tensors.values())) > MOST_PLACES:
+        return f"its tensors have {parts} parts together, at most {MOST_PLACES} are read"
     return ""
 
 
@@ -174,7 +179,7 @@ def _file_fault(name: str, file: FileEntry) -> str:
     if not FILE.fullmatch(name):
         return "is not the name of a shard in this folder"
     if file.bytes < 8:
-        return f"claims {file.bytes} bytes"
+        return f"declares {file.bytes} bytes"
     if len(file.xxh3_128) != chunk_count(file.bytes):
         return f"has {len(file.xxh3_128)} chunk hashes for {file.bytes} bytes"
     return ""
@@ -188,7 +193,7 @@ def _tensor_fault(manifest: Manifest, tensor: TensorEntry) -> str:
     if fault := _form_fault(tensor):
         return fault
     if tensor.scale and manifest.tensors.get(tensor.scale, tensor).dtype not in FLOATS:
-        return f"is scaled by {tensor.scale!r}, which is no stored floating tensor"
+        return f"is scaled by {tensor.scale!r}, which is not a stored floating-point tensor"
     faults = (_stored_fault(manifest, tensor, stored) for stored in tensor.shards)
     return next(filter(None, faults), "") or _tiling_fault(tensor)
 
@@ -203,7 +208,7 @@ def _tie_fault(manifest: Manifest, tensor: TensorEntry) -> str:
     if fault := _form_fault(tensor):
         return fault
     if tensor.dtype != target.dtype or len(view.strides) != len(sizes) or min(view.offset, 0, *view.strides) < 0:
-        return f"is no view of {tensor.alias_of!r}"
+        return f"is not a view of {tensor.alias_of!r}"
     last = view.offset + sum((size - 1) * stride for size, stride in zip(sizes, view.strides, strict=True))
     if math.prod(sizes) and last >= math.prod(target.shape):
         return f"views element {last} of {tensor.alias_of!r}, which has {math.prod(target.shape)}"
@@ -227,13 +232,13 @@ def _stored_fault(manifest: Manifest, tensor: TensorEntry, stored: Stored) -> st
         return f"has a shard from {list(stored.start)} of shape {list(stored.shape)}, outside {list(tensor.shape)}"
     size_bytes, file_bytes = box_bytes(tensor, stored), manifest.files[stored.file].bytes
     if stored.offset < 0 or stored.offset + size_bytes > file_bytes:
-        return f"claims {size_bytes} bytes from {stored.offset} on, its file has {file_bytes}"
+        return f"declares {size_bytes} bytes at offset {stored.offset}, its file has {file_bytes}"
     return ""
 
 
 def _tiling_fault(tensor: TensorEntry) -> str:
     if not tensor.shards:
-        return "is stored nowhere"
+        return "has no shard"
     if len(tensor.shards) > MOST_PARTS:
         return f"has {len(tensor.shards)} parts, at most {MOST_PARTS} are read"
     if len(tensor.shards) == 1 and not tensor.shards[0].start:
@@ -242,14 +247,14 @@ def _tiling_fault(tensor: TensorEntry) -> str:
 
 
 def _overlap(manifest: Manifest) -> str:
-    places = sorted(
+    spans = sorted(
         (stored.file, stored.offset, box_bytes(tensor, stored), name)
         for name, tensor in manifest.stored().items()
         for stored in tensor.shards
     )
-    for before, after in pairwise(place for place in places if place[2]):
-        if before[0] == after[0] and before[1] + before[2] > after[1]:
-            return f"tensors {before[3]!r} and {after[3]!r} overlap in file {after[0]!r}"
+    for first, second in pairwise(span for span in spans if span[2]):
+        if first[0] == second[0] and first[1] + first[2] > second[1]:
+            return f"tensors {first[3]!r} and {second[3]!r} overlap in file {second[0]!r}"
     return ""
 
 
@@ -268,5 +273,5 @@ def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return data
 
 
-def _no_constant(word: str) -> Any:
-    raise ValueError(f"{word} is not JSON")
+def _no_constant(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")

@@ -1,7 +1,7 @@
-"""The tree of an optimizer's entry, whoever wrote it: groups of parameters with their options, and the state of each.
+"""Read the tree of an optimizer's entry: groups with parameters and options, and state.
 
-A parameter goes by the name of its tensor. Where an imported file told numbers only, it goes by its number; that is
-version 3 of the format. Everything below options and slots is still encoded (tree.py).
+A parameter's key is the name of its tensor. If an imported file had only numbers, the key is the number; that needs
+version 3 of the format. Options and slots are still encoded (tree.py).
 """
 
 from collections.abc import Callable
@@ -17,12 +17,14 @@ SHAPED_LIKE_PARAMETER = frozenset({
     "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "acc_delta", "sum",
     "exp_inf", "prev", "step_size", "ax",
 })  # fmt: skip
-"""Slots that torch's own optimizers, and those written like them, make with `zeros_like(parameter)`."""
+"""Slots that torch's own optimizers, and similar ones, create with `zeros_like(parameter)`."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerTree:
-    """`names` has the tensors' names of numbered parameters, where shapes and order allow no other: all, or none."""
+    """Content of an optimizer's tree.
+    `names` maps numbered parameters to their tensors, for all or none: only if shapes and order allow no other mapping.
+    """
 
     groups: tuple[tuple[Key, ...], ...]
     options: tuple[dict[str, Any], ...]
@@ -39,12 +41,12 @@ class OptimizerTree:
 
 
 def is_numbered(entry: Entry) -> bool:
-    """Whether an entry needs a reader of version 3."""
+    """Check whether an entry needs a reader of version 3."""
     return entry.kind == "optimizer" and read_optimizer("", entry).numbered
 
 
 def read_optimizer(name: str, entry: Entry) -> OptimizerTree:
-    """Raises DamagedCheckpoint where the tree of entry `name` has not the form that docs/checkpoint-format.md says."""
+    """Read an optimizer's tree. Raises DamagedCheckpoint if it is not as docs/checkpoint-format.md specifies."""
     try:
         tree = entry.tree
         groups = tuple(tuple(group["parameters"]) for group in tree["groups"])
@@ -53,38 +55,40 @@ def read_optimizer(name: str, entry: Entry) -> OptimizerTree:
         state: dict[Key, dict[str, Any]] = {
             int(key) if numbered else key: dict(slots) for key, slots in tree["state"].items()
         }
-        names: dict[Key, str] = {int(key): str(told) for key, told in tree.get("names", {}).items()} if numbered else {}
+        names: dict[Key, str] = {int(key): str(text) for key, text in tree.get("names", {}).items()} if numbered else {}
     except (AttributeError, KeyError, TypeError, ValueError) as e:
         raise DamagedCheckpoint(f"entry {name!r}: the optimizer's tree is malformed: {e!r}") from None
-    found = OptimizerTree(groups, options, state, names)
-    if fault := _fault(found):
+    optimizer = OptimizerTree(groups, options, state, names)
+    if fault := _fault(optimizer):
         raise DamagedCheckpoint(f"entry {name!r}: the optimizer's tree is malformed: {fault}")
-    return found
+    return optimizer
 
 
-def _fault(found: OptimizerTree) -> str:
-    keys = found.keys
+def _fault(optimizer: OptimizerTree) -> str:
+    keys = optimizer.keys
     if any(type(key) not in (int, str) for key in keys):
         return "its parameters have neither names nor numbers"
-    if not found.numbered:
+    if not optimizer.numbered:
         return ""
     if any(type(key) is not int for key in keys) or len(set(keys)) != len(keys):
-        return "its parameters are not told apart by numbers"
-    if set(found.state) - set(keys):
+        return "its parameters do not have distinct numbers"
+    if set(optimizer.state) - set(keys):
         return "it has state of parameters that are in no group"
-    if found.names and (set(found.names) != set(keys) or len(set(found.names.values())) != len(keys)):
-        return "its names are not one for each number"
+    if optimizer.names and (set(optimizer.names) != set(keys) or len(set(optimizer.names.values())) != len(keys)):
+        return "it does not have one name for each number"
     return ""
 
 
-def as_torch(found: OptimizerTree, decode: Callable[[Any], Any]) -> dict[str, Any]:
-    """A state_dict of torch.optim: its own numbers where it has some, else those of the order of the groups."""
+def as_torch(optimizer: OptimizerTree, decode: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return a state_dict for torch.optim, with the optimizer's own numbers or numbered in order."""
     numbers: dict[Key, int] = {}
-    for key in found.keys:
+    for key in optimizer.keys:
         numbers.setdefault(key, key if isinstance(key, int) else len(numbers))
     groups = [
         {**decode(options), "params": [numbers[key] for key in group]}
-        for group, options in zip(found.groups, found.options, strict=True)
+        for group, options in zip(optimizer.groups, optimizer.options, strict=True)
     ]
-    held = {numbers[key]: decode(slots) for key, slots in found.state.items() if key in numbers}  # others train nothing
-    return {"state": held, "param_groups": groups}
+    state = {
+        numbers[key]: decode(slots) for key, slots in optimizer.state.items() if key in numbers
+    }  # the rest is in no group
+    return {"state": state, "param_groups": groups}

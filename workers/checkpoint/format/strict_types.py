@@ -1,7 +1,7 @@
-"""JSON data to the dataclasses of a manifest, taken exactly: a whole number is one, and not "16", true or 1.9.
+"""Convert JSON data to the dataclasses of a manifest, strictly: an integer is not "16", true or 1.9.
 
-pydantic's lax mode turns each of those into a number, and its strict mode reads JSON nested at most 200 times, which
-is less than the format allows. This is also five times as fast, and needs no pydantic.
+pydantic's lax mode turns each of those into a number, and its strict mode reads JSON nested at most 200 times, which is
+less than the format allows. This is also five times as fast, and does not need pydantic.
 """
 
 import types
@@ -12,22 +12,22 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 Take = Callable[[Any, str], Any]
-"""The value of JSON data, which lies at a path such as `files.x.bytes`. Raises WrongType."""
+"""Convert JSON data at a path such as `files.x.bytes`. Raises WrongType."""
 
 
 class WrongType(ValueError):
-    """A sentence that begins with where it is."""
+    """A value has the wrong type; the message begins with its path."""
 
 
 def parse_dataclass(kind: type[T], data: Any) -> T:
-    """`data` as an instance of the dataclass `kind`. Keys it does not know are left out. Raises WrongType."""
-    made: T = _of_dataclass(cast(Any, kind))(data, kind.__name__)
-    return made
+    """Convert `data` to the dataclass `kind`. Unknown keys are ignored. Raises WrongType."""
+    instance: T = _of_dataclass(cast(Any, kind))(data, kind.__name__)
+    return instance
 
 
 def _take(hint: Any) -> Take:
     if hint is Any:
-        return lambda data, where: data
+        return lambda data, path: data
     if hint in (int, str):
         return _of_plain(hint)
     origin, arguments = get_origin(hint), get_args(hint)
@@ -41,43 +41,43 @@ def _take(hint: Any) -> Take:
 
 
 def _of_plain(kind: type) -> Take:
-    def take(data: Any, where: str) -> Any:
+    def take(data: Any, path: str) -> Any:
         if type(data) is not kind:
-            raise _wrong(data, where, _WORDS[kind])
+            raise _wrong(data, path, _WORDS[kind])
         return data
 
     return take
 
 
 def _or_none(take: Take) -> Take:
-    return lambda data, where: None if data is None else take(data, where)
+    return lambda data, path: None if data is None else take(data, path)
 
 
 def _of_plain_list(kind: type) -> Take:
     only = frozenset((kind,))
 
-    def take(data: Any, where: str) -> Any:
+    def take(data: Any, path: str) -> Any:
         if type(data) is not list or not only.issuperset(map(type, data)):
-            raise _wrong(data, where, f"a list, each item {_WORDS[kind]}")
+            raise _wrong(data, path, f"a list, each item {_WORDS[kind]}")
         return tuple(data)
 
     return take
 
 
 def _of_list(inner: Take) -> Take:
-    def take(data: Any, where: str) -> Any:
+    def take(data: Any, path: str) -> Any:
         if type(data) is not list:
-            raise _wrong(data, where, "a list")
-        return tuple([inner(item, where) for item in data])
+            raise _wrong(data, path, "a list")
+        return tuple([inner(item, path) for item in data])
 
     return take
 
 
 def _of_dict(inner: Take) -> Take:
-    def take(data: Any, where: str) -> Any:
+    def take(data: Any, path: str) -> Any:
         if type(data) is not dict:
-            raise _wrong(data, where, "an object")
-        return {key: inner(item, f"{where}.{key}") for key, item in data.items()}
+            raise _wrong(data, path, "an object")
+        return {key: inner(item, f"{path}.{key}") for key, item in data.items()}
 
     return take
 
@@ -85,22 +85,22 @@ def _of_dict(inner: Take) -> Take:
 @cache
 def _of_dataclass(kind: Any) -> Take:
     hints = get_type_hints(kind)
-    known = {field.name: _take(hints[field.name]) for field in fields(kind)}
-    needed = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
+    parsers = {field.name: _take(hints[field.name]) for field in fields(kind)}
+    required = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
 
-    def take(data: Any, where: str) -> Any:
+    def take(data: Any, path: str) -> Any:
         if type(data) is not dict:
-            raise _wrong(data, where, "an object")
-        if not needed <= data.keys():
-            raise WrongType(f"{where} has no {min(needed - data.keys())!r}")
-        return kind(**{key: known[key](value, f"{where}.{key}") for key, value in data.items() if key in known})
+            raise _wrong(data, path, "an object")
+        if not required <= data.keys():
+            raise WrongType(f"{path} has no {min(required - data.keys())!r}")
+        return kind(**{key: parsers[key](value, f"{path}.{key}") for key, value in data.items() if key in parsers})
 
     return take
 
 
-_WORDS = {int: "a whole number", str: "text"}
+_WORDS = {int: "an integer", str: "text"}
 
 
-def _wrong(data: Any, where: str, expected: str) -> WrongType:
-    shown = f"{data!r:.60}" if type(data) in (int, float, str, bool) else type(data).__name__
-    return WrongType(f"{where:.200} is {shown}, expected {expected}")
+def _wrong(data: Any, path: str, expected: str) -> WrongType:
+    text = f"{data!r:.60}" if type(data) in (int, float, str, bool) else type(data).__name__
+    return WrongType(f"{path:.200} is {text}, expected {expected}")

@@ -1,4 +1,4 @@
-"""Values that are not tensors, as JSON with typed leaves: what comes back has the types that went in.
+"""Encode values other than tensors as JSON with typed leaves, so that types are restored.
 
     null true "text" 1 1.5 [..] {"key": ..}   themselves
     {"$tuple": [..]} {"$set": [..]} {"$frozenset": [..]}
@@ -9,7 +9,7 @@
     {"$scalar": ["<f8", "hex"]}               a numpy scalar, bit for bit
     {"$tensor": "name"} {"$array": "name"}    a tensor or a numpy array, stored in a shard
 
-Anything else is refused by name when it is saved: the alternative would be pickle.
+Any other type is refused by name when saving: the alternative would be pickle.
 """
 
 import base64
@@ -30,61 +30,63 @@ _SEQUENCES: dict[type, str] = {tuple: "$tuple", set: "$set", frozenset: "$frozen
 _MAPPINGS: dict[type, str] = {dict: "$dict", OrderedDict: "$ordered_dict", Counter: "$counter"}
 
 Leaf = Callable[[Any, str], Any]
-"""For what the tree does not know. To JSON: (value, where it is). From JSON: (name of the tensor, tag)."""
+"""Handles types that the tree does not. To JSON: (value, where it is). From JSON: (name of the tensor, tag)."""
 More = Callable[[str, Any, int], Any]
-"""Decodes leaves of other trees than an entry's: (tag, content, depth). Raises LookupError for an unknown tag."""
+"""Decodes leaves of trees other than an entry's: (tag, content, depth). Raises LookupError for an unknown tag."""
 
 
-def encode(value: Any, where: str, leaf: Leaf, depth: int = 0) -> Any:
-    """JSON data for `value`. `leaf` answers for tensors, arrays and unknown types, or raises. `where`: for messages."""
+def encode(value: Any, path: str, leaf: Leaf, depth: int = 0) -> Any:
+    """Return JSON data for `value`. `leaf` encodes tensors, arrays and unknown types, or raises. `path` is for
+    messages.
+    """
     if depth > DEEPEST:
-        raise CheckpointError(f"{where} is nested deeper than {DEEPEST}", "does it contain itself?")
+        raise CheckpointError(f"{path} is nested deeper than {DEEPEST}", "check that it does not contain itself")
     kind = type(value)
     if kind is list or kind in _SEQUENCES:
-        items = [encode(item, f"{where}/{i}", leaf, depth + 1) for i, item in enumerate(value)]
+        items = [encode(item, f"{path}/{i}", leaf, depth + 1) for i, item in enumerate(value)]
         return items if kind is list else {_SEQUENCES[kind]: items}
     if kind in _MAPPINGS:
-        return _encode_mapping(value, where, leaf, depth)
-    return _encode_scalar(value, where, leaf)
+        return _encode_mapping(value, path, leaf, depth)
+    return _encode_scalar(value, path, leaf)
 
 
-def decode(tree: Any, leaf: Leaf, depth: int = 0, more: More | None = None) -> Any:
-    """The value `encode` was given. Raises DamagedCheckpoint for a leaf of an unknown or malformed type."""
+def decode(tree: Any, leaf: Leaf, depth: int = 0, decode_tag: More | None = None) -> Any:
+    """Return the value that `encode` was given. Raises DamagedCheckpoint for a leaf of an unknown or malformed type."""
     if depth > DEEPEST:
         raise DamagedCheckpoint(f"the manifest has values nested deeper than {DEEPEST}")
     if isinstance(tree, list):
-        return [decode(item, leaf, depth + 1, more) for item in tree]
+        return [decode(item, leaf, depth + 1, decode_tag) for item in tree]
     if not isinstance(tree, dict):
         return tree
     tag = next(iter(tree), "")
     if not tag.startswith("$"):
-        return {key: decode(value, leaf, depth + 1, more) for key, value in tree.items()}
+        return {key: decode(value, leaf, depth + 1, decode_tag) for key, value in tree.items()}
     try:
-        return _decode_tagged(tag, tree[tag], leaf, depth + 1, more)
+        return _decode_tagged(tag, tree[tag], leaf, depth + 1, decode_tag)
     except (LookupError, TypeError, ValueError, ArithmeticError) as e:
         raise DamagedCheckpoint(f"the manifest has a malformed {tag} leaf: {e}") from None
 
 
-def raise_unsupported(value: Any, where: str) -> Any:
-    """The leaf for trees without tensors, and the end of every other."""
+def raise_unsupported(value: Any, path: str) -> Any:
+    """Refuse a value: the `leaf` of trees without tensors, and the last resort of every other `leaf`."""
     raise CheckpointError(
-        f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which would need pickle",
+        f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which would need pickle",
         "save it as numbers, strings, bytes, tuples, lists, dicts, tensors or arrays",
     )
 
 
-def _encode_mapping(value: dict[Any, Any], where: str, leaf: Leaf, depth: int) -> Any:
+def _encode_mapping(value: dict[Any, Any], path: str, leaf: Leaf, depth: int) -> Any:
     if type(value) is dict and all(type(key) is str and not key.startswith("$") for key in value):
-        return {key: encode(item, f"{where}/{key}", leaf, depth + 1) for key, item in value.items()}
+        return {key: encode(item, f"{path}/{key}", leaf, depth + 1) for key, item in value.items()}
     pairs = []
     for key, item in value.items():
         text = key_text(key)
-        named = encode(key, f"{where} (key {text})", raise_unsupported, depth + 1)
-        pairs.append([named, encode(item, f"{where}/{text}", leaf, depth + 1)])
+        encoded_key = encode(key, f"{path} (key {text})", raise_unsupported, depth + 1)
+        pairs.append([encoded_key, encode(item, f"{path}/{text}", leaf, depth + 1)])
     return {_MAPPINGS[type(value)]: pairs}
 
 
-def _encode_scalar(value: Any, where: str, leaf: Leaf) -> Any:
+def _encode_scalar(value: Any, path: str, leaf: Leaf) -> Any:
     kind = type(value)
     if value is None or kind in (bool, str):
         return value
@@ -98,11 +100,11 @@ def _encode_scalar(value: Any, where: str, leaf: Leaf) -> Any:
         return {"$bytes": base64.b64encode(value).decode("ascii")}
     if isinstance(value, np.generic) and portable(value.dtype):
         return {"$scalar": [value.dtype.str, value.tobytes().hex()]}
-    return leaf(value, where)
+    return leaf(value, path)
 
 
 def portable(dtype: "np.dtype[Any]") -> bool:
-    """Numbers that are the same on every machine; long double is not."""
+    """Check that a numpy dtype is the same on every machine; long double is not."""
     return (
         dtype.kind in "biu"
         or (dtype.kind == "f" and dtype.itemsize <= 8)
@@ -110,26 +112,28 @@ def portable(dtype: "np.dtype[Any]") -> bool:
     )
 
 
-def _decode_tagged(tag: str, content: Any, leaf: Leaf, depth: int, more: More | None) -> Any:
+def _decode_tagged(tag: str, content: Any, leaf: Leaf, depth: int, decode_tag: More | None) -> Any:
     if tag in ("$tensor", "$array"):
         return leaf(content, tag)
     for kind, name in _SEQUENCES.items():
         if tag == name:
-            return kind(decode(item, leaf, depth, more) for item in content)
+            return kind(decode(item, leaf, depth, decode_tag) for item in content)
     for kind, name in _MAPPINGS.items():
         if tag == name:
-            return kind({decode(key, leaf, depth, more): decode(item, leaf, depth, more) for key, item in content})
+            return kind(
+                {decode(key, leaf, depth, decode_tag): decode(item, leaf, depth, decode_tag) for key, item in content}
+            )
     if tag in _SCALARS:
         return _SCALARS[tag](content)
-    if more is None:
-        raise ValueError("unknown here")
-    return more(tag, content, depth)
+    if decode_tag is None:
+        raise ValueError("its tag is unknown")
+    return decode_tag(tag, content, depth)
 
 
 def _scalar(content: Any) -> Any:
     dtype = np.dtype(content[0])
     if not portable(dtype):
-        raise ValueError(f"{content[0]} is no portable number")
+        raise ValueError(f"{content[0]} is not a portable number type")
     return np.frombuffer(bytes.fromhex(content[1]), dtype, count=1)[0]
 
 

@@ -1,4 +1,4 @@
-"""Versions of the format: the oldest that says all is written, and what was published once is readable for ever."""
+"""Versions of the format: the oldest sufficient one is written; every published one stays readable."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ READ = (1, VERSION, NUMBERED)
 
 
 def needed(entries: dict[str, Entry]) -> int:
-    """The version in which a checkpoint with `entries` is written."""
+    """Return the version in which a checkpoint with `entries` is written."""
     return NUMBERED if any(map(is_numbered, entries.values())) else VERSION
 
 
 def upgraded(data: dict[str, Any]) -> dict[str, Any]:
-    """A manifest's JSON of version 1 as version 2. The digest was checked before, over what was written."""
+    """Convert a manifest's JSON from version 1 to 2. Its digest was checked before, on the original."""
     if data.get("version") != 1 or not isinstance(data.get("tensors"), dict):
         return data
     tensors = {name: _of_version_1(tensor) for name, tensor in data["tensors"].items()}
@@ -22,7 +22,7 @@ def upgraded(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_version_1(tensor: Any) -> Any:
-    """Version 1 had one place per tensor, `file` and `offset`, and neither shards nor views."""
+    """Convert one tensor. Version 1 stored each tensor once, at `file` and `offset`, and had no shards or views."""
     if not isinstance(tensor, dict) or "file" not in tensor:
         return tensor
     rest = {key: value for key, value in tensor.items() if key not in ("file", "offset")}

@@ -1,3 +1,4 @@
-"""Checkpoints that scripts write in formats of their own: whether one is whole, and what keeps it from being loaded
-elsewhere. Nothing of them is run; they are read by processes with limits (cluster/sandbox.py).
+"""Scripts' own checkpoints: check that they are complete, and make them loadable elsewhere.
+
+Nothing in them is executed; they are read by processes with limits (cluster/sandbox.py).
 """

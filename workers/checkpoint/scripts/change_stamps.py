@@ -1,4 +1,4 @@
-"""When something a script writes has changed: cheap enough for an agent to ask every second. Standard library only."""
+"""Detect changes of files that a script writes, cheaply enough to check every second. Standard library only."""
 
 import os
 import stat
@@ -8,38 +8,38 @@ from workers.errors import CheckpointError
 
 MOST_FILES = 10_000
 Stamp = tuple[tuple[str, int, int], ...]
-"""Name, size and time of change of each file, in order."""
+"""Name, size and modification time of each file, in order."""
 
 
 def stamp(path: Path | None) -> Stamp:
-    """Of a file, or of all files of a folder; empty where there is none, or where there are too many."""
+    """Return the stamp of a file, or of all files of a folder; empty if there are none, or too many."""
     if path is None:
         return ()
     try:
-        found = os.lstat(path)
-        if stat.S_ISREG(found.st_mode):
-            return (("", found.st_size, found.st_mtime_ns),)
-        return tuple(sorted(_below(path))) if stat.S_ISDIR(found.st_mode) else ()
-    except OSError:  # it vanishes meanwhile
+        status = os.lstat(path)
+        if stat.S_ISREG(status.st_mode):
+            return (("", status.st_size, status.st_mtime_ns),)
+        return tuple(sorted(_below(path))) if stat.S_ISDIR(status.st_mode) else ()
+    except OSError:  # it was deleted while it was read
         return ()
 
 
 def _below(path: Path) -> list[tuple[str, int, int]]:
     rows = []
     for folder, _, names in os.walk(path):
-        for one in (Path(folder, name) for name in names):
-            found = one.lstat()
-            if stat.S_ISREG(found.st_mode):
-                rows.append((str(one.relative_to(path)), found.st_size, found.st_mtime_ns))
+        for file in (Path(folder, name) for name in names):
+            status = file.lstat()
+            if stat.S_ISREG(status.st_mode):
+                rows.append((str(file.relative_to(path)), status.st_size, status.st_mtime_ns))
         if len(rows) > MOST_FILES:
             return []
     return rows
 
 
 def inside(folder: Path, path: str) -> Path:
-    """`path` below `folder`, where no folder on the way is a link. Raises CheckpointError."""
+    """Return `path` below `folder`. Raises CheckpointError if a folder on the way is a link."""
     target = folder / path
-    for above in [one for one in target.parents if one.is_relative_to(folder) and one != folder]:
+    for above in [parent for parent in target.parents if parent.is_relative_to(folder) and parent != folder]:
         if above.is_symlink():
             raise CheckpointError(f"{path}: {above.name} is a link", "links are not followed")
     return target

@@ -1,16 +1,15 @@
-"""Whether what a script has saved is whole. A save that was cut off must never be handed on as a checkpoint.
+"""Check whether a script's save is complete. An interrupted save must never be passed on as a checkpoint.
 
-What tells, format by format:
+How each format shows that it is complete:
 
     torch         a zip archive: its list of entries is written last, and every entry has a CRC
-    safetensors   its header says how long the file is
-    dcp           `.metadata` is written last: it is there, and no file of data is newer
-    accelerate    `random_states_0.pkl` is written after model and optimizer, objects of the user's after that
+    safetensors   its header contains the length of the file
+    dcp           `.metadata` is written last: it exists, and no data file is newer
+    accelerate    `random_states_0.pkl` is written after model and optimizer, the user's own objects after that
     trainer       `trainer_state.json` is written after model and optimizer
 
-A folder is whole when each of its files is, too. Of a folder with many saves (`checkpoint-500`, `checkpoint-1000`) the
-newest counts: that is the one from which its program resumes. What has none of these forms cannot be told, and is
-`unread`.
+A folder is complete if each of its files is, too. In a folder with several saves (`checkpoint-500`, `checkpoint-1000`)
+the newest is checked, because its program resumes from that one. Anything else cannot be checked and is `unread`.
 """
 
 import os
@@ -32,15 +31,15 @@ from workers.errors import CheckpointError
 
 AT_ONCE_BYTES = 4 << 20
 LEAST_BYTES = 4
-"""Of any format: by these it is known."""
+"""Minimum size of a file in any format: the format is detected from these bytes."""
 _SHARDED = ("*/.metadata", "*/*.distcp")
-"""In folders of DCP within it, as FSDP's."""
+"""Patterns of DCP folders inside it, as FSDP writes them."""
 FILES = ("torch", "safetensors")
-"""Formats of single files; all but `torch` may be folders."""
+"""Formats of single files; all but `torch` may also be folders."""
 
 
 class Seen(NamedTuple):
-    """`state` is absent, torn, whole, or unread: nobody can tell. `why` says what is wrong, or what is not known."""
+    """Result of a check. `state` is absent, torn, whole, or unread (cannot be checked). `why` has the reason."""
 
     state: str
     format: str = ""
@@ -48,7 +47,7 @@ class Seen(NamedTuple):
 
 
 def look(path: Path, format: str = "auto") -> Seen:  # noqa: A002
-    """Reads all of it."""
+    """Check a file or folder; reads all of it."""
     try:
         mode = os.lstat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -56,13 +55,17 @@ def look(path: Path, format: str = "auto") -> Seen:  # noqa: A002
     if stat.S_ISDIR(mode):
         return _folder(path, format) if any(files_below(path)) else Seen("absent")
     if not stat.S_ISREG(mode):
-        return Seen("unread", "", "it is no file and no folder")
+        return Seen("unread", "", "it is neither a file nor a folder")
     if (size_bytes := path.stat().st_size) < LEAST_BYTES:
         return Seen("torn", "", f"it has {size_bytes} bytes")
-    known = _known(path) if format == "auto" else format
-    if known not in FILES:
-        return Seen("unread", "", f"{known} writes folders, and it is a file" if known else "its format is not known")
-    return _file(path, known)
+    format_name = _known(path) if format == "auto" else format
+    if format_name not in FILES:
+        return Seen(
+            "unread",
+            "",
+            f"{format_name} writes folders, and it is a file" if format_name else "its format is not known",
+        )
+    return _file(path, format_name)
 
 
 def _known(path: Path) -> str:
@@ -74,17 +77,17 @@ def _known(path: Path) -> str:
         return ""
 
 
-def _file(path: Path, known: str) -> Seen:
+def _file(path: Path, format_name: str) -> Seen:
     sandbox.raise_limits(data_bytes=path.stat().st_size)
     with os.fdopen(open_regular(path), "rb") as file:
-        if known == "torch" and file.read(2) != b"PK":
-            return Seen("unread", known, "it is no zip archive, as torch.save writes since torch 1.6")
-        why = (_cut_archive if known == "torch" else _cut_safetensors)(file)
-    return Seen("torn" if why else "whole", known, why)
+        if format_name == "torch" and file.read(2) != b"PK":
+            return Seen("unread", format_name, "it is not a zip archive, which torch.save writes since torch 1.6")
+        reason = (_cut_archive if format_name == "torch" else _cut_safetensors)(file)
+    return Seen("torn" if reason else "whole", format_name, reason)
 
 
 def _cut_archive(file: IO[bytes]) -> str:
-    """Every byte against its CRC."""
+    """Check every entry against its CRC; return the reason if one does not match."""
     try:
         with zipfile.ZipFile(file) as archive:
             for info in archive.infolist():
@@ -92,7 +95,7 @@ def _cut_archive(file: IO[bytes]) -> str:
                     while entry.read(AT_ONCE_BYTES):
                         continue
     except UNREADABLE as e:
-        return f"it was not written to its end, or has changed: {e!s:.200}"
+        return f"it was not written completely, or has changed: {e!s:.200}"
     return ""
 
 
@@ -105,33 +108,33 @@ def _cut_safetensors(file: IO[bytes]) -> str:
     sandbox.raise_limits(metadata_bytes=header_bytes)
     try:
         header = parse_json(file.read(header_bytes), "the header")
-        ends = [told["data_offsets"][1] for name, told in header.items() if name != "__metadata__"]
-        told_bytes = 8 + header_bytes + max(ends, default=0)
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        expected_bytes = 8 + header_bytes + max(ends, default=0)
     except (UnreadableFile, AttributeError, KeyError, IndexError, TypeError) as e:
-        return f"its header says nothing sensible: {e!s:.200}"
-    return "" if told_bytes == size_bytes else f"it has {size_bytes} bytes, its header tells {told_bytes}"
+        return f"its header is not valid: {e!s:.200}"
+    return "" if expected_bytes == size_bytes else f"it has {size_bytes} bytes, its header says {expected_bytes}"
 
 
 def _folder(path: Path, format: str) -> Seen:  # noqa: A002
     own = _known(path)
-    known = own if format == "auto" else format
-    if (not own or own != known) and (saves := numbered_folders(path)):
-        seen = _folder(saves[-1], format)
-        return seen._replace(why=seen.why and f"{saves[-1].name}: {seen.why}")
-    if not known or known == "torch":
-        why = "torch.save writes files, and it is a folder" if known else "its format is not known"
-        return Seen("unread", "", why)
-    cut = {"dcp": _cut_dcp, "accelerate": _cut_accelerate, "trainer": _cut_trainer, "safetensors": _cut_index}
-    if why := cut[known](path):
-        return Seen("torn", known, why)
+    format_name = own if format == "auto" else format
+    if (not own or own != format_name) and (saves := numbered_folders(path)):
+        result = _folder(saves[-1], format)
+        return result._replace(why=result.why and f"{saves[-1].name}: {result.why}")
+    if not format_name or format_name == "torch":
+        reason = "torch.save writes files, and it is a folder" if format_name else "its format is not known"
+        return Seen("unread", "", reason)
+    checks = {"dcp": _cut_dcp, "accelerate": _cut_accelerate, "trainer": _cut_trainer, "safetensors": _cut_index}
+    if reason := checks[format_name](path):
+        return Seen("torn", format_name, reason)
     for below in files_below(path):
-        if (one := archive_or_safetensors(below)) and (seen := _file(below, one)).state == "torn":
-            return Seen("torn", known, f"{below.name}: {seen.why}")
-    return Seen("whole", known)
+        if (file_format := archive_or_safetensors(below)) and (result := _file(below, file_format)).state == "torn":
+            return Seen("torn", format_name, f"{below.name}: {result.why}")
+    return Seen("whole", format_name)
 
 
 def archive_or_safetensors(path: Path) -> str:
-    """By name and first bytes; "" for any other file."""
+    """Detect the format from name and first bytes; "" for any other file."""
     if path.suffix == ".safetensors":
         return "safetensors"
     with os.fdopen(open_regular(path), "rb") as file:
@@ -149,9 +152,9 @@ def _cut_accelerate(path: Path) -> str:
     if not last.is_file():
         return f"it has no {RANDOM_STATES}, which is written last"
     own = [*path.glob("custom_checkpoint_*")]
-    if why := _older(last, _saved(path, "*.safetensors", "*.bin", *_SHARDED)):
-        return why
-    return next(filter(None, (_older(one, [last]) for one in own)), "")
+    if reason := _older(last, _saved(path, "*.safetensors", "*.bin", *_SHARDED)):
+        return reason
+    return next(filter(None, (_older(file, [last]) for file in own)), "")
 
 
 def _cut_trainer(path: Path) -> str:
@@ -171,17 +174,17 @@ def _cut_index(path: Path) -> str:
 
 
 def _older(last: Path, files: Iterable[Path]) -> str:
-    """Why `last`, which is written after `files`, is not of the same save; "" where it is."""
+    """Return why `last`, which is written after `files`, is not of the same save; "" if it is."""
     at = last.stat().st_mtime_ns
     newer = [file.name for file in files if file.stat().st_mtime_ns > at]
     return f"{newer[0]} is newer than {last.name}, which is written after it" if newer else ""
 
 
 def files_below(path: Path) -> Iterable[Path]:
-    """Regular files, links left out; of a file itself."""
+    """Yield the regular files of a folder, without links; for a file, the file itself."""
     if path.is_dir() and not path.is_symlink():
         for folder, _, names in os.walk(path):
-            found = (Path(folder, name) for name in sorted(names))
-            yield from (one for one in found if stat.S_ISREG(one.lstat().st_mode))
+            files = (Path(folder, name) for name in sorted(names))
+            yield from (file for file in files if stat.S_ISREG(file.lstat().st_mode))
     elif path.is_file() and not path.is_symlink():
         yield path

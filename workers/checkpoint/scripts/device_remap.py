@@ -1,9 +1,8 @@
-"""Files of torch.save whose tensors name a device that the next machine has not got: they are given to the CPU.
+"""Change devices in torch.save files, so that tensors of devices missing on the next machine load on the CPU.
 
-`torch.load` puts each tensor where its file says, and fails where there is no such device, unless its caller passes
-`map_location`. Where the name of a device stands in the pickle it is replaced by `cpu`; all else stays byte for byte
-where it was, so no tensor is read and nothing is unpickled. What is not certain to be the name of a tensor's device
-stays as it is.
+`torch.load` puts each tensor on the device named in its file, and fails if there is no such device, unless its caller
+passes `map_location`. Here the device's name in the pickle is replaced by `cpu`; everything else stays byte for byte in
+place, so no tensor is read and nothing is unpickled. Text that is not certain to name a tensor's device is not changed.
 """
 
 import os
@@ -29,18 +28,18 @@ TO_DEVICE = {
     "torch._utils _rebuild_device_tensor_from_cpu_tensor",
     "torch._utils _rebuild_device_tensor_from_numpy",
 }
-"""How torch saves tensors without a storage that it can read, as XLA's: (data, dtype, device, requires_grad)."""
+"""Functions for tensors without a readable storage, such as XLA's: (data, dtype, device, requires_grad)."""
 TEXTS = {"BINUNICODE": 5, "SHORT_BINUNICODE": 2}
-"""Instructions for a text, with the bytes before it."""
+"""Opcodes of a text, with the number of bytes before the text itself."""
 _CENTRAL, _DESCRIPTOR = b"PK\x01\x02", b"PK\x07\x08"
 _MARK = object()
 
 Loads = Callable[[str], bool]
-"""Whether a tensor that names this device can be loaded."""
+"""Checks whether a tensor that names this device can be loaded."""
 
 
 class Text(NamedTuple):
-    """A text in a pickle: where its instruction begins, and its length."""
+    """A text in a pickle: position of its opcode, the text, and the bytes before it."""
 
     at: int
     text: str
@@ -57,48 +56,50 @@ class _Uses:
 
 
 def loads_on(kind: str, count: int) -> Loads:
-    """With so many devices of torch's `kind`: cuda, xla, …"""
+    """Return a check for a machine with `count` devices of torch's type `kind`: cuda, xla, …"""
     names = {"cpu", "meta", kind, *(f"{kind}:{index}" for index in range(count))}
     return names.__contains__
 
 
 def without_devices(data: bytes, loads: Loads) -> tuple[bytes, Counter[str]]:
-    """A pickle of the same length, and how many tensors of each device are on the CPU now. Raises Unsound where that
-    cannot be done, and ValueError for what is no pickle.
+    """Return a pickle of the same length, and how many tensors of each device it moves to the CPU.
+    Raises Unsound if that cannot be done, and ValueError for data that is not a pickle.
     """
     scan(data)
     uses = _uses(data)
-    foreign = [text for at, text in uses.of.items() if uses.device[at] and not loads(text.text)]
+    unavailable = [text for at, text in uses.of.items() if uses.device[at] and not loads(text.text)]
     moved: Counter[str] = Counter()
-    for text in foreign:
+    for text in unavailable:
         if not DEVICE.fullmatch(text.text):
-            raise Unsound(f"puts a tensor on {text.text[:40]!r}, which is no device")
+            raise Unsound(f"puts a tensor on {text.text[:40]!r}, which is not a device")
         if uses.device[text.at] != uses.total[text.at]:
-            raise Unsound(f"says {text.text!r} of other things than tensors, too")
+            raise Unsound(f"uses {text.text!r} for other things than devices of tensors, too")
         if text.head_bytes != TEXTS["BINUNICODE"] or len(text.text.encode()) < len(CPU):
-            raise Unsound(f"has {text.text!r} in a form that is not replaced; torch's default protocol is")
+            raise Unsound(
+                f"has {text.text!r} in a form that cannot be replaced; save it with torch's default pickle protocol"
+            )
         moved[text.text] += uses.device[text.at]
-    return _replaced(data, foreign), moved
+    return _replaced(data, unavailable), moved
 
 
 def _replaced(data: bytes, texts: list[Text]) -> bytes:
-    """What comes after the last instruction is read by nobody: the length stays."""
+    """Replace each text by `cpu`, and pad at the end: unpickling ignores bytes after the last opcode."""
     parts, done = [], 0
     for text in sorted(texts):
         parts += [data[done : text.at], b"X", struct.pack("<I", len(CPU)), CPU]
         done = text.at + text.head_bytes + len(text.text.encode())
-    whole = b"".join([*parts, data[done:]])
-    return whole + bytes(len(data) - len(whole))
+    content = b"".join([*parts, data[done:]])
+    return content + bytes(len(data) - len(content))
 
 
 def _uses(data: bytes) -> _Uses:
-    """Runs the instructions on texts, names and tuples; all other values are None."""
+    """Interpret the opcodes, tracking only texts, names and tuples; all other values are None."""
     uses, stack, memo = _Uses(), list[Any](), dict[int, Any]()
     argument: Any
     for opcode, argument, at in pickletools.genops(data):
         name = opcode.name
         if name in ("PERSID", "FRAME") or (name == "REDUCE" and len(stack) < 2):
-            raise Unsound(f"has the instruction {name}, which torch's default protocol has not")
+            raise Unsound(f"has the opcode {name}, which torch's default protocol does not use")
         if name in TEXTS:
             assert at is not None
             uses.of[at] = text = Text(at, argument, TEXTS[name])
@@ -120,30 +121,30 @@ def _uses(data: bytes) -> _Uses:
 
 
 def _run(opcode: Any, stack: list[Any], uses: _Uses) -> None:
-    taken = _taken(opcode, stack)
+    arguments = _taken(opcode, stack)
     if opcode.name == "BINPERSID":
-        _device(uses, taken[0], 3)
-    elif opcode.name == "REDUCE" and isinstance(taken[0], str) and taken[0] in TO_DEVICE:
-        _device(uses, taken[1], 2)
+        _device(uses, arguments[0], 3)
+    elif opcode.name == "REDUCE" and isinstance(arguments[0], str) and arguments[0] in TO_DEVICE:
+        _device(uses, arguments[1], 2)
     if opcode.stack_after:
         marks = opcode.stack_after[0] is pickletools.markobject
-        stack.append(_MARK if marks else tuple(taken) if opcode.name.startswith("TUPLE") else None)
+        stack.append(_MARK if marks else tuple(arguments) if opcode.name.startswith("TUPLE") else None)
 
 
 def _taken(opcode: Any, stack: list[Any]) -> list[Any]:
-    """What an instruction takes, without the mark. `scan` has seen that it is there."""
+    """Pop and return the arguments of an opcode, without the mark. `scan` has checked that they exist."""
     before = opcode.stack_before
     if opcode.name == "POP" and stack[-1] is _MARK:
         return [stack.pop()]
     if pickletools.markobject not in before:
-        taken = stack[len(stack) - len(before) :]
+        arguments = stack[len(stack) - len(before) :]
         del stack[len(stack) - len(before) :]
-        return taken
-    at = next(i for i in range(len(stack) - 1, -1, -1) if stack[i] is _MARK)
-    start = at - before.index(pickletools.markobject)
-    taken = stack[start:at] + stack[at + 1 :]
+        return arguments
+    mark = next(i for i in range(len(stack) - 1, -1, -1) if stack[i] is _MARK)
+    start = mark - before.index(pickletools.markobject)
+    arguments = stack[start:mark] + stack[mark + 1 :]
     del stack[start:]
-    return taken
+    return arguments
 
 
 def _device(uses: _Uses, arguments: Any, index: int) -> None:
@@ -152,24 +153,24 @@ def _device(uses: _Uses, arguments: Any, index: int) -> None:
 
 
 def _used(total: "Counter[int]", value: Any) -> None:
-    """Once more, with all that a tuple holds."""
+    """Count one more use of a text, or of all texts in a tuple."""
     if isinstance(value, Text):
         total[value.at] += 1
     elif isinstance(value, tuple):
-        for one in value:
-            _used(total, one)
+        for item in value:
+            _used(total, item)
 
 
 def to_cpu(path: Path, loads: Loads, *, change: bool = True) -> Counter[str]:
-    """Change the archive at `path`, which nobody else has open, so that it loads: {device: tensors that it had}. Its
-    time of change stays. Raises Unsound where it is left as it is.
+    """Change the archive at `path` so that it loads; return {device: number of tensors it had}.
+    No other process may have it open. Its modification time stays. Raises Unsound if it cannot be changed.
     """
     with os.fdopen(open_regular(path), "rb") as file:
         try:
             with zipfile.ZipFile(file) as archive:
                 pickles = [info for info in archive.infolist() if info.filename.endswith("data.pkl")]
                 if len(pickles) != 1 or pickles[0].compress_type != zipfile.ZIP_STORED:
-                    return Counter()  # not of torch.save
+                    return Counter()  # not written by torch.save
                 if pickles[0].file_size > pickle_symbols.LARGEST_BYTES:
                     raise Unsound(f"has {pickles[0].file_size} bytes, at most {pickle_symbols.LARGEST_BYTES} are read")
                 sandbox.raise_limits(metadata_bytes=pickles[0].file_size)
@@ -178,36 +179,36 @@ def to_cpu(path: Path, loads: Loads, *, change: bool = True) -> Counter[str]:
         except (ValueError, LookupError, RecursionError, struct.error, zipfile.BadZipFile) as e:
             raise Unsound(str(e)) from e
     if patches and change:
-        before = path.stat()
-        sandbox.raise_limits(file_bytes=before.st_size)
-        with path.open("r+b") as whole:
-            for at, changed in patches:
-                os.pwrite(whole.fileno(), changed, at)
-            os.utime(whole.fileno(), ns=(before.st_atime_ns, before.st_mtime_ns))
-            os.fsync(whole.fileno())
+        status = path.stat()
+        sandbox.raise_limits(file_bytes=status.st_size)
+        with path.open("r+b") as archive_file:
+            for offset, patch in patches:
+                os.pwrite(archive_file.fileno(), patch, offset)
+            os.utime(archive_file.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
+            os.fsync(archive_file.fileno())
     return moved
 
 
 def _patches(descriptor: int, info: zipfile.ZipInfo, directory: int, data: bytes) -> list[tuple[int, bytes]]:
-    """The entry with other bytes of the same length: these, and its CRC wherever that stands."""
+    """Patches that replace an entry's bytes by others of the same length, and all copies of its CRC."""
     header = os.pread(descriptor, 30, info.header_offset)
     name_bytes, extra_bytes = struct.unpack_from("<HH", header, 26)
     start = info.header_offset + 30 + name_bytes + extra_bytes
     crc = struct.pack("<I", zlib.crc32(data))
-    found = [(start, data), (_in_directory(descriptor, directory, info) + 16, crc)]
-    if info.flag_bits & 8:  # a descriptor behind the data; the header's own field is not read then
-        behind = start + len(data)
-        signed = os.pread(descriptor, 4, behind) == _DESCRIPTOR
-        return [*found, (behind + 4 * signed, crc)]
-    return [*found, (info.header_offset + 14, crc)]
+    patches = [(start, data), (_in_directory(descriptor, directory, info) + 16, crc)]
+    if info.flag_bits & 8:  # a data descriptor follows the data; the CRC in the header is not read then
+        end = start + len(data)
+        has_signature = os.pread(descriptor, 4, end) == _DESCRIPTOR
+        return [*patches, (end + 4 * has_signature, crc)]
+    return [*patches, (info.header_offset + 14, crc)]
 
 
 def _in_directory(descriptor: int, at: int, info: zipfile.ZipInfo) -> int:
-    """Where the archive's list has that entry."""
-    wanted = info.orig_filename.encode()
+    """Return the position of the entry in the archive's central directory."""
+    name = info.orig_filename.encode()
     while (head := os.pread(descriptor, 46, at))[:4] == _CENTRAL:
         name_bytes, extra_bytes, comment_bytes = struct.unpack_from("<HHH", head, 28)
-        if os.pread(descriptor, name_bytes, at + 46) == wanted:
+        if os.pread(descriptor, name_bytes, at + 46) == name:
             return at
         at += 46 + name_bytes + extra_bytes + comment_bytes
-    raise Unsound("is not where the archive's list says")
+    raise Unsound("is not in the archive's list of entries")

@@ -1,10 +1,11 @@
-"""The last whole version of a script's checkpoint, kept beside it, and what the next attempt is given.
+"""Keep the last complete version of a script's checkpoint, and choose what the next attempt gets.
 
-    ckpt.pt                             the script's own file or folder, which it may write over in place
-    .polyfleet/checkpoint-N/ckpt.pt     a copy of it that was read back and found whole; the highest N counts
-    ckpt.pt.torn                        what a save that was cut off left, put aside
+    ckpt.pt                             the script's own file or folder, which it may overwrite in place
+    .polyfleet/checkpoint-N/ckpt.pt     a copy that was read back and found complete; the highest N counts
+    ckpt.pt.torn                        what an interrupted save left, moved out of the way
 
-A copy counts once its folder was renamed to its place. All of it lies in the job's folder of files, and follows it.
+A copy counts once its folder was renamed to its final name. All of it is in the job's folder of files, and moves with
+it.
 """
 
 import errno
@@ -30,59 +31,60 @@ KEPT = re.compile(r"checkpoint-([0-9]{1,12})", re.ASCII)
 PART = "part"
 TORN = ".torn"
 COPY_BYTES = 64 << 20
-"""At a time; the kernel copies, and shares the blocks where the file system can."""
+"""Bytes copied at a time; the kernel copies, and shares the blocks if the file system can."""
 
 
 def keep(folder: str, path: str, format: str) -> dict[str, Any]:  # noqa: A002
-    """Copy what lies at `path` in a job's `folder`, if it is whole and stays as it is meanwhile: {"kept", "why"}."""
+    """Copy `path` in a job's `folder` if it is complete and does not change meanwhile: {"kept", "why"}."""
     store = _Store(Path(folder), path, format)
-    before = stamp(store.target)
-    if not before or before == stamp(store.kept()):
-        return {"kept": False, "why": "it is kept already" if before else "it is not there"}
-    staged = store.stage(store.target)
-    seen = look(staged, format)
-    if seen.state != "whole" or stamp(store.target) != before:
+    stamp_before = stamp(store.target)
+    if not stamp_before or stamp_before == stamp(store.kept()):
+        return {"kept": False, "why": "this version was copied before" if stamp_before else "it does not exist"}
+    copy = store.stage(store.target)
+    result = look(copy, format)
+    if result.state != "whole" or stamp(store.target) != stamp_before:
         store.clear()
-        return {"kept": False, "why": seen.why or f"it is {seen.state}, or changes"}
+        return {"kept": False, "why": result.why or f"it is {result.state}, or changed during the copy"}
     store.commit()
     return {"kept": True, "why": ""}
 
 
 def hand_on(folder: str, path: str, format: str, device: str, count: int) -> dict[str, Any]:  # noqa: A002
-    """Make `path` in the `folder` of an attempt that has not begun what it should resume from, on so many of torch's
-    `device`: {"found", "text"}. `text` says what was done, for people. No other process writes there.
+    """Prepare `path` in an attempt's `folder` before it starts, for `count` devices of torch's `device`.
+    It becomes the version to resume from: {"found", "text"}; `text` describes for users what was done. No other process
+    may write there.
     """
     store = _Store(Path(folder), path, format)
     store.clear()
-    seen, kept = look(store.target, format), store.kept()
-    if seen.state == "unread":
-        return _told(True, f"{path} is carried on unread: {seen.why}")
-    whole = seen if seen.state == "whole" else look(kept, format) if kept else seen
-    if whole.state != "whole":
-        return _told(False, store.without(seen))
-    source = store.target if seen.state == "whole" else kept
+    result, last_version = look(store.target, format), store.kept()
+    if result.state == "unread":
+        return _told(True, f"{path} is passed on without a check: {result.why}")
+    usable = result if result.state == "whole" else look(last_version, format) if last_version else result
+    if usable.state != "whole":
+        return _told(False, store.without(result))
+    source = store.target if result.state == "whole" else last_version
     assert source is not None
-    moved, left = _devices(source, loads_on(device, count), change=False)
+    moved, notes = _devices(source, loads_on(device, count), change=False)
     if source == store.target and not moved:
-        return _told(True, f"{path} ({whole.format}) is whole", *left, *store.kept_again())
-    when = _when(source)
+        return _told(True, f"{path} ({usable.format}) is complete", *notes, *store.kept_again())
+    saved_at = _when(source)
     _devices(store.stage(source), loads_on(device, count), change=True)
     store.commit()
-    if seen.state != "whole":
+    if result.state != "whole":
         store.put_aside()
     store.replace_target()
-    if source == kept:
-        lost = f"what was at {path} was half written ({seen.why})" if seen.why else f"{path} was gone"
-        return _told(True, f"{lost}; its last whole version, of {when}, is in its place", *_moves(moved), *left)
-    return _told(True, f"{path} ({whole.format}) is whole", *_moves(moved), *left)
+    if source == last_version:
+        reason = f"{path} was half written ({result.why})" if result.why else f"{path} was missing"
+        return _told(True, f"{reason}; restored its last complete version, of {saved_at}", *_moves(moved), *notes)
+    return _told(True, f"{path} ({usable.format}) is complete", *_moves(moved), *notes)
 
 
-def _told(found: bool, *parts: str) -> dict[str, Any]:
-    return {"found": found, "text": "; ".join(parts)}
+def _told(is_usable: bool, *parts: str) -> dict[str, Any]:
+    return {"found": is_usable, "text": "; ".join(parts)}
 
 
 def _when(path: Path) -> str:
-    at_s = max(one.stat().st_mtime for one in files_below(path))
+    at_s = max(file.stat().st_mtime for file in files_below(path))
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
@@ -91,19 +93,21 @@ def _moves(moved: Counter[str]) -> list[str]:
 
 
 def _devices(path: Path, loads: Loads, *, change: bool) -> tuple[Counter[str], list[str]]:
-    """Tensors by device that go to the CPU, and what stays as it is, with the reason."""
-    moved, left = Counter[str](), []
+    """Move tensors of unavailable devices to the CPU.
+    Returns their number by device, and a note for each file that could not be changed.
+    """
+    moved, notes = Counter[str](), []
     for file in files_below(path):
         if archive_or_safetensors(file) == "torch":
             try:
                 moved += to_cpu(file, loads, change=change)
             except Unsound as e:
-                left.append(f"{file.name[:80]!r} keeps the devices that it names, since its pickle {e}")
-    return moved, left[:3]
+                notes.append(f"{file.name[:80]!r} still names its devices, because its pickle {e}")
+    return moved, notes[:3]
 
 
 class _Store:
-    """Of one job's folder. Raises CheckpointError for a path that leads through a link."""
+    """Versions of one job's checkpoint. Raises CheckpointError for a path that leads through a link."""
 
     def __init__(self, folder: Path, path: str, format: str):  # noqa: A002
         self.target, self._path, self._format = inside(folder, path), path, format
@@ -112,8 +116,8 @@ class _Store:
         self._staged = self._part / self.target.name
 
     def kept(self) -> Path | None:
-        """The last whole version."""
-        return next((one / self.target.name for _, one in sorted(self._versions(), reverse=True)), None)
+        """Return the last complete version, or None."""
+        return next((version / self.target.name for _, version in sorted(self._versions(), reverse=True)), None)
 
     def _versions(self) -> Iterator[tuple[int, Path]]:
         with suppress(FileNotFoundError):
@@ -126,23 +130,23 @@ class _Store:
         _remove(self._part)
 
     def stage(self, source: Path) -> Path:
-        """A copy that does not count yet."""
+        """Make a copy that does not count yet."""
         self.clear()
         self._part.mkdir(mode=0o700, parents=True)
         _copy(source, self._staged)
         return self._staged
 
     def commit(self) -> None:
-        """What is staged is the last whole version."""
-        before = dict(self._versions())
+        """Make the staged copy the last complete version, and remove older ones."""
+        versions = dict(self._versions())
         write_durably(self._part)
-        self._part.rename(self._ours / f"checkpoint-{max(before, default=0) + 1}")
+        self._part.rename(self._ours / f"checkpoint-{max(versions, default=0) + 1}")
         write_durably(self._ours)
-        for older in before.values():
+        for older in versions.values():
             _remove(older)
 
     def kept_again(self) -> list[str]:
-        """So that the first save of the next attempt cannot destroy the only version there is."""
+        """Copy the target, so that the next attempt's first save cannot destroy the only version. Returns notes."""
         if stamp(self.target) == stamp(self.kept()):
             return []
         try:
@@ -150,68 +154,70 @@ class _Store:
             self.commit()
         except OSError as e:
             self.clear()
-            return [f"no copy of it could be kept: {e.strerror}"]
+            return [f"it could not be copied: {e.strerror}"]
         return []
 
     def put_aside(self) -> None:
         if os.path.lexists(self.target):
-            aside = self.target.with_name(f"{self.target.name}{TORN}")
-            _remove(aside)
-            self.target.rename(aside)
+            torn_path = self.target.with_name(f"{self.target.name}{TORN}")
+            _remove(torn_path)
+            self.target.rename(torn_path)
 
     def replace_target(self) -> None:
-        """By a copy of the last whole version, at once if it is a file."""
-        kept = self.kept()
-        assert kept is not None
+        """Replace the target by a copy of the last complete version; for a file, atomically."""
+        version = self.kept()
+        assert version is not None
         self.target.parent.mkdir(parents=True, exist_ok=True)
-        staged = self.stage(kept)
-        if staged.is_dir():
+        copy = self.stage(version)
+        if copy.is_dir():
             _remove(self.target)
-        staged.rename(self.target)
+        copy.rename(self.target)
         write_durably(self.target.parent)
         self.clear()
 
-    def without(self, seen: Seen) -> str:
-        """There is nothing to resume from."""
-        if seen.state == "absent":
-            return f"no {self._path} was left; the script starts from its beginning"
+    def without(self, result: Seen) -> str:
+        """Describe that there is nothing to resume from, and move an unusable target out of the way."""
+        if result.state == "absent":
+            return f"{self._path} does not exist; the script starts from the beginning"
         self.put_aside()
-        aside = f"{self._path}{TORN}"
-        return f"{self._path} was half written ({seen.why}) and lies at {aside} now; no whole version of it is known"
+        torn_path = f"{self._path}{TORN}"
+        return (
+            f"{self._path} was half written ({result.why}) and was moved to {torn_path}; there is no complete version"
+        )
 
 
 def _copy(source: Path, target: Path) -> None:
-    """A file, or a folder with its files; times stay, since they tell which file was written last."""
+    """Copy a file, or a folder with its files, with times, because they show which file was written last."""
     for file in files_below(source):
-        there = target / file.relative_to(source) if source.is_dir() else target
-        there.parent.mkdir(parents=True, exist_ok=True)
-        _copy_file(file, there)
+        copy = target / file.relative_to(source) if source.is_dir() else target
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        _copy_file(file, copy)
         if source.is_dir():
-            write_durably(there.parent)
+            write_durably(copy.parent)
 
 
 def _copy_file(source: Path, target: Path) -> None:
-    found = source.stat()
-    sandbox.raise_limits(data_bytes=3 * found.st_size, file_bytes=found.st_size + COPY_BYTES)
-    reading = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    status = source.stat()
+    sandbox.raise_limits(data_bytes=3 * status.st_size, file_bytes=status.st_size + COPY_BYTES)
+    source_fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    target_fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         try:
-            while os.copy_file_range(reading, writing, COPY_BYTES):
+            while os.copy_file_range(source_fd, target_fd, COPY_BYTES):
                 continue
         except (AttributeError, OSError) as e:
             if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
                 raise
-            os.lseek(reading, 0, os.SEEK_SET)
-            with os.fdopen(os.dup(reading), "rb") as one, os.fdopen(os.dup(writing), "wb") as other:
-                other.seek(0)
-                shutil.copyfileobj(one, other)
-        os.fchmod(writing, found.st_mode & 0o777 | 0o600)
-        os.utime(writing, ns=(found.st_atime_ns, found.st_mtime_ns))
-        os.fsync(writing)
+            os.lseek(source_fd, 0, os.SEEK_SET)
+            with os.fdopen(os.dup(source_fd), "rb") as source_file, os.fdopen(os.dup(target_fd), "wb") as target_file:
+                target_file.seek(0)
+                shutil.copyfileobj(source_file, target_file)
+        os.fchmod(target_fd, status.st_mode & 0o777 | 0o600)
+        os.utime(target_fd, ns=(status.st_atime_ns, status.st_mtime_ns))
+        os.fsync(target_fd)
     finally:
-        os.close(reading)
-        os.close(writing)
+        os.close(source_fd)
+        os.close(target_fd)
 
 
 def _remove(path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Live objects: taken apart into named tensors and values, and filled again without a copy of their size."""
+"""Flatten live objects into named tensors and values, and fill them again in place."""

@@ -1,4 +1,4 @@
-"""Tensors that share memory without being one object: each is stored once, and told as a part of the largest."""
+"""Find tensors that share memory: each is stored once, smaller ones as a view of the largest."""
 
 from collections import defaultdict
 
@@ -9,9 +9,9 @@ from workers.checkpoint.state.bits import storage_of
 
 
 def within_others(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, tuple[str, View]], list[str]]:
-    """name -> (the tensor that contains it, how), and a sentence for each pair that overlaps without containing.
+    """Map tensors to the one that contains them and how; also return a sentence for each partial overlap.
 
-    Looked at before anything moves: on another device the memory is no longer shared. XLA's tensors never share.
+    Called before anything moves: on another device the memory is no longer shared. XLA's tensors never share memory.
     """
     groups: dict[tuple[int, torch.dtype], list[str]] = defaultdict(list)
     for name, tensor in tensors.items():
@@ -33,8 +33,10 @@ def _sort_out(group: dict[str, torch.Tensor], views: dict[str, tuple[str, View]]
         if base and group[base].is_contiguous() and _same_kind(group[base], group[name]):
             views[name] = (base, View(first - _span(group[base])[0], tuple(group[name].stride())))
             continue
-        crossed = [b for b in bases if first <= _span(group[b])[1] and _span(group[b])[0] <= last]
-        notes += [f"{name} overlaps {b} in memory; they are stored apart and will not share it" for b in crossed]
+        overlapping = [b for b in bases if first <= _span(group[b])[1] and _span(group[b])[0] <= last]
+        notes += [
+            f"{name} overlaps {b} in memory; they are stored separately and will not share it" for b in overlapping
+        ]
         bases.append(name)
 
 

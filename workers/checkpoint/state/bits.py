@@ -1,4 +1,4 @@
-"""Tensors as bytes, bit for bit, and how they lay in memory."""
+"""Tensors as bytes, bit for bit, and their order in memory."""
 
 import torch
 
@@ -15,12 +15,12 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def byte_view(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor; what is written there is in the tensor."""
+    """Return the memory of a contiguous CPU tensor; writes to it change the tensor."""
     return memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def memory_order(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The dimensions from outermost to innermost; () in the usual order, and for a tensor with gaps or overlaps."""
+    """Dimensions, outermost first; () for the usual order, and for a tensor with gaps or overlaps."""
     if tensor.is_contiguous():
         return ()
     strides = tensor.stride()
@@ -29,15 +29,15 @@ def memory_order(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, order: tuple[int, ...] = ()) -> torch.Tensor:
-    """A new CPU tensor whose dimensions lie in memory as `memory_order` said."""
+    """Return a new CPU tensor with the memory order that `memory_order` returned."""
     if not order:
         return torch.empty(shape, dtype=dtype)
-    laid = torch.empty(tuple(shape[d] for d in order), dtype=dtype)
-    return laid.permute(tuple(order.index(d) for d in range(len(order))))
+    memory = torch.empty(tuple(shape[d] for d in order), dtype=dtype)
+    return memory.permute(tuple(order.index(d) for d in range(len(order))))
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Which memory a tensor lies in; 0 where that cannot be told, as on XLA."""
+    """Address of a tensor's memory; 0 if it is not known, as on XLA."""
     if tensor.device.type not in ("cpu", "cuda", "xpu") or tensor.is_meta:
         return 0
     return tensor.untyped_storage().data_ptr()
@@ -48,7 +48,7 @@ def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def movable(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as integers of the same size: torch can copy and join these, whatever the dtype was."""
+    """View the memory as integers of the same size, which torch can copy and concatenate for any dtype."""
     plain = tensor.detach().resolve_conj().resolve_neg()
     same_size = _INTEGERS.get(plain.element_size())
     return plain if same_size is None or plain.dtype == same_size else plain.view(same_size)

@@ -1,4 +1,4 @@
-"""A live state flattened: named tensors where they are now, ties found by identity, one JSON tree per entry."""
+"""Flatten a live state: named tensors on their devices, ties by identity, one JSON tree per entry."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,9 +18,10 @@ from workers.errors import CheckpointError
 
 @dataclass(slots=True)
 class Capture:
-    """`tensors` are still on their devices. `ties`: name -> (stored name, role). `views`: name -> (stored name, how).
+    """A flattened state. `tensors` are still on their devices.
 
-    `scales`: fp8 tensor -> the tensor that multiplies it. `_stored`: object id -> name.
+    `ties`: name -> (stored name, role). `views`: name -> (stored name, how). `scales`: fp8 tensor -> the tensor that
+    multiplies it. `_stored`: object id -> name.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -33,7 +34,7 @@ class Capture:
     _stored: dict[int, str] = field(default_factory=dict)
 
     def own(self) -> dict[str, torch.Tensor]:
-        """Tensors to be written: all but those that lie within another."""
+        """Tensors to write: all but those that are views of another."""
         return {name: tensor for name, tensor in self.tensors.items() if name not in self.views}
 
     def module(self, entry: str, module: nn.Module) -> None:
@@ -43,7 +44,7 @@ class Capture:
                 self.ties[slot.name] = (stored, slot.role)
             else:
                 self._store(slot.name, slot.tensor, slot.role)
-        extra = {prefix: owner.get_extra_state() for prefix, owner in names.extra_states(module).items()}
+        extra = {prefix: submodule.get_extra_state() for prefix, submodule in names.extra_states(module).items()}
         self._entry(entry, "module", names.unwrapped(module), {"extra_state": extra}, "tensor")
 
     def optimizer(self, entry: str, live: torch.optim.Optimizer) -> None:
@@ -61,29 +62,31 @@ class Capture:
         self._entry(entry, "tree", None, value, "tensor")
 
     def _entry(self, entry: str, kind: str, live: object, value: Any, role: str) -> None:
-        encoded = tree.encode(value, entry, lambda leaf, where: self._leaf(leaf, where, role))
+        encoded = tree.encode(value, entry, lambda leaf, path: self._leaf(leaf, path, role))
         self.entries[entry] = Entry(kind, type(live).__name__ if live is not None else "", encoded)
 
-    def _leaf(self, value: Any, where: str, role: str) -> Any:
+    def _leaf(self, value: Any, path: str, role: str) -> Any:
         if isinstance(value, torch.Tensor):
-            names.check_plain(where, value)
-            if role == "optimizer" and "master" in where.rpartition("/")[2]:
+            names.check_plain(path, value)
+            if role == "optimizer" and "master" in path.rpartition("/")[2]:
                 role = "master"
-            return {"$tensor": self._stored.get(id(value)) or self._store(where, value, role)}
+            return {"$tensor": self._stored.get(id(value)) or self._store(path, value, role)}
         if type(value) is np.ndarray and tree.portable(value.dtype):
             native = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
-            return {"$array": self._store(where, torch.from_numpy(native), "array" if role == "tensor" else role)}
-        return tree.raise_unsupported(value, where)
+            return {"$array": self._store(path, torch.from_numpy(native), "array" if role == "tensor" else role)}
+        return tree.raise_unsupported(value, path)
 
     def _store(self, name: str, tensor: torch.Tensor, role: str) -> str:
         while name in self.tensors or name in self.ties:
-            name += "~"  # {"a/b": x, "a": {"b": y}} makes one path twice
+            name += "~"  # {"a/b": x, "a": {"b": y}} gives the same path twice
         self.tensors[name], self.roles[name], self._stored[id(tensor)] = tensor, role, name
         return name
 
 
 def capture(state: Mapping[str, Any]) -> Capture:
-    """Modules first: optimizers are told by their parameters' names, and a tensor is stored where a module holds it."""
+    """Flatten a state. Modules come first: optimizers refer to their parameters' names, and tensors are stored under a
+    module's.
+    """
     for entry in state:
         if not isinstance(entry, str) or not ENTRY.fullmatch(entry):
             raise CheckpointError(
@@ -109,14 +112,14 @@ def capture(state: Mapping[str, Any]) -> Capture:
 
 
 def _scale_of(name: str, tensors: dict[str, torch.Tensor]) -> str:
-    """By the names that vLLM, compressed-tensors and DeepSeek give the factor of an fp8 weight."""
+    """Find the scale of an fp8 weight by the names that vLLM, compressed-tensors and DeepSeek use."""
     if dtype_name(tensors[name].dtype) not in FP8:
         return ""
     return next((name + ending for ending in ("_scale", "_scale_inv") if name + ending in tensors), "")
 
 
 def kind_of(entry: str, value: Any) -> str:
-    """The kind (of manifest.KINDS) of an entry of a live state."""
+    """Return the kind (see manifest.KINDS) of an entry of a live state."""
     if isinstance(value, nn.Module):
         return "module"
     if isinstance(value, torch.optim.Optimizer):

@@ -1,4 +1,4 @@
-"""Dtype conversions that count what they change. Nothing here decides whether that is acceptable."""
+"""Convert dtypes and count what changes. Whether a change is acceptable is decided elsewhere."""
 
 from functools import cache
 
@@ -11,7 +11,7 @@ from workers.checkpoint.load_report import ConversionLoss
 from workers.checkpoint.state import bits, fp8
 from workers.errors import CheckpointError
 
-# Significand bits with the hidden one, least and greatest exponent of a value (the least of a subnormal).
+# Significand bits with the hidden one, minimum exponent (of a subnormal) and maximum exponent of a value.
 _FORMATS = {
     "float64": (53, -1074, 1023), "float32": (24, -149, 127), "bfloat16": (8, -133, 127), "float16": (11, -24, 15),
     "float8_e4m3fn": (4, -9, 8), "float8_e5m2": (3, -16, 15), "float8_e4m3fnuz": (4, -10, 7),
@@ -24,7 +24,7 @@ _SIGNED = {"int8", "int16", "int32", "int64"}
 
 @cache
 def may_lose(source: str, target: str) -> bool:
-    """Whether any value of one dtype is another in the other: then each is compared, else none needs to be."""
+    """Check whether any value changes between these dtypes: only then values must be compared."""
     if source == target:
         return False
     if source not in _FORMATS or target not in _FORMATS or target == "bool":
@@ -33,16 +33,21 @@ def may_lose(source: str, target: str) -> bool:
         return True
     if target in INTEGERS and (source not in INTEGERS or (source in _SIGNED and target not in _SIGNED)):
         return True
-    a, b = _FORMATS[source], _FORMATS[target]
+    source_format, target_format = _FORMATS[source], _FORMATS[target]
     if target == "float8_e8m0fnu" or source == "float8_e8m0fnu":
-        return a[1] < b[1] or target == "float8_e8m0fnu"
+        return source_format[1] < target_format[1] or target == "float8_e8m0fnu"
     if target.endswith("fnuz") and source != "bool":
-        return True  # no infinity and no minus zero there
-    return a[0] > b[0] or a[1] < b[1] or a[2] > b[2] or (target == "float8_e4m3fn" and source not in ("bool",))
+        return True  # fnuz has neither infinity nor negative zero
+    return (
+        source_format[0] > target_format[0]
+        or source_format[1] < target_format[1]
+        or source_format[2] > target_format[2]
+        or (target == "float8_e4m3fn" and source not in ("bool",))
+    )
 
 
 def check_convertible(name: str, source: torch.dtype, target: torch.dtype) -> None:
-    """Raises CheckpointError where there is no conversion."""
+    """Raise CheckpointError if there is no conversion."""
     for side in (source, target):
         if source != target and dtype_name(side) not in (*FLOATS, *COMPLEX, *INTEGERS):
             raise CheckpointError(
@@ -52,10 +57,10 @@ def check_convertible(name: str, source: torch.dtype, target: torch.dtype) -> No
 
 
 def put(target: torch.Tensor, source: torch.Tensor, count: bool = True) -> ConversionLoss:
-    """`source` (on the CPU) into `target`, of any dtype and device; answers what the conversion changed.
+    """Copy a CPU tensor into `target`, of any dtype and device; return what the conversion changed.
 
-    Between the fp8 flavours of one format the bits are carried over: the value halves or doubles, and so does the scale
-    in the other direction, which is the caller's to see to. With `count` false nothing is compared.
+    Between the fp8 flavours of one format the bits are kept: the value halves or doubles, and the caller must adjust
+    the scale in the other direction. With `count` false nothing is compared.
     """
     if target.dtype == source.dtype:
         bits.movable(target).copy_(bits.movable(source))
@@ -74,11 +79,11 @@ def put(target: torch.Tensor, source: torch.Tensor, count: bool = True) -> Conve
 
 
 def _put_here(target: torch.Tensor, plain: torch.Tensor, source: torch.Tensor, count: bool) -> ConversionLoss:
-    """By compiled code where this process has loaded it, else by torch, with the same answer."""
+    """Convert on the CPU by compiled code, if loaded, else by torch, with the same result."""
     names, compiled = (dtype_name(plain.dtype), dtype_name(target.dtype)), passes.loaded()
     if compiled and {*names} <= {*passes.CODES} and plain.is_contiguous() and target.is_contiguous():
-        counted = count and may_lose(*names)
-        return compiled.convert(plain.data_ptr(), target.data_ptr(), plain.numel(), names, counted)
+        must_count = count and may_lose(*names)
+        return compiled.convert(plain.data_ptr(), target.data_ptr(), plain.numel(), names, must_count)
     target.copy_(plain)
     settle_nan(target, plain)
     return compare(source, target) if count else ConversionLoss()
@@ -88,10 +93,10 @@ _SETTLED = {*passes.CODES} - {"float64", "float32"}
 
 
 def settle_nan(target: torch.Tensor, source: torch.Tensor) -> None:
-    """NaN with its sign, the first bits of its payload, and quiet, as IEEE 754 recommends and compiled code does it.
+    """Make NaN results as IEEE 754 recommends: same sign, first bits of the payload, quiet.
 
-    Of 16 bits torch makes one NaN or another, by where in a vector a value lies. It copies bfloat16 to float32 bit for
-    bit, and converts between the larger two as processors do.
+    Compiled code does so by itself. For 16-bit dtypes torch returns one NaN or another, depending on the position in a
+    vector. It copies bfloat16 to float32 bit for bit, and converts between the larger two as processors do.
     """
     names = dtype_name(source.dtype), dtype_name(target.dtype)
     if not {*names} <= {*passes.CODES} or not {*names} & _SETTLED or names[0] == "bfloat16" != names[1] != "float16":
@@ -100,8 +105,8 @@ def settle_nan(target: torch.Tensor, source: torch.Tensor) -> None:
     if not nan.any():
         return
     values = source[nan]
-    bits_of = values.float().view(torch.int32) if values.dtype == torch.float64 else bits.movable(values)
-    wide = bits_of.long()
+    values_as_integers = values.float().view(torch.int32) if values.dtype == torch.float64 else bits.movable(values)
+    wide = values_as_integers.long()
     if values.dtype == torch.float16:
         wide = (wide & 0x8000) << 16 | 0x7FC00000 | (wide & 0x3FF) << 13
     elif values.dtype == torch.bfloat16:
@@ -110,7 +115,7 @@ def settle_nan(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def _as(wide: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The bits of NaN in float32 as NaN of `dtype`."""
+    """Convert the bits of a float32 NaN to a NaN of `dtype`."""
     if dtype == torch.bfloat16:
         return (wide >> 16 | 0x40).to(torch.int16).view(dtype)
     if dtype == torch.float16:
@@ -119,7 +124,7 @@ def _as(wide: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def compare(before: torch.Tensor, after: torch.Tensor) -> ConversionLoss:
-    """What became of the values; NaN equals NaN. Both on the CPU, of one shape, small enough for a few copies."""
+    """Count changed values; NaN equals NaN. Both tensors are on the CPU, of one shape, and small: copies are made."""
     if not before.numel() or not may_lose(dtype_name(before.dtype), dtype_name(after.dtype)):
         return ConversionLoss()
     if before.is_floating_point() and after.is_floating_point():
@@ -130,29 +135,29 @@ def compare(before: torch.Tensor, after: torch.Tensor) -> ConversionLoss:
 
 
 def _compare_floats(before: torch.Tensor, after: torch.Tensor) -> ConversionLoss:
-    """Few passes over memory where all is finite, which is nearly always: the difference tells everything."""
+    """Compare floats in few passes over memory: if all are finite, their difference is enough."""
     wide = torch.float64 if torch.float64 in (before.dtype, after.dtype) else torch.float32
     b, a = before.to(wide), after.to(wide)
     error = b - a
     low, high = _least_and_most(error)
     if low == high == 0:
         return ConversionLoss()
-    if low - low != 0 or high - high != 0:  # an infinity or NaN on one side or both
+    if low - low != 0 or high - high != 0:  # infinity or NaN on either side
         return _masked(b, a, (a != b) & ~(torch.isnan(a) & torch.isnan(b)))
     changed = int(np.count_nonzero(error.numpy() != 0))
-    least, most = _least_and_most(error.div_(b))
-    if least != least:  # 0/0
-        least, most = _least_and_most(error.nan_to_num_(0.0))
-    return ConversionLoss(changed, 0, 0, max(-low, high), max(-least, most))
+    minimum, maximum = _least_and_most(error.div_(b))
+    if minimum != minimum:  # 0/0
+        minimum, maximum = _least_and_most(error.nan_to_num_(0.0))
+    return ConversionLoss(changed, 0, 0, max(-low, high), max(-minimum, maximum))
 
 
 def _least_and_most(values: torch.Tensor) -> tuple[float, float]:
-    """numpy's reductions, and its comparisons above, are twice to six times as fast as torch's on the CPU."""
+    """Minimum and maximum. numpy is 2 to 6 times as fast as torch here on the CPU."""
     return float(values.numpy().min()), float(values.numpy().max())
 
 
 def _masked(b: torch.Tensor, a: torch.Tensor, changed: torch.Tensor) -> ConversionLoss:
-    """Errors are those of values finite on both sides, the relative one also of values other than zero."""
+    """Compare with masks. Errors are of values finite on both sides, relative errors also not of zeros."""
     finite = torch.isfinite(a) & torch.isfinite(b)
     error = (a - b).abs()
     relative = (error / b.abs())[finite & (b != 0)]
@@ -167,7 +172,7 @@ def _masked(b: torch.Tensor, a: torch.Tensor, changed: torch.Tensor) -> Conversi
 
 def _differ(before: torch.Tensor, after: torch.Tensor, b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
     if dtype_name(before.dtype) in INTEGERS:
-        # int64 beyond 2^53 does not fit float64: go back to it instead.
+        # int64 beyond 2^53 does not fit float64: compare as int64 instead.
         returned = after.real if after.is_complex() else after
         returned = returned.double() if returned.is_floating_point() else returned
         return returned.to(torch.int64) != before.to(torch.int64)

@@ -1,7 +1,7 @@
-"""The two flavours of fp8: OCP's (`fn`, NVIDIA and most others) and that of MI300 (`fnuz`).
+"""Convert between the flavours of fp8: OCP's (`fn`, NVIDIA and most others) and MI300's (`fnuz`).
 
-The same bits mean half the value in fnuz, so bits are carried over and the tensor's scale is doubled; the other way it
-is halved. Only a few bit patterns have no counterpart. Source: torch's own decoding of all 256 patterns, both ways.
+The same bits mean half the value in fnuz, so the bits are kept and the tensor's scale is doubled, or halved the other
+way. Only a few bit patterns have no counterpart. Source: torch's own decoding of all 256 patterns, both ways.
 """
 
 from functools import cache
@@ -24,40 +24,41 @@ def is_other_flavour(source: torch.dtype, target: torch.dtype) -> bool:
 
 
 def scale_factor(source: str, target: str) -> float:
-    """By what the scale of a tensor is to be multiplied when its bits are carried over; 1 where they are not."""
+    """Factor for a tensor's scale if its bits are kept; 1 unless the dtypes are flavours of one format."""
     if FLAVOURS.get(source) != target:
         return 1.0
     return 2.0 if target.endswith("fnuz") else 0.5
 
 
 def reinterpreted_dtype(source: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ConversionLoss]:
-    """`source` in the other flavour, and which values (times their scale) that changed."""
-    table, worth, became = _table(dtype_name(source.dtype), dtype_name(dtype))
+    """Return `source` in the other flavour, and how that changed its values (times their scale)."""
+    table, before, after = _table(dtype_name(source.dtype), dtype_name(dtype))
     patterns = source.reshape(-1).view(torch.uint8).long()
     converted = table[patterns].view(dtype).reshape(source.shape)
     hits = torch.bincount(patterns, minlength=256)
-    changed = hits.bool() & (worth != became) & ~(worth.isnan() & became.isnan())
-    finite = changed & worth.isfinite() & became.isfinite()
-    error = (became - worth).abs()[finite]
+    changed = hits.bool() & (before != after) & ~(before.isnan() & after.isnan())
+    finite = changed & before.isfinite() & after.isfinite()
+    error = (after - before).abs()[finite]
     return converted, ConversionLoss(
         int(hits[changed].sum()),
-        int(hits[changed & became.isinf()].sum()),
-        int(hits[changed & became.isnan()].sum()),
+        int(hits[changed & after.isinf()].sum()),
+        int(hits[changed & after.isnan()].sum()),
         float(error.max()) if error.numel() else 0.0,
-        float((error / worth.abs()[finite]).max()) if error.numel() else 0.0,
+        float((error / before.abs()[finite]).max()) if error.numel() else 0.0,
     )
 
 
 @cache
 def _table(source: str, target: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For each of 256 patterns: the pattern in the other flavour, its value before, and its value after (both scaled
-    alike). A value beyond the other's range becomes its greatest."""
+    """For each of 256 patterns: pattern in the other flavour, value before and after, scaled alike.
+    A value beyond the other flavour's range becomes its maximum.
+    """
     patterns = torch.arange(256, dtype=torch.uint8)
-    worth = patterns.view(getattr(torch, source)).double()
+    values = patterns.view(getattr(torch, source)).double()
     factor = scale_factor(source, target)
-    wanted = worth / factor
+    scaled = values / factor
     nan = torch.tensor([float("nan")]).to(getattr(torch, target)).view(torch.uint8)
     limit = torch.finfo(getattr(torch, target)).max
-    nearest = wanted.clamp(-limit, limit).float().to(getattr(torch, target)).view(torch.uint8)
-    table = torch.where(worth.isfinite(), nearest, nan)
-    return table, worth, table.view(getattr(torch, target)).double() * factor
+    nearest = scaled.clamp(-limit, limit).float().to(getattr(torch, target)).view(torch.uint8)
+    table = torch.where(values.isfinite(), nearest, nan)
+    return table, values, table.view(getattr(torch, target)).double() * factor

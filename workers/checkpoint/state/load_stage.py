@@ -1,7 +1,7 @@
-"""What a load will do, worked out and checked before any live object is touched.
+"""Plan and check a load before any live object is changed.
 
-Nothing of size is read here. Tensors that the load makes are allocated, those that live are noted; both are filled
-later, by way of tensor_fill.py, once all names, shapes, hashes and losses were found acceptable.
+No large data is read here. Tensors that the load creates are allocated, live ones are noted; tensor_fill.py fills both
+later, once all names, shapes, hashes and losses were found acceptable.
 """
 
 from collections.abc import Callable
@@ -33,13 +33,13 @@ from workers.checkpoint.state.tensor_fill import (
 from workers.errors import CheckpointError
 
 AT_ONCE = 1 << 19
-"""Elements converted at once."""
+"""Number of elements converted at a time."""
 Apply = Callable[[], None]
-"""A change of a live object that is left to do once all checks have passed."""
+"""A change of a live object, to be made once all checks have passed."""
 
 
 class LoadStage:
-    """Stored tensors and where they will go. Raises CheckpointError naming the tensor."""
+    """Stored tensors and their targets. Raises CheckpointError naming the tensor."""
 
     def __init__(self, reader: CheckpointReader, policy: DtypePolicy, report: LoadReport, device: torch.device):
         self.reader = reader
@@ -61,34 +61,36 @@ class LoadStage:
         return self.reader.entry(self.known(name)).shape
 
     def now(self, name: str) -> torch.Tensor:
-        """The tensor on the CPU, bit for bit, proved and read at once: random states and others of a few bytes."""
+        """Read a small tensor now, verified, bit for bit on the CPU, e.g. a random state."""
         name = self.known(name)
         if name not in self._read:
             self._read[name] = read_new(self.reader, name)
         return self._read[name]
 
     def wanted(self, name: str, device: torch.device) -> torch.dtype:
-        """The dtype the policy gives a tensor that no live one receives."""
+        """Return the policy's dtype for a tensor that is not loaded into a live one."""
         return bits.torch_dtype(self.policy.wanted(name, self.reader.entry(self.known(name)), device.type))
 
     def into(self, name: str, live: torch.Tensor, box: Box | None = None) -> None:
-        """Fill a live tensor, or a part of the stored one into it."""
+        """Fill a live tensor with the stored one, or with `box` of it."""
         self._note(self._live, self.known(name), live, box)
 
     def note(self, name: str, dtype: torch.dtype) -> None:
-        """A tensor that `part` will hand out piece by piece: one element stands for all, so that losses are counted."""
+        """Note a tensor that `part` copies piece by piece, to count its losses; no target is allocated."""
         shape = self.reader.entry(name).shape
         self._note(self._live, name, torch.empty((), dtype=dtype).expand(shape))
 
     def part(self, name: str, target: torch.Tensor, start: int, stop: int) -> None:
-        """Put elements of a noted tensor into a flat target of the noted dtype."""
-        factor = next(one.factor for one in self._live if one.name == name)
-        for at in range(start, stop, AT_ONCE):
-            end = min(at + AT_ONCE, stop)
-            copy_scaled(target[at - start : end - start], read_elements(self.reader, name, at, end), factor, False)
+        """Copy elements of a noted tensor into a flat target of the noted dtype."""
+        factor = next(tensor_fill.factor for tensor_fill in self._live if tensor_fill.name == name)
+        for position in range(start, stop, AT_ONCE):
+            end = min(position + AT_ONCE, stop)
+            copy_scaled(
+                target[position - start : end - start], read_elements(self.reader, name, position, end), factor, False
+            )
 
     def made(self, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A new tensor on `device`, empty until `fill_new`; the same object for a name and its ties."""
+        """Return a new tensor on `device`, filled by `fill_new`; a name and its ties get the same object."""
         name = self.known(name)
         key = (name, dtype, device)
         if key not in self._made:
@@ -96,47 +98,47 @@ class LoadStage:
             self._made[key] = self._empty(name, dtype, device) if view is None else view
         return self._made[key]
 
-    def value(self, encoded: Any, place: "Callable[[str], torch.Tensor] | None" = None) -> Any:
-        """A JSON tree as values; `place` says what becomes of its tensors. Arrays are always numpy's, on the host."""
-        place = place or (lambda name: self.made(name, self.wanted(name, self.device), self.device))
+    def value(self, encoded: Any, make_tensor: "Callable[[str], torch.Tensor] | None" = None) -> Any:
+        """Decode a JSON tree; `make_tensor` maps its tensors' names. Arrays are always numpy's, on the host."""
+        make_tensor = make_tensor or (lambda name: self.made(name, self.wanted(name, self.device), self.device))
 
         def leaf(name: str, tag: str) -> Any:
-            return self.now(name).numpy() if tag == "$array" else place(name)
+            return self.now(name).numpy() if tag == "$array" else make_tensor(name)
 
         return tree.decode(encoded, leaf)
 
     def rescale(self) -> None:
-        """Where fp8 bits are carried to the other flavour, its scale is multiplied. Raises CheckpointError without."""
+        """Adjust the scale of fp8 tensors that change flavour. Raises CheckpointError if their scale is not loaded."""
         fills = (*self._new, *self._live)
         factors: dict[str, float] = {}
-        for one in fills:
-            entry, target = self.reader.entry(one.name), dtype_name(one.target.dtype)
+        for tensor_fill in fills:
+            entry, target = self.reader.entry(tensor_fill.name), dtype_name(tensor_fill.target.dtype)
             factor = scale_factor(entry.dtype, target)
             if factor == 1.0:
                 continue
             if entry.scale not in {other.name for other in fills}:
                 raise CheckpointError(
-                    f"{one.name} is {entry.dtype} and would become {target}, where its bits mean {1 / factor:g} times"
-                    " the value; no scale that could make up for it is loaded with it",
+                    f"{tensor_fill.name} is {entry.dtype} and would become {target}, where its bits mean"
+                    f" {1 / factor:g} times the value; no scale that could make up for it is loaded with it",
                     "keep its dtype, or load it as bfloat16",
                 )
             factors[entry.scale] = factor
-            self.report.notes.append(f"{entry.scale} times {factor:g}: the bits of {one.name} are now {target}")
+            self.report.notes.append(f"{entry.scale} times {factor:g}: the bits of {tensor_fill.name} are now {target}")
         for group in (self._new, self._live):
-            group[:] = [replace(one, factor=factors.get(one.name, 1.0)) for one in group]
+            group[:] = [replace(tensor_fill, factor=factors.get(tensor_fill.name, 1.0)) for tensor_fill in group]
 
     def prove(self, progress: Callable[[int, int], None] | None = None, everything: bool = False) -> None:
-        """Read and hash all chunks that will be filled from (`everything`: all there are)."""
-        names = {self._stored_of(one.name) for one in (*self._new, *self._live)}
+        """Verify all chunks that will be read (`everything`: all of the checkpoint)."""
+        names = {self._stored_of(tensor_fill.name) for tensor_fill in (*self._new, *self._live)}
         chunks = {chunk for name in names for chunk in self.reader.chunks_of(name)}
         self.reader.prove(self.reader.all_chunks() if everything else chunks, progress)
 
     def size_bytes(self) -> int:
-        """Of all that will be filled."""
-        return sum(one.target.nbytes for one in (*self._new, *self._live))
+        """Bytes of all tensors that will be filled."""
+        return sum(tensor_fill.target.nbytes for tensor_fill in (*self._new, *self._live))
 
     def rehearse(self) -> None:
-        """Count what conversions would change, into the report, and change nothing."""
+        """Count in the report what conversions would change, without changing anything."""
         self._tell(dry_run(self.reader, (*self._new, *self._live)))
 
     def fill_new(self, progress: Progress | None = None) -> None:
@@ -147,7 +149,7 @@ class LoadStage:
             self._tell(fill(self.reader, self._live, progress))
 
     def known(self, name: Any) -> str:
-        """The name under which `name` is stored. Raises DamagedCheckpoint where the manifest has none such."""
+        """Return the name under which `name` is stored. Raises DamagedCheckpoint if the manifest has no such tensor."""
         if not isinstance(name, str) or name not in self.reader.manifest.tensors:
             raise DamagedCheckpoint(f"the manifest refers to tensor {name!r}, which it does not list")
         return self.reader.manifest.resolve(name)
@@ -164,7 +166,7 @@ class LoadStage:
         return tensor
 
     def _view(self, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
-        """On the CPU, what shared memory shares it again."""
+        """On the CPU, return a view of the base tensor, so that shared memory is shared again; else None."""
         entry = self.reader.entry(name)
         if entry.view is None or device.type != "cpu" or self.reader.entry(entry.alias_of).layout:
             return None

@@ -1,4 +1,4 @@
-"""Into live modules: every stored tensor has its place and every place its tensor, ties are tied again."""
+"""Load into live modules: match every stored tensor with a live one, and restore ties."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from workers.errors import CheckpointError
 
 @dataclass(slots=True)
 class LiveModules:
-    """Live tensors by the names under which they are stored. `kept`: which object bears a name after the load."""
+    """Live tensors by the names under which they are stored. `kept`: the object that has a name after the load."""
 
     names: dict[int, str] = field(default_factory=dict)
     kept: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -30,67 +30,69 @@ class LiveModules:
 
 
 def stage_modules(stage: LoadStage, modules: dict[str, nn.Module]) -> LiveModules:
-    """Check and note all that goes into `modules`. They are changed only by fills and by the returned `applies`."""
+    """Check and note all that is loaded into `modules`. They are changed only by fills and the returned `applies`."""
     live = LiveModules()
-    places: dict[str, list[Slot]] = defaultdict(list)
+    slots_by_name: dict[str, list[Slot]] = defaultdict(list)
     for entry, module in modules.items():
         check_kind(stage, entry, "module", module)
-        saved, owners = _saved_extra(stage, entry), names.extra_states(module)
+        saved_extra, owners = _saved_extra(stage, entry), names.extra_states(module)
         match = name_matching.match(
-            stage.reader.manifest, stage.report, entry, names.slots(entry, module), saved, owners
+            stage.reader.manifest, stage.report, entry, names.slots(entry, module), saved_extra, owners
         )
         for slot, name in match.slots:
-            places[stage.reader.manifest.resolve(name)].append(slot)
-        live.applies.append(_stage_extra(entry, {match.extra[prefix]: saved[prefix] for prefix in saved}, owners))
-    _check_shapes(stage, places)
-    _check_live_ties(stage, places)
-    for stored, slots in places.items():
+            slots_by_name[stage.reader.manifest.resolve(name)].append(slot)
+        live.applies.append(
+            _stage_extra(entry, {match.extra[prefix]: saved_extra[prefix] for prefix in saved_extra}, owners)
+        )
+    _check_shapes(stage, slots_by_name)
+    _check_live_ties(stage, slots_by_name)
+    for stored, slots in slots_by_name.items():
         live.applies.append(_stage_tensor(stage, live, stored, slots))
     return live
 
 
 def _stage_tensor(stage: LoadStage, live: LiveModules, stored: str, slots: list[Slot]) -> Apply:
-    kept = next((slot for slot in slots if slot.name == stored), slots[0]).tensor
-    apart = [slot for slot in slots if slot.tensor is not kept]
+    shared = next((slot for slot in slots if slot.name == stored), slots[0]).tensor
+    others = [slot for slot in slots if slot.tensor is not shared]
     for slot in slots:
         live.names[id(slot.tensor)] = stored
-        _check_tie(slot, kept, stored)
-    live.kept[stored] = kept
-    stage.policy.admit(stored, dtype_name(kept.dtype), kept.device.type)
-    stage.into(stored, sharded.local(kept), sharded.box_of(kept))
-    stage.report.retied.update({slot.name: stored for slot in apart})
-    _note_unshared(stage, stored, kept, live)
+        _check_tie(slot, shared, stored)
+    live.kept[stored] = shared
+    stage.policy.admit(stored, dtype_name(shared.dtype), shared.device.type)
+    stage.into(stored, sharded.local(shared), sharded.box_of(shared))
+    stage.report.retied.update({slot.name: stored for slot in others})
+    _note_unshared(stage, stored, shared, live)
 
     def apply() -> None:
-        for slot in apart:
-            slot.replace(kept)
+        for slot in others:
+            slot.replace(shared)
 
     return apply
 
 
-def _note_unshared(stage: LoadStage, stored: str, kept: torch.Tensor, live: LiveModules) -> None:
-    """A view is a tensor of its own here unless the live model shares the memory, too: that is worth a line."""
+def _note_unshared(stage: LoadStage, stored: str, tensor: torch.Tensor, live: LiveModules) -> None:
+    """Add a note if a view is stored but the live model does not share the memory."""
     entry = stage.reader.entry(stored)
     base = live.kept.get(entry.alias_of) if entry.view else None
-    if base is not None and not bits.share_memory(base, kept):
-        stage.report.notes.append(f"{stored} shared memory with {entry.alias_of} when saved, and does not here")
+    if base is not None and not bits.share_memory(base, tensor):
+        stage.report.notes.append(f"{stored} shared memory with {entry.alias_of} when saved, but not in the live model")
 
 
-def _check_shapes(stage: LoadStage, places: dict[str, list[Slot]]) -> None:
-    wrong = [
+def _check_shapes(stage: LoadStage, slots_by_name: dict[str, list[Slot]]) -> None:
+    differences = [
         f"{slot.name} is {list(slot.tensor.shape)} live and {list(stage.shape(stored))} in the checkpoint"
-        for stored, slots in places.items()
+        for stored, slots in slots_by_name.items()
         for slot in slots
         if tuple(slot.tensor.shape) != stage.shape(stored)
     ]
-    if wrong:
-        raise CheckpointError(f"shapes differ: {first_names(wrong, '; ')}", "build the model it was saved from")
+    if differences:
+        raise CheckpointError(f"shapes differ: {first_names(differences, '; ')}", "build the same model as was saved")
 
 
-def _check_live_ties(stage: LoadStage, places: dict[str, list[Slot]]) -> None:
-    """One live tensor cannot receive two stored ones unless they are the same, bit for bit."""
+def _check_live_ties(stage: LoadStage, slots_by_name: dict[str, list[Slot]]) -> None:
+    """Check that no live tensor gets two stored ones, unless they are the same bit for bit."""
     first: dict[int, str] = {}
-    for stored, slots in places.items():
+    for stored, slots in slots_by_name.items():
         for slot in slots:
             other = first.setdefault(id(slot.tensor), stored)
             if other != stored and not _same_bits(stage.now(other), stage.now(stored)):
@@ -104,18 +106,18 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and torch.equal(bits.movable(a), bits.movable(b))
 
 
-def _check_tie(slot: Slot, kept: torch.Tensor, stored: str) -> None:
+def _check_tie(slot: Slot, shared: torch.Tensor, stored: str) -> None:
     tensor = slot.tensor
-    if (tensor.dtype, tensor.device, tensor.shape) != (kept.dtype, kept.device, kept.shape):
+    if (tensor.dtype, tensor.device, tensor.shape) != (shared.dtype, shared.device, shared.shape):
         raise CheckpointError(
-            f"{slot.name} is tied to {stored} in the checkpoint; live, one is {tensor.dtype} on {tensor.device},"
-            f" the other {kept.dtype} on {kept.device}",
-            "give both one dtype and device before loading",
+            f"{slot.name} is tied to {stored} in the checkpoint; in the live model one is {tensor.dtype} on"
+            f" {tensor.device}, the other {shared.dtype} on {shared.device}",
+            "give both the same dtype and device before loading",
         )
 
 
 def _saved_extra(stage: LoadStage, entry: str) -> dict[str, Any]:
-    """What modules with `get_extra_state` saved, by their prefix."""
+    """Return what modules with `get_extra_state` saved, by prefix."""
     states = extra_states(stage.entry(entry), stage.value)
     return {key.removesuffix(EXTRA_STATE): value for key, value in states.items()}
 
@@ -124,7 +126,8 @@ def _stage_extra(entry: str, saved: dict[str, Any], owners: dict[str, nn.Module]
     if set(saved) != set(owners):
         differ = sorted(set(saved) ^ set(owners))
         raise CheckpointError(
-            f"entry {entry!r}: extra state of {differ[0]!r} is on one side only", "build the model it was saved from"
+            f"entry {entry!r}: extra state of {differ[0]!r} is only in the checkpoint or only in the model",
+            "build the same model as was saved",
         )
 
     def apply() -> None:

@@ -1,7 +1,7 @@
-"""Which stored name is which place of a live module: the same, or the same past wrappers that only one side has.
+"""Match stored names with those of a live module, without wrappers that only one side has.
 
-A checkpoint of ours has clean names. One that was imported may have those of a compiled, data-parallel, Lightning or
-PEFT model, and so may the live model. The report says what was stripped.
+Checkpoints saved by Polyfleet have names without wrappers. An imported one may have those of a compiled, data-parallel,
+Lightning or PEFT model, and so may the live model. The report says what was stripped.
 """
 
 from collections.abc import Iterable
@@ -31,59 +31,60 @@ def match(
     saved_extra: Iterable[str],
     extra: Iterable[str],
 ) -> Match:
-    """A tie that the file has once, as safetensors does, needs no name of its own. `saved_extra` and `extra` are the
-    prefixes ("" or "layers.0.") of modules with extra state.
+    """Match stored tensors and extra states with live ones.
+    A tie that the file has only once, as in safetensors, does not need its second name. `saved_extra` and `extra` are
+    the prefixes ("" or "layers.0.") of modules with extra state.
 
-    Raises CheckpointError where names are missing or left over, with the nearest, or fit in more than one way.
+    Raises CheckpointError if names are missing or left over, with the nearest name, or match in more than one way.
     """
     stored = [name.removeprefix(f"{entry}/") for name in manifest.own(entry)]
     stored_extra = {prefix: f"{prefix}{EXTRA_STATE}" for prefix in saved_extra}
-    places = {slot.name.removeprefix(f"{entry}/"): id(slot.tensor) for slot in slots}
-    places |= {f"{prefix}{EXTRA_STATE}": -i for i, prefix in enumerate(extra, 1)}
-    renamed = _renamed(entry, [*stored, *stored_extra.values()], places, report)
-    live = {f"{entry}/{new}": f"{entry}/{old}" for old, new in renamed.items()}
-    prefixes = {prefix: renamed.get(name, name).removesuffix(EXTRA_STATE) for prefix, name in stored_extra.items()}
-    return Match(_slots(manifest, report, entry, slots, live), prefixes)
+    live_names = {slot.name.removeprefix(f"{entry}/"): id(slot.tensor) for slot in slots}
+    live_names |= {f"{prefix}{EXTRA_STATE}": -i for i, prefix in enumerate(extra, 1)}
+    new_names = _renamed(entry, [*stored, *stored_extra.values()], live_names, report)
+    stored_names = {f"{entry}/{new}": f"{entry}/{old}" for old, new in new_names.items()}
+    prefixes = {prefix: new_names.get(name, name).removesuffix(EXTRA_STATE) for prefix, name in stored_extra.items()}
+    return Match(_slots(manifest, report, entry, slots, stored_names), prefixes)
 
 
 def _slots(
     manifest: Manifest, report: LoadReport, entry: str, slots: list[Slot], names: dict[str, str]
 ) -> list[tuple[Slot, str]]:
-    """`names`: live name -> stored name, where they differ."""
+    """Pair slots with stored names. `names` maps live names to stored names, where they differ."""
     stored = set(manifest.own(entry))
-    there = {id(slot.tensor) for slot in slots if names.get(slot.name, slot.name) in stored}
-    matched, missing = [], []
+    matched_ids = {id(slot.tensor) for slot in slots if names.get(slot.name, slot.name) in stored}
+    pairs, missing = [], []
     for slot in slots:
         name = names.get(slot.name, slot.name)
         if name in stored:
-            matched.append((slot, name))
-        elif id(slot.tensor) in there:
-            report.notes.append(f"{slot.name} is tied in the live model, and stored under another name only")
+            pairs.append((slot, name))
+        elif id(slot.tensor) in matched_ids:
+            report.notes.append(f"{slot.name} is tied in the live model, and stored only under another name")
         else:
             missing.append(name)
-    extra = sorted(stored - {name for _, name in matched})
+    extra = sorted(stored - {name for _, name in pairs})
     if missing or extra:
         raise _differ(entry, sorted(missing), extra)
-    return matched
+    return pairs
 
 
 def _differ(entry: str, missing: list[str], extra: list[str]) -> CheckpointError:
     sides = (("live model", missing), ("checkpoint", extra))
-    say = [f"{len(found)} only in the {side} ({first_names(found)})" for side, found in sides if found]
-    remedy = closest(missing[0], extra) if missing and extra else "build the model it was saved from"
-    return CheckpointError(f"entry {entry!r}: tensor names differ: {'; '.join(say)}", remedy)
+    differences = [f"{len(names)} only in the {side} ({first_names(names)})" for side, names in sides if names]
+    remedy = closest(missing[0], extra) if missing and extra else "build the same model as was saved"
+    return CheckpointError(f"entry {entry!r}: tensor names differ: {'; '.join(differences)}", remedy)
 
 
-def _renamed(entry: str, stored: list[str], places: dict[str, int], report: LoadReport) -> dict[str, str]:
-    """Stored name -> live name, past wrappers; {} where not all names fit."""
+def _renamed(entry: str, stored: list[str], live_names: dict[str, int], report: LoadReport) -> dict[str, str]:
+    """Map stored names to live names without wrappers; {} if not all names match."""
     try:
-        found = fit(stored, places)
+        result = fit(stored, live_names)
     except AmbiguousNamesError as e:
         raise CheckpointError(
             f"entry {entry!r}: the stored names fit the live model in more than one way: {e}",
             "build the model under the names it was saved with",
         ) from None
-    if found is None:
+    if result is None:
         return {}
-    report.notes += [f"entry {entry!r}: {found.stripped}"] * bool(found.stripped)
-    return found.names
+    report.notes += [f"entry {entry!r}: {result.stripped}"] * bool(result.stripped)
+    return result.names

@@ -1,4 +1,4 @@
-"""Names of a module's tensors, found by walking the module tree past wrappers, never by taking prefixes off strings."""
+"""Name a module's tensors by walking its tree past wrappers, never by removing prefixes."""
 
 import sys
 from collections.abc import Iterator
@@ -18,13 +18,14 @@ _TRANSPARENT = (
     ("torch.nn.parallel.data_parallel", "DataParallel", "module"),
     ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "CheckpointWrapper", "_checkpoint_wrapped_module"),
 )
-"""Wrappers that add nothing of their own: module, class, where the wrapped one is. Looked up only if already imported:
-without torch._dynamo (two seconds to import) there is no compiled module."""
+"""Wrappers without tensors of their own: module, class, attribute of the wrapped module. A class is looked up only if
+it was already imported: without torch._dynamo (two seconds to import) there is no compiled module.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One place of a module that holds a tensor. Several slots that hold the same object are a tie."""
+    """One place in a module that has a tensor. Several slots with the same object are a tie."""
 
     name: str
     role: str
@@ -45,16 +46,16 @@ class Slot:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """What `torch.compile`, data parallelism and activation checkpointing wrapped."""
-    for where, name, inner in _TRANSPARENT:
-        wrapper = getattr(sys.modules.get(where), name, None)
+    """Return the module inside `torch.compile`, data parallelism and activation checkpointing."""
+    for module_name, name, inner in _TRANSPARENT:
+        wrapper = getattr(sys.modules.get(module_name), name, None)
         if wrapper is not None and isinstance(module, wrapper):
             return unwrapped(getattr(module, inner))
     return module
 
 
 def modules(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Every module of the tree with its prefix ("" or "layers.0."); one used twice comes twice."""
+    """Yield every module of the tree with its prefix ("" or "layers.0."); a module used twice comes twice."""
     module = unwrapped(module)
     yield prefix, module
     for key, child in module._modules.items():
@@ -63,25 +64,27 @@ def modules(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Modul
 
 
 def slots(entry: str, module: nn.Module) -> list[Slot]:
-    """All parameters and persistent buffers, ties included, named `entry/…`. Raises for what cannot be saved whole."""
-    found = []
+    """List all parameters and persistent buffers, ties included, named `entry/…`.
+    Raises CheckpointError for a module or tensor that cannot be saved completely.
+    """
+    candidates = []
     for prefix, owner in modules(module):
         if type(owner)._save_to_state_dict is not nn.Module._save_to_state_dict:
             raise CheckpointError(
                 f"{entry}/{prefix.rstrip('.')} is a {type(owner).__name__}, which hides state of its own",
-                "save what it needs as an entry of tensors and values",
+                "save that state as a separate entry of tensors and values",
             )
         persistent = [key for key in owner._buffers if key not in owner._non_persistent_buffers_set]
-        found += [Slot(f"{entry}/{prefix}{key}", "parameter", owner, key) for key in owner._parameters]
-        found += [Slot(f"{entry}/{prefix}{key}", "buffer", owner, key) for key in persistent]
-    held = [slot for slot in found if slot.tensor is not None]
-    for slot in held:
+        candidates += [Slot(f"{entry}/{prefix}{key}", "parameter", owner, key) for key in owner._parameters]
+        candidates += [Slot(f"{entry}/{prefix}{key}", "buffer", owner, key) for key in persistent]
+    filled = [slot for slot in candidates if slot.tensor is not None]
+    for slot in filled:
         check_plain(slot.name, slot.tensor)
-    return held
+    return filled
 
 
 def extra_states(module: nn.Module) -> dict[str, nn.Module]:
-    """Modules that define `get_extra_state`, by their prefix."""
+    """Map prefixes to modules that define `get_extra_state`."""
     return {
         prefix: owner
         for prefix, owner in modules(module)
@@ -90,17 +93,17 @@ def extra_states(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def check_plain(name: str, tensor: torch.Tensor) -> None:
-    """Raises CheckpointError for a tensor that is more than a block of numbers: its bytes would not be all of it."""
-    why = ""
+    """Raise CheckpointError for a tensor whose bytes are not all of it, such as a quantized one."""
+    reason = ""
     if type(tensor) not in (torch.Tensor, nn.Parameter) and not is_sharded(tensor):
-        why = f"a {type(tensor).__name__} (quantized, wrapped or not yet initialized)"
+        reason = f"a {type(tensor).__name__} (quantized, wrapped or not yet initialized)"
     elif tensor.layout != torch.strided:
-        why = f"{str(tensor.layout).removeprefix('torch.')} (sparse)"
+        reason = f"{str(tensor.layout).removeprefix('torch.')} (sparse)"
     elif tensor.is_quantized:
-        why = f"quantized ({tensor.dtype})"
+        reason = f"quantized ({tensor.dtype})"
     elif dtype_name(tensor.dtype) not in DTYPES:
-        why = f"of dtype {tensor.dtype}"
+        reason = f"of dtype {tensor.dtype}"
     elif tensor.is_meta:
-        why = "on the meta device, without data"
-    if why:
-        raise CheckpointError(f"{name} is {why}, which a checkpoint cannot hold", "save it as plain, dense tensors")
+        reason = "on the meta device, without data"
+    if reason:
+        raise CheckpointError(f"{name} is {reason}, which a checkpoint cannot hold", "save it as plain, dense tensors")

@@ -1,8 +1,8 @@
-"""Optimizer state by parameter name: it follows a parameter to another device, another order, another process.
+"""Optimizer state by parameter name, so that it can move to another device, order or process.
 
 torch's own state_dict numbers the parameters, and its load_state_dict casts every slot to the parameter's dtype and
-takes `fused`, `foreach` and `capturable` from the file. Here names are kept, a slot keeps its dtype unless its
-parameter was converted, and how the step is implemented is the live optimizer's own business.
+takes `fused`, `foreach` and `capturable` from the file. Here names are stored, a slot keeps its dtype unless its
+parameter was converted, and the live optimizer decides how its step is implemented.
 """
 
 from functools import partial
@@ -24,11 +24,13 @@ ALGORITHM = frozenset({
     "alpha", "amsgrad", "betas", "centered", "dampening", "eps", "etas", "history_size", "initial_accumulator_value",
     "lambd", "lr_decay", "momentum", "momentum_decay", "nesterov", "rho", "step_sizes", "t0",
 })  # fmt: skip
-"""Keys that tell torch's optimizers apart, and that each of them has had since torch 1.6 or since it exists."""
+"""Keys that distinguish torch's optimizers, and that each has had since torch 1.6 or since it was added."""
 
 
 def describe(entry: str, optimizer: torch.optim.Optimizer, names: dict[int, str]) -> dict[str, Any]:
-    """Its tree, still with live tensors. `names`: parameter id -> name. Raises where it trains other parameters."""
+    """Return the optimizer's tree, with live tensors. `names`: parameter id -> name.
+    Raises CheckpointError if it trains parameters without a name.
+    """
     _check_whole(entry, optimizer)
     groups = [
         {
@@ -38,19 +40,22 @@ def describe(entry: str, optimizer: torch.optim.Optimizer, names: dict[int, str]
         for group in optimizer.param_groups
     ]
     state = {}
-    for parameter, held in optimizer.state.items():
-        if id(parameter) not in names or not all(type(slot) is str for slot in held):
+    for parameter, slots in optimizer.state.items():
+        if id(parameter) not in names or not all(type(slot) is str for slot in slots):
             raise CheckpointError(
-                f"{entry} keeps state under {parameter!r:.80}, which cannot be named", "save that apart"
+                f"{entry} keeps state under {parameter!r:.80}, which has no name", "save that separately"
             )
-        state[names[id(parameter)]] = dict(held)
+        state[names[id(parameter)]] = dict(slots)
     return {"groups": groups, "state": state}
 
 
 def _check_whole(entry: str, optimizer: torch.optim.Optimizer) -> None:
-    """IPEX hangs float32 master weights, or their lower halves, on the optimizer: neither state nor model has them."""
-    for held in getattr(optimizer, "params_attr", {}).values():
-        if getattr(held, "master_parameter", None) is not None or getattr(held, "parameter_trail", None) is not None:
+    """Refuse IPEX optimizers with float32 master weights, or lower halves, outside state and model."""
+    for attributes in getattr(optimizer, "params_attr", {}).values():
+        if (
+            getattr(attributes, "master_parameter", None) is not None
+            or getattr(attributes, "parameter_trail", None) is not None
+        ):
             raise CheckpointError(
                 f"{entry} keeps master weights outside its state (intel_extension_for_pytorch)",
                 "call ipex.optimize without dtype when training, and use autocast for the speed",
@@ -58,28 +63,28 @@ def _check_whole(entry: str, optimizer: torch.optim.Optimizer) -> None:
 
 
 def stage_optimizer(stage: LoadStage, entry: str, optimizer: torch.optim.Optimizer, live: LiveModules) -> Apply:
-    """Check and convert all that goes into `optimizer`; it is changed only by what is returned."""
+    """Check and convert all that is loaded into `optimizer`; only the returned function changes it."""
     saved = _Saved(stage, entry, live)
     groups = _pairs(stage, entry, saved.tree, optimizer, live)
     options = [saved.options([key for key, _ in pairs]) for pairs in groups]
     imported = not stage.entry(entry).type
     slots: dict[torch.Tensor, dict[str, Any]] = {}
-    for pairs, group, wanted in zip(groups, optimizer.param_groups, options, strict=True):
+    for pairs, group, group_options in zip(groups, optimizer.param_groups, options, strict=True):
         if imported and pairs:
-            _check_algorithm(entry, optimizer, set(wanted), set(group))
+            _check_algorithm(entry, optimizer, set(group_options), set(group))
         on_device = bool(group.get("capturable") or group.get("fused"))
         for key, parameter in pairs:
             if key in saved.tree.state:
                 slots[parameter] = saved.slots(key, parameter, optimizer.state.get(parameter, {}), on_device)
 
     def apply() -> None:
-        for group, pairs, wanted in zip(optimizer.param_groups, groups, options, strict=True):
+        for group, pairs, group_options in zip(optimizer.param_groups, groups, options, strict=True):
             group["params"] = [parameter for _, parameter in pairs]
-            for key, value in wanted.items():
+            for key, value in group_options.items():
                 group[key] = _like(group.get(key), value)
         optimizer.state.clear()
         optimizer.state.update(slots)
-        if imported:  # older torches had other values there: a count of steps was a number before 1.12
+        if imported:  # convert values of older torch versions: before 1.12 a step count was a number
             optimizer.__setstate__({"state": optimizer.state, "param_groups": optimizer.param_groups})
 
     return apply
@@ -88,10 +93,10 @@ def stage_optimizer(stage: LoadStage, entry: str, optimizer: torch.optim.Optimiz
 def _pairs(
     stage: LoadStage, entry: str, saved: OptimizerTree, optimizer: torch.optim.Optimizer, live: LiveModules
 ) -> list[optimizer_positions.Pairs]:
-    """Saved keys with live parameters, group by group as they are live. A file of numbers alone needs no modules."""
+    """Pair saved keys with live parameters, by live group. A file with numbers only needs no modules."""
     if saved.numbered and not live.kept:
         return optimizer_positions.by_position(stage, entry, saved, [g["params"] for g in optimizer.param_groups], live)
-    # Live tensors that were one when saved come as two after a move to XLA: the name remains once, with the kept one.
+    # Live tensors that were one when saved are two after a move to XLA: the name is used once, for the one that stays.
     names = [list(dict.fromkeys(parameter_names(entry, g["params"], live.names))) for g in optimizer.param_groups]
     if saved.numbered:
         groups = [[live.kept[name] for name in group] for group in names]
@@ -101,7 +106,7 @@ def _pairs(
 
 
 class _Saved:
-    """The stored side of an optimizer. Raises DamagedCheckpoint where its tree is malformed."""
+    """The stored side of an optimizer. Raises DamagedCheckpoint if its tree is malformed."""
 
     def __init__(self, stage: LoadStage, entry: str, live: LiveModules):
         self.tree = read_optimizer(entry, stage.entry(entry))
@@ -111,23 +116,25 @@ class _Saved:
         self._live = live
 
     def options(self, keys: list[Key]) -> dict[str, Any]:
-        """Of the group these parameters were in; a live group may join several whose options are equal."""
-        told = (self.tree.options[self._group_of[key]] for key in keys)
-        found = [{name: value for name, value in options.items() if name not in IMPLEMENTATION} for options in told]
-        if any(options != found[0] for options in found):
+        """Options of the group these parameters were in. A live group may merge several with equal options."""
+        saved_options = (self.tree.options[self._group_of[key]] for key in keys)
+        group_options = [
+            {name: value for name, value in options.items() if name not in IMPLEMENTATION} for options in saved_options
+        ]
+        if any(options != group_options[0] for options in group_options):
             raise CheckpointError(
                 f"entry {self._entry!r}: parameters of one live group had different options when saved",
-                "group the parameters as they were",
+                "group the parameters as when they were saved",
             )
-        options: dict[str, Any] = self._stage.value(found[0], self._stage.now) if found else {}
+        options: dict[str, Any] = self._stage.value(group_options[0], self._stage.now) if group_options else {}
         return options
 
-    def slots(self, key: Key, parameter: torch.Tensor, held: dict[str, Any], on_device: bool) -> dict[str, Any]:
-        """State of one parameter, where and as the live optimizer wants it; in the tensors it has, if they suit."""
+    def slots(self, key: Key, parameter: torch.Tensor, live_slots: dict[str, Any], on_device: bool) -> dict[str, Any]:
+        """State of one parameter, as the live optimizer needs it; in its existing tensors if they fit."""
         stage, name = self._stage, self._live.names.get(id(parameter))
         stored = stage.dtype(name) if name else ""
 
-        def place(slot: str, tensor: str) -> torch.Tensor:
+        def make_tensor(slot: str, tensor: str) -> torch.Tensor:
             device, dtype = parameter.device, bits.torch_dtype(stage.dtype(tensor))
             if slot == "step":
                 device = device if on_device else torch.device("cpu")
@@ -135,69 +142,74 @@ class _Saved:
                 dtype = parameter.dtype
             else:
                 dtype = stage.wanted(tensor, device)
-            return _placed(stage, tensor, dtype, device, held.get(slot), parameter)
+            return _placed(stage, tensor, dtype, device, live_slots.get(slot), parameter)
 
-        return {slot: stage.value(tree, partial(place, slot)) for slot, tree in self.tree.state[key].items()}
+        return {slot: stage.value(tree, partial(make_tensor, slot)) for slot, tree in self.tree.state[key].items()}
 
-    def _follows(self, tensor: str, parameter: torch.Tensor, stored: str) -> bool:
-        """Whether a slot takes on its parameter's dtype: it had it before. Of a file without the model that is not
-        known; there a slot that is shaped like its parameter follows it, as it does in torch."""
+    def _follows(self, tensor: str, parameter: torch.Tensor, parameter_dtype: str) -> bool:
+        """Check whether a slot takes its parameter's dtype: it does if it had it when saved.
+        If the file has no model that is not known; then a slot with its parameter's shape follows it, as in torch.
+        """
         dtype = self._stage.dtype(tensor)
-        if stored:
-            return dtype == stored != dtype_name(parameter.dtype)
-        shaped = self._stage.shape(tensor) == tuple(parameter.shape)
-        return shaped and dtype in FLOATS and parameter.is_floating_point()
+        if parameter_dtype:
+            return dtype == parameter_dtype != dtype_name(parameter.dtype)
+        has_shape = self._stage.shape(tensor) == tuple(parameter.shape)
+        return has_shape and dtype in FLOATS and parameter.is_floating_point()
 
 
 def _placed(
-    stage: LoadStage, name: str, dtype: torch.dtype, device: torch.device, held: Any, parameter: torch.Tensor
+    stage: LoadStage, name: str, dtype: torch.dtype, device: torch.device, current: Any, parameter: torch.Tensor
 ) -> torch.Tensor:
-    """The tensor a slot gets: the one that is there, one cut like its parameter, or a new one."""
+    """Return the tensor for a slot: the existing one, one sharded like its parameter, or a new one."""
     shape = stage.shape(name)
-    there = isinstance(held, torch.Tensor) and (held.dtype, held.device, tuple(held.shape)) == (dtype, device, shape)
-    if not there and sharded.is_sharded(parameter) and shape == tuple(parameter.shape):
-        held, there = sharded.empty_like(parameter, dtype), True
-    if not there:
+    fits = isinstance(current, torch.Tensor) and (current.dtype, current.device, tuple(current.shape)) == (
+        dtype,
+        device,
+        shape,
+    )
+    if not fits and sharded.is_sharded(parameter) and shape == tuple(parameter.shape):
+        current, fits = sharded.empty_like(parameter, dtype), True
+    if not fits:
         return stage.made(name, dtype, device)
-    stage.into(name, sharded.local(held), sharded.box_of(held))
-    kept: torch.Tensor = held
-    return kept
+    stage.into(name, sharded.local(current), sharded.box_of(current))
+    tensor: torch.Tensor = current
+    return tensor
 
 
 def _check_same(entry: str, live: set[str], stored: set[str]) -> None:
     missing, extra = sorted(live - stored), sorted(stored - live)
     if missing or extra:
         raise CheckpointError(
-            f"entry {entry!r}: the live optimizer has {len(missing)} parameters the saved one had not "
+            f"entry {entry!r}: the live optimizer has {len(missing)} parameters that the saved one did not have "
             f"({first_names(missing)}), and lacks {len(extra)} ({first_names(extra)})",
-            "give it the parameters it had",
+            "give it the parameters that were saved",
         )
 
 
 def _check_algorithm(entry: str, optimizer: torch.optim.Optimizer, saved: set[str], live: set[str]) -> None:
-    """Files of torch.save do not tell the optimizer's class; the options in its groups nearly do."""
+    """Check the optimizer's class by its group options, because torch.save files do not contain it."""
     missing, extra = sorted((live - saved) & ALGORITHM), sorted((saved - live) & ALGORITHM)
     if missing or extra:
-        differ = [f"lack {', '.join(missing)}"] * bool(missing) + [f"have {', '.join(extra)}"] * bool(extra)
+        differences = [f"lack {', '.join(missing)}"] * bool(missing) + [f"have {', '.join(extra)}"] * bool(extra)
         raise CheckpointError(
-            f"entry {entry!r} is not the state of {type(optimizer).__name__}: its groups {' and '.join(differ)}",
+            f"entry {entry!r} is not the state of {type(optimizer).__name__}: its groups {' and '.join(differences)}",
             "build the optimizer that was saved, or leave the entry out",
         )
 
 
 def _like(live: Any, saved: Any) -> Any:
-    """An option as a tensor or as a number, as the live optimizer has it: a learning rate may be either."""
+    """Convert a saved option to the live option's form: a learning rate may be a tensor or a number."""
     if isinstance(live, torch.Tensor):
         return torch.as_tensor(saved, dtype=live.dtype).to(live.device)
     return saved.item() if isinstance(saved, torch.Tensor) and saved.dim() == 0 else saved
 
 
 def parameter_names(entry: str, parameters: list[torch.Tensor], names: dict[int, str]) -> list[str]:
-    strangers = [p for p in parameters if id(p) not in names]
-    if strangers:
-        p = strangers[0]
+    unknown = [p for p in parameters if id(p) not in names]
+    if unknown:
+        p = unknown[0]
         raise CheckpointError(
-            f"{entry}: {len(strangers)} of {len(parameters)} parameters of a group are not those of the saved modules"
+            f"{entry}: {len(unknown)} of {len(parameters)} parameters of a group are not those of the saved modules"
             f" (the first: shape {list(p.shape)}, {p.dtype} on {p.device}), so its steps train nothing",
             "build the optimizer after the model is on its device, and name its model in the same state",
         )

@@ -1,4 +1,4 @@
-"""Numbered parameters meet live ones by their place in the groups, as in load_state_dict of torch, shapes checked."""
+"""Match numbered parameters with live ones by position, as torch does, and check their shapes."""
 
 import torch
 
@@ -13,9 +13,9 @@ Pairs = list[tuple[Key, torch.Tensor]]
 def by_position(
     stage: LoadStage, entry: str, saved: OptimizerTree, groups: list[list[torch.Tensor]], live: LiveModules
 ) -> list[Pairs]:
-    """Each live parameter with its number, group by group. Where places do not fit, names that were worked out may.
+    """Pair each live parameter with its number, by group. If positions do not fit, use names derived at the import.
 
-    Raises CheckpointError where neither fits.
+    Raises CheckpointError if neither fits.
     """
     fault = _misfit(stage, saved, groups, live)
     if not fault:
@@ -27,14 +27,14 @@ def by_position(
     names = [[live.names.get(id(parameter), "") for parameter in group] for group in groups]
     if not keys or {name for group in names for name in group} != set(keys):
         raise CheckpointError(
-            f"entry {entry!r}: {fault}", "build the optimizer with the groups it had, in the same order"
+            f"entry {entry!r}: {fault}", "build the optimizer with the groups that were saved, in the same order"
         )
     stage.report.notes.append(
         f"entry {entry!r}: parameters were matched by name; the names follow from shapes and order in the imported file"
     )
     return [
-        [(keys[name], parameter) for name, parameter in zip(told, group, strict=True)]
-        for told, group in zip(names, groups, strict=True)
+        [(keys[name], parameter) for name, parameter in zip(group_names, group, strict=True)]
+        for group_names, group in zip(names, groups, strict=True)
     ]
 
 
@@ -50,19 +50,21 @@ def _misfit(stage: LoadStage, saved: OptimizerTree, groups: list[list[torch.Tens
                     continue
                 name = live.names.get(id(parameter), "the live parameter")
                 return (
-                    f"parameter {key} has {slot} of shape {list(stage.shape(tensor))}, and {name}, at its place in the"
-                    f" live optimizer, has the shape {list(parameter.shape)}"
+                    f"parameter {key} has {slot} of shape {list(stage.shape(tensor))}, and {name}, at its position in"
+                    f" the live optimizer, has the shape {list(parameter.shape)}"
                 )
     return ""
 
 
 def _doubts(saved: OptimizerTree, groups: list[list[torch.Tensor]], live: LiveModules) -> str:
-    """What nothing has shown to be right: shapes that no state tells, and another order than most programs keep."""
+    """Describe what was not checked: parameters whose state has no shape, and an unusual order."""
     names = [live.names.get(id(parameter), "") for group in groups for parameter in group]
-    other = sum(saved.names.get(key, name) != name for key, name in zip(saved.keys, names, strict=True) if name)
-    untold = sum(not SHAPED_LIKE_PARAMETER & set(saved.state.get(key, ())) for key in saved.keys)
-    says = f"; {untold} of {len(names)} have no state that tells their shape" if untold else ""
-    return says + (f"; by the model's order, {other} of {len(names)} would be different ones" if other else "")
+    different = sum(saved.names.get(key, name) != name for key, name in zip(saved.keys, names, strict=True) if name)
+    unchecked = sum(not SHAPED_LIKE_PARAMETER & set(saved.state.get(key, ())) for key in saved.keys)
+    message = f"; {unchecked} of {len(names)} have no state that shows their shape" if unchecked else ""
+    return message + (
+        f"; by the model's order, {different} of {len(names)} would be different ones" if different else ""
+    )
 
 
 def _listed(sizes: list[int]) -> str:

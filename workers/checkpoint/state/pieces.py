@@ -1,7 +1,7 @@
-"""Tensors where they are, seen as bytes in logical order: any range of them, without a copy of the whole.
+"""Read any byte range of tensors on any device in logical order, without copying all of them.
 
-A contiguous tensor on the CPU is its own bytes. Others are brought over in the ranges that are asked for; those of XLA
-in batches, since each transfer waits for the device.
+A contiguous CPU tensor is read in place. Others are copied to the host range by range; XLA tensors in batches, because
+each transfer waits for the device.
 """
 
 import threading
@@ -19,11 +19,11 @@ from workers.checkpoint.format.dtypes import DTYPES, dtype_name
 from workers.checkpoint.state import bits, xla
 
 BATCH_BYTES = 256 << 20
-"""Of XLA tensors brought to the host together."""
+"""Bytes of XLA tensors that are copied to the host together."""
 
 
 def piece(key: str, tensor: torch.Tensor) -> TensorPiece:
-    """To be written under `key`. The tensor is looked at when its bytes are asked for, not now."""
+    """Return the tensor to be written under `key`. It is read when its bytes are requested, not now."""
     dtype = DTYPES[dtype_name(tensor.dtype)]
     shape = tuple(tensor.shape) if dtype.safetensors else (tensor.nbytes,)
     data = bits.movable(tensor)
@@ -32,7 +32,7 @@ def piece(key: str, tensor: torch.Tensor) -> TensorPiece:
 
 
 def read(tensor: torch.Tensor, start: int, stop: int, out: memoryview) -> None:
-    """Bytes `start` to `stop` of `tensor` in logical order into `out`."""
+    """Copy bytes `start` to `stop` of `tensor`, in logical order, into `out`."""
     if tensor.device.type == "cpu" and tensor.is_contiguous():
         copy_bytes(out, bits.byte_view(tensor)[start:stop])
         return
@@ -43,7 +43,7 @@ def read(tensor: torch.Tensor, start: int, stop: int, out: memoryview) -> None:
 
 
 def elements(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-    """Elements `start` to `stop` in logical order as one dimension; copies no more than those."""
+    """Return elements `start` to `stop` in logical order as one dimension; copies no more than those."""
     if tensor.dim() <= 1 or tensor.is_contiguous():
         return tensor.reshape(-1)[start:stop]
     row = tensor[0].numel()
@@ -61,7 +61,7 @@ def _rows(tensor: torch.Tensor, row: int, start: int, stop: int) -> torch.Tensor
 
 
 class XlaBatch:
-    """Tensors of XLA that travel together, when the first byte of any is asked for, and are freed after the last."""
+    """XLA tensors that are copied together on first access, and are freed after their last byte was read."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]):
         self._waiting = tensors
@@ -88,7 +88,7 @@ class XlaBatch:
 
 
 def pieces(tensors: dict[str, torch.Tensor]) -> list[TensorPiece]:
-    """One for each, in order; XLA's share transfers."""
+    """Return a piece for each tensor, in order; XLA tensors share transfers."""
     batches: list[XlaBatch] = []
     batch: dict[str, torch.Tensor] = {}
     size_bytes = 0
@@ -100,5 +100,5 @@ def pieces(tensors: dict[str, torch.Tensor]) -> list[TensorPiece]:
             batch[key] = tensor.detach()
             size_bytes += tensor.nbytes
     batches += [XlaBatch(batch)] if batch else []
-    lazy = {found.key: found for b in batches for found in b.pieces()}
+    lazy = {xla_piece.key: xla_piece for b in batches for xla_piece in b.pieces()}
     return [lazy.get(key) or piece(key, tensor) for key, tensor in tensors.items()]

@@ -1,4 +1,4 @@
-"""Ranks that save one checkpoint: they exchange JSON through the process group's store, never pickled objects."""
+"""Ranks that save one checkpoint together. They exchange JSON through the process group's store, never pickles."""
 
 import itertools
 import json
@@ -16,12 +16,12 @@ from workers.errors import CheckpointError
 
 T = TypeVar("T")
 PATIENCE = timedelta(minutes=30)
-"""For the slowest rank to write its shards. A rank that died is noticed sooner by whoever started the ranks."""
+"""Time for the slowest rank to write its shards. The launcher of the ranks notices a dead rank sooner."""
 _rounds = itertools.count()
 
 
 class CheckpointRanks:
-    """The ranks that take part. Of one rank alone, all of this is free."""
+    """The ranks that save. With a single rank, none of its methods communicates."""
 
     size, rank = 1, 0
 
@@ -30,31 +30,33 @@ class CheckpointRanks:
         return self.rank == 0
 
     def gathered(self, value: Any) -> list[Any]:
-        """What every rank gave, plain data, by rank, on every rank."""
+        """Exchange plain data: return the values of all ranks, by rank, on every rank."""
         return [value]
 
     def from_first(self, value: T) -> T:
-        """What rank 0 gave, on every rank."""
-        given: T = self.gathered(value)[0]
-        return given
+        """Return rank 0's value on every rank."""
+        first: T = self.gathered(value)[0]
+        return first
 
     def all_or_none(self, work: Callable[[], T]) -> T:
-        """Every rank works; where one failed, all raise."""
-        result, failed = None, None
+        """Run `work` on every rank; if it fails on one, raise on all."""
+        result, error = None, None
         try:
             result = work()
         except (PolyfleetError, OSError) as e:
-            failed = e
-        said = self.gathered("" if failed is None else str(failed))
-        if failed is not None:
-            raise failed
-        for rank, sentence in enumerate(said):
-            if sentence:
-                raise CheckpointError(f"rank {rank} failed: {sentence}", "nothing was saved")
+            error = e
+        messages = self.gathered("" if error is None else str(error))
+        if error is not None:
+            raise error
+        for rank, message in enumerate(messages):
+            if message:
+                raise CheckpointError(
+                    f"rank {rank} failed: {message}", "nothing was saved: fix the cause, then save again"
+                )
         return result  # type: ignore[return-value]
 
     def first_does(self, work: Callable[[], T]) -> "T":
-        """Rank 0 works, the others wait and hear of its failure. The result is rank 0's own."""
+        """Run `work` on rank 0 while the others wait; all raise if it fails. Only rank 0 gets the result."""
         return self.all_or_none(work) if self.first else self.all_or_none(_nothing)
 
 
@@ -63,18 +65,20 @@ class _Many(CheckpointRanks):
         self._store, self.rank, self.size = store, rank, size
 
     def gathered(self, value: Any) -> list[Any]:
-        this = next(_rounds)
-        self._store.set(f"polyfleet/{this}/{self.rank}", json.dumps(value))
-        keys = [f"polyfleet/{this}/{rank}" for rank in range(self.size)]
+        number = next(_rounds)
+        self._store.set(f"polyfleet/{number}/{self.rank}", json.dumps(value))
+        keys = [f"polyfleet/{number}/{rank}" for rank in range(self.size)]
         self._store.wait(keys, PATIENCE)
         values = [json.loads(self._store.get(key)) for key in keys]
-        with suppress(RuntimeError, NotImplementedError):  # all have read the round before the last; some stores keep
-            self._store.delete_key(f"polyfleet/{this - 2}/{self.rank}")
+        with suppress(
+            RuntimeError, NotImplementedError
+        ):  # every rank has read the round before the last; not all stores can delete
+            self._store.delete_key(f"polyfleet/{number - 2}/{self.rank}")
         return values
 
 
 def checkpoint_ranks(state: Mapping[str, Any]) -> CheckpointRanks:
-    """All ranks of the default process group where the state holds tensors cut among them; else this one alone."""
+    """Return all ranks of the default process group if the state has sharded tensors, else this one alone."""
     if not cut_among_ranks(state):
         return CheckpointRanks()
     dist: Any = sys.modules["torch.distributed"]
@@ -83,7 +87,7 @@ def checkpoint_ranks(state: Mapping[str, Any]) -> CheckpointRanks:
 
 
 def cut_among_ranks(state: Mapping[str, Any]) -> bool:
-    """Whether every rank has a part of its own to save."""
+    """Check whether the state is sharded, so that every rank must save its part."""
     dist: Any = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return False
@@ -101,4 +105,4 @@ def _cut(value: Any) -> bool:
 
 
 def _nothing() -> Any:
-    return None  # which nobody but rank 0 looks at
+    return None  # only rank 0's result is used

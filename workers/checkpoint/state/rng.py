@@ -1,6 +1,7 @@
-"""Random state: exact on the same device type, otherwise derived from (seed, rank, step, device type) and said so.
+"""Save and restore random state: exactly on the same device type, else with a derived seed.
 
-No device's stream can be carried to another type: XLA keeps one integer, CUDA a seed and an offset, the CPU 5056 bytes.
+A stream cannot be converted to another device type: XLA keeps one integer, CUDA a seed and an offset, the CPU 5056
+bytes. It is then seeded from (seed, rank, step, device type), and the load report says so.
 """
 
 import random
@@ -18,7 +19,7 @@ CONTINUED = "continued"
 
 
 def capture_rng(device_types: Iterable[str]) -> dict[str, Any]:
-    """Of Python, numpy's global generator, torch's on the CPU and on the current device of each given type."""
+    """Capture the random state of Python, numpy, and torch on the CPU and each given device type."""
     version, words, gauss = random.getstate()
     return {
         "seed": torch.initial_seed(),
@@ -29,17 +30,17 @@ def capture_rng(device_types: Iterable[str]) -> dict[str, Any]:
 
 
 def restore_rng(saved: dict[str, Any], step: int, device_types: Iterable[str], rank: int = 0) -> dict[str, str]:
-    """Set all streams; answers per stream `continued` or `derived: why`."""
+    """Set all streams; return `continued` or `derived: reason` per stream."""
     random.setstate(_python_state(saved))
     np.random.set_state(saved["numpy"])
-    done = {"python": CONTINUED, "numpy": CONTINUED}
+    outcomes = {"python": CONTINUED, "numpy": CONTINUED}
     for device_type in sorted({"cpu", *device_types}):
-        done[device_type] = _continue_or_derive(saved, step, rank, device_type)
-    return done
+        outcomes[device_type] = _continue_or_derive(saved, step, rank, device_type)
+    return outcomes
 
 
 def check_restorable(saved: Any) -> None:
-    """Try the host's streams on generators nobody uses, so that a restore is whole or not at all."""
+    """Try the host's streams on temporary generators, so that a restore cannot fail half way."""
     try:
         random.Random().setstate(_python_state(saved))  # noqa: S311
         np.random.RandomState().set_state(saved["numpy"])
@@ -60,12 +61,12 @@ def _continue_or_derive(saved: dict[str, Any], step: int, rank: int, device_type
         _set(device_type, state)
         return CONTINUED
     _seed(device_type, derived_seed(saved["seed"], rank, step, device_type))
-    why = (
+    reason = (
         f"saved on {', '.join(sorted(saved['torch']))}"
         if state is None
         else "this torch keeps its state in another form"
     )
-    return f"derived from (seed, rank, step, device type): {why}"
+    return f"derived from (seed, rank, step, device type): {reason}"
 
 
 def _same_form(a: Any, b: Any) -> bool:

@@ -1,6 +1,6 @@
-"""Tensors of which each rank has a part: torch's DTensor, as FSDP2 and tensor parallelism use it.
+"""Tensors that are sharded over ranks: torch's DTensor, as FSDP2 and tensor parallelism use it.
 
-torch.distributed.tensor takes a second to import; where nobody imported it, nothing is sharded.
+torch.distributed.tensor takes a second to import; if it was not imported yet, nothing is sharded.
 """
 
 import sys
@@ -18,12 +18,12 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part this rank has, as a plain tensor that shares its memory; the tensor itself where it is not sharded."""
+    """Return this rank's part as a plain tensor sharing its memory; an unsharded tensor itself."""
     return tensor._local_tensor if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def box_of(tensor: Any) -> Box | None:
-    """Where this rank's part lies in the whole; None where the tensor is not sharded."""
+    """Box of this rank's part in the global tensor; None if the tensor is not sharded."""
     if not is_sharded(tensor):
         return None
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -35,13 +35,15 @@ def box_of(tensor: Any) -> Box | None:
 
 
 def is_mine(tensor: Any, name: str) -> bool:
-    """Of replicas, one rank writes: which one is spread by name, so that all disks and processes have work."""
+    """Check whether this rank writes its part. One of several replicas does; which one depends on the name, to share
+    the work.
+    """
     mesh, coordinates = tensor.device_mesh, tensor.device_mesh.get_coordinate()
     if coordinates is None:
         return False
-    spread = sum(name.encode())
+    offset = sum(name.encode())
     replicas = (i for i, placement in enumerate(tensor.placements) if placement.is_replicate())
-    return all(coordinates[i] == spread % mesh.size(i) for i in replicas)
+    return all(coordinates[i] == offset % mesh.size(i) for i in replicas)
 
 
 def mesh_of(tensor: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -51,6 +53,6 @@ def mesh_of(tensor: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
 
 
 def empty_like(tensor: Any, dtype: torch.dtype) -> torch.Tensor:
-    """A new tensor cut in the same way."""
-    made: torch.Tensor = torch.empty_like(tensor, dtype=dtype)
-    return made.detach()
+    """Return a new tensor that is sharded in the same way."""
+    tensor_like: torch.Tensor = torch.empty_like(tensor, dtype=dtype)
+    return tensor_like.detach()

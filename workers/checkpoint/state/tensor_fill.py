@@ -1,9 +1,9 @@
-"""Stored bytes into tensors that exist: live parameters, or new ones that nobody has seen yet.
+"""Copy stored bytes into existing tensors: live parameters, or new tensors of this load.
 
-Where nothing has to change, the kernel writes straight into the tensor, from two threads; where only the dtype has to,
-compiled code does, if there is any. Everything else (another device, layout, or a part of the tensor) goes through two
-small buffers: one is read while the other is put in place. So a load needs its target and some MiB, never the
-checkpoint a second time.
+If nothing has to change, the kernel reads straight into the tensor, with two threads. If only the dtype changes,
+compiled code does the same, where available. Everything else (another device, layout, or part of the tensor) goes
+through two small buffers: one is read while the other is copied. So a load needs memory for its target and some MiB,
+never a second copy of the checkpoint.
 """
 
 import math
@@ -27,14 +27,14 @@ from workers.checkpoint.state.convert import may_lose, put
 THREADS = 2
 BUFFER_BYTES = 2 << 20
 SETTLE_BYTES = 256 << 20
-"""Of XLA tensors whose transfer may be pending: they hold host memory until it is done."""
+"""Maximum bytes of XLA tensors with pending transfers, which occupy host memory until they are done."""
 
 Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorFill:
-    """`target` receives the `box` of the stored tensor `name`, by default all of it, multiplied by `factor`."""
+    """Fill `target` with `box` of the stored tensor `name` (None: all of it), multiplied by `factor`."""
 
     name: str
     target: torch.Tensor
@@ -47,7 +47,7 @@ class TensorFill:
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """What one read brings: `shape` are whole rows of a shard, of which `inner` goes to `into` of the target."""
+    """One read: complete rows of a shard, of `shape`; its part `inner` is copied to `into` of the target."""
 
     file: str
     offset: int
@@ -60,41 +60,42 @@ class RowRange:
 def fill(
     reader: CheckpointReader, fills: Iterable[TensorFill], progress: Progress | None = None
 ) -> dict[str, ConversionLoss]:
-    """Carry out all; answers what conversions changed, by stored name. The chunks were proved before, or the reader's
-    `settle` proves them after."""
-    fills = sorted(fills, key=lambda one: _place(reader, one))
-    ways: dict[Callable[..., None], list[TensorFill]] = {_fill_straight: [], _fill_rows: [], _fill_whole: []}
-    for one in fills:
-        ways[_way(reader, one)].append(one)
+    """Fill all targets; return what conversions changed, by stored name.
+    The chunks must have been verified before, or the reader's `settle` must be called afterwards.
+    """
+    fills = sorted(fills, key=lambda tensor_fill: _place(reader, tensor_fill))
+    methods: dict[Callable[..., None], list[TensorFill]] = {_fill_straight: [], _fill_rows: [], _fill_whole: []}
+    for tensor_fill in fills:
+        methods[_way(reader, tensor_fill)].append(tensor_fill)
     changes: dict[str, ConversionLoss] = {}
 
-    def told(one: TensorFill, change: ConversionLoss, size_bytes: int) -> None:
-        changes[one.name] = changes.get(one.name, ConversionLoss()) + change
+    def report(tensor_fill: TensorFill, change: ConversionLoss, size_bytes: int) -> None:
+        changes[tensor_fill.name] = changes.get(tensor_fill.name, ConversionLoss()) + change
         if progress is not None:
             progress(size_bytes)
 
-    for way, chosen in ways.items():
-        way(reader, chosen, told)
+    for method, group in methods.items():
+        method(reader, group, report)
     return changes
 
 
 def dry_run(reader: CheckpointReader, fills: Iterable[TensorFill]) -> dict[str, ConversionLoss]:
-    """What `fill` would change, with nothing put anywhere. Only conversions that may lose are looked at."""
+    """Return what `fill` would change, without filling anything. Only conversions that may lose values are computed."""
     changes: dict[str, ConversionLoss] = {}
 
-    def told(one: TensorFill, change: ConversionLoss, size_bytes: int) -> None:
-        changes[one.name] = changes.get(one.name, ConversionLoss()) + change
+    def report(tensor_fill: TensorFill, change: ConversionLoss, size_bytes: int) -> None:
+        changes[tensor_fill.name] = changes.get(tensor_fill.name, ConversionLoss()) + change
 
     lossy = [f for f in fills if may_lose(reader.entry(f.name).dtype, dtype_name(f.target.dtype))]
-    _fill_straight(reader, [f for f in lossy if _converts_straight(reader, f)], told, rehearse=True)
+    _fill_straight(reader, [f for f in lossy if _converts_straight(reader, f)], report, rehearse=True)
     lossy = [f for f in lossy if not _converts_straight(reader, f)]
-    _fill_rows(reader, [f for f in lossy if not reader.entry(f.name).view], told, rehearse=True)
-    _fill_whole(reader, [f for f in lossy if reader.entry(f.name).view], told, rehearse=True)
+    _fill_rows(reader, [f for f in lossy if not reader.entry(f.name).view], report, rehearse=True)
+    _fill_whole(reader, [f for f in lossy if reader.entry(f.name).view], report, rehearse=True)
     return changes
 
 
 def read_new(reader: CheckpointReader, name: str) -> torch.Tensor:
-    """A new tensor on the CPU, bit for bit and laid out as it was. Its chunks are proved here."""
+    """Read a new tensor on the CPU, bit for bit, in its original memory order. Verifies its chunks."""
     entry = reader.entry(name)
     base = reader.entry(entry.alias_of) if entry.view else entry
     reader.prove(reader.chunks_of(entry.alias_of if entry.view else name))
@@ -104,8 +105,9 @@ def read_new(reader: CheckpointReader, name: str) -> torch.Tensor:
 
 
 def read_elements(reader: CheckpointReader, name: str, start: int, stop: int) -> torch.Tensor:
-    """Elements `start` to `stop` in logical order, flat; their chunks were proved before. Of a tensor that lies in
-    parts whole rows are read."""
+    """Read elements `start` to `stop` in logical order, flat; their chunks must have been verified.
+    Of a tensor stored in several parts, complete rows are read.
+    """
     entry = reader.entry(name)
     dtype = bits.torch_dtype(entry.dtype)
     if entry.view is not None:
@@ -123,50 +125,58 @@ def read_elements(reader: CheckpointReader, name: str, start: int, stop: int) ->
 
 
 def view_of(base: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> torch.Tensor:
-    """A tensor that shares memory with a contiguous `base`."""
+    """Return a view of a contiguous `base`."""
     return base.reshape(-1).as_strided(shape, strides, base.storage_offset() + offset)
 
 
 Told = Callable[[TensorFill, ConversionLoss, int], None]
 
 
-def _way(reader: CheckpointReader, one: TensorFill) -> Callable[..., None]:
-    """How a target is reached: by the kernel itself, by rows, or through a tensor of its own.
+def _way(reader: CheckpointReader, tensor_fill: TensorFill) -> Callable[..., None]:
+    """Choose how a target is filled: read straight into it, by rows, or through a temporary tensor.
 
-    XLA takes whole tensors, and a view is cut out of the one that is stored.
+    XLA takes only complete tensors, and a view is cut from the tensor that is stored.
     """
-    entry, target = reader.entry(one.name), one.target
+    entry, target = reader.entry(tensor_fill.name), tensor_fill.target
     if entry.view is not None or target.device.type == "xla":
         return _fill_whole
-    plain = target.device.type == "cpu" and target.is_contiguous() and not (target.is_conj() or target.is_neg())
-    same = dtype_name(target.dtype) == entry.dtype and _is_whole(reader, one)
-    return _fill_straight if plain and (same or _converts_straight(reader, one)) else _fill_rows
+    is_plain = target.device.type == "cpu" and target.is_contiguous() and not (target.is_conj() or target.is_neg())
+    is_unchanged = dtype_name(target.dtype) == entry.dtype and _is_whole(reader, tensor_fill)
+    return _fill_straight if is_plain and (is_unchanged or _converts_straight(reader, tensor_fill)) else _fill_rows
 
 
-def _is_whole(reader: CheckpointReader, one: TensorFill) -> bool:
-    """All of a tensor that lies in one piece, as it is."""
-    entry = reader.entry(one.name)
-    return one.factor == 1.0 and len(entry.shards) == 1 and one.part(entry.shape) == box_of(entry, entry.shards[0])
+def _is_whole(reader: CheckpointReader, tensor_fill: TensorFill) -> bool:
+    """Check that the fill takes all of a tensor that is stored in one piece, unscaled."""
+    entry = reader.entry(tensor_fill.name)
+    return (
+        tensor_fill.factor == 1.0
+        and len(entry.shards) == 1
+        and tensor_fill.part(entry.shape) == box_of(entry, entry.shards[0])
+    )
 
 
-def _converts_straight(reader: CheckpointReader, one: TensorFill) -> bool:
-    """Compiled code converts it while it is read, a chunk at a time: no value may lie across two of them."""
-    entry, target = reader.entry(one.name), dtype_name(one.target.dtype)
-    known = entry.dtype in CODES and target in CODES and entry.dtype != target and entry.view is None
-    if not known or not _is_whole(reader, one) or entry.shards[0].offset % bits.torch_dtype(entry.dtype).itemsize:
+def _converts_straight(reader: CheckpointReader, tensor_fill: TensorFill) -> bool:
+    """Check whether compiled code can convert while reading by chunk: no value may span two chunks."""
+    entry, target = reader.entry(tensor_fill.name), dtype_name(tensor_fill.target.dtype)
+    is_compiled = entry.dtype in CODES and target in CODES and entry.dtype != target and entry.view is None
+    if (
+        not is_compiled
+        or not _is_whole(reader, tensor_fill)
+        or entry.shards[0].offset % bits.torch_dtype(entry.dtype).itemsize
+    ):
         return False
     return reader.native is not None
 
 
-def _place(reader: CheckpointReader, one: TensorFill) -> tuple[str, int]:
-    """Files are read from their beginning to their end."""
-    entry = reader.entry(one.name)
+def _place(reader: CheckpointReader, tensor_fill: TensorFill) -> tuple[str, int]:
+    """Sort key: files are read from start to end."""
+    entry = reader.entry(tensor_fill.name)
     return (entry.shards[0].file, entry.shards[0].offset) if entry.shards else ("", 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`bytes` of a file from `offset` on, within a chunk, that belong to `out`; None: they are only counted."""
+    """`bytes` of a file from `offset` on, within a chunk, for `out`; None: losses are only counted."""
 
     one: TensorFill
     file: str
@@ -175,7 +185,7 @@ class Part:
     out: memoryview | None
 
 
-def _fill_straight(reader: CheckpointReader, fills: list[TensorFill], told: Told, rehearse: bool = False) -> None:
+def _fill_straight(reader: CheckpointReader, fills: list[TensorFill], report: Told, rehearse: bool = False) -> None:
     def read(parts: list[Part]) -> list[tuple[Part, ConversionLoss]]:
         return [(part, _read_part(reader, part)) for part in parts]
 
@@ -183,7 +193,7 @@ def _fill_straight(reader: CheckpointReader, fills: list[TensorFill], told: Told
     with ThreadPoolExecutor(THREADS, "read") as pool:
         for parts in pool.map(read, chunks) if len(chunks) > 1 else map(read, chunks):
             for part, change in parts:
-                told(part.one, change, part.bytes if part.out is None else len(part.out))
+                report(part.one, change, part.bytes if part.out is None else len(part.out))
 
 
 def _read_part(reader: CheckpointReader, part: Part) -> ConversionLoss:
@@ -196,46 +206,50 @@ def _read_part(reader: CheckpointReader, part: Part) -> ConversionLoss:
 
 
 def _by_chunk(reader: CheckpointReader, fills: list[TensorFill], rehearse: bool) -> list[list[Part]]:
-    """What is read of each chunk, in order: one thread reads all of it, which a hash takes in order, too."""
+    """Group reads by chunk: one thread reads a chunk completely, because its hash needs the order."""
     chunks: dict[tuple[str, int], list[Part]] = {}
-    for one in fills:
-        entry = reader.entry(one.name)
+    for tensor_fill in fills:
+        entry = reader.entry(tensor_fill.name)
         stored, item, size_bytes = (
             entry.shards[0],
             bits.torch_dtype(entry.dtype).itemsize,
             box_bytes(entry, entry.shards[0]),
         )
-        data = None if rehearse else bits.byte_view(bits.movable(one.target))
-        at, wide = 0, one.target.element_size()
-        while at < size_bytes:
-            index = (stored.offset + at) // CHUNK_BYTES
+        data = None if rehearse else bits.byte_view(bits.movable(tensor_fill.target))
+        position, target_item = 0, tensor_fill.target.element_size()
+        while position < size_bytes:
+            index = (stored.offset + position) // CHUNK_BYTES
             end = min(size_bytes, (index + 1) * CHUNK_BYTES - stored.offset)
-            out = None if data is None else data[at * wide // item : end * wide // item]
-            part = Part(one, stored.file, stored.offset + at, end - at, out)
+            out = None if data is None else data[position * target_item // item : end * target_item // item]
+            part = Part(tensor_fill, stored.file, stored.offset + position, end - position, out)
             chunks.setdefault((stored.file, index), []).append(part)
-            at = end
+            position = end
     return list(chunks.values())
 
 
-def _fill_rows(reader: CheckpointReader, fills: list[TensorFill], told: Told, rehearse: bool = False) -> None:
-    work = ((one, rows) for one in fills for rows in _rows_of(reader, one))
-    for one, rows, data in _read_ahead(reader, work):
-        source = data.view(bits.torch_dtype(reader.entry(one.name).dtype)).view(rows.shape)[rows.inner]
-        target = one.target[rows.into]
-        told(one, copy_scaled(torch.empty_like(target) if rehearse else target, source, one.factor), target.nbytes)
+def _fill_rows(reader: CheckpointReader, fills: list[TensorFill], report: Told, rehearse: bool = False) -> None:
+    work = ((tensor_fill, rows) for tensor_fill in fills for rows in _rows_of(reader, tensor_fill))
+    for tensor_fill, rows, data in _read_ahead(reader, work):
+        source = data.view(bits.torch_dtype(reader.entry(tensor_fill.name).dtype)).view(rows.shape)[rows.inner]
+        target = tensor_fill.target[rows.into]
+        report(
+            tensor_fill,
+            copy_scaled(torch.empty_like(target) if rehearse else target, source, tensor_fill.factor),
+            target.nbytes,
+        )
 
 
-def _fill_whole(reader: CheckpointReader, fills: list[TensorFill], told: Told, rehearse: bool = False) -> None:
+def _fill_whole(reader: CheckpointReader, fills: list[TensorFill], report: Told, rehearse: bool = False) -> None:
     pending_bytes = 0
-    for one in fills:
-        box = one.part(reader.entry(one.name).shape)
-        source = read_new(reader, one.name)[box.slices()]
-        host = torch.empty(source.shape, dtype=one.target.dtype)
-        told(one, copy_scaled(host, source, one.factor), host.nbytes)
+    for tensor_fill in fills:
+        box = tensor_fill.part(reader.entry(tensor_fill.name).shape)
+        source = read_new(reader, tensor_fill.name)[box.slices()]
+        host = torch.empty(source.shape, dtype=tensor_fill.target.dtype)
+        report(tensor_fill, copy_scaled(host, source, tensor_fill.factor), host.nbytes)
         if rehearse:
             continue
-        one.target.copy_(host)
-        pending_bytes += host.nbytes if one.target.device.type == "xla" else 0
+        tensor_fill.target.copy_(host)
+        pending_bytes += host.nbytes if tensor_fill.target.device.type == "xla" else 0
         if pending_bytes > SETTLE_BYTES:
             xla.wait_device_ops()
             pending_bytes = 0
@@ -244,25 +258,26 @@ def _fill_whole(reader: CheckpointReader, fills: list[TensorFill], told: Told, r
 
 
 def copy_scaled(target: torch.Tensor, source: torch.Tensor, factor: float, count: bool = True) -> ConversionLoss:
-    return put(target, source if factor == 1.0 else source * factor, count)  # by a power of two: exact
+    # The factor is a power of two, so the product is exact.
+    return put(target, source if factor == 1.0 else source * factor, count)
 
 
-def _rows_of(reader: CheckpointReader, one: TensorFill) -> Iterator[RowRange]:
-    """The reads that fill the target, shard by shard."""
-    entry = reader.entry(one.name)
+def _rows_of(reader: CheckpointReader, tensor_fill: TensorFill) -> Iterator[RowRange]:
+    """Yield the reads that fill the target, shard by shard."""
+    entry = reader.entry(tensor_fill.name)
     item = bits.torch_dtype(entry.dtype).itemsize
-    wanted = one.part(entry.shape)
+    requested = tensor_fill.part(entry.shape)
     for stored in entry.shards:
         box = box_of(entry, stored)
-        common = box.meets(wanted) if box.count else None
+        common = box.meets(requested) if box.count else None
         if common is not None:
-            yield from _rows(stored, stored.offset, box.shape, common.within(box), common.within(wanted).start, item)
+            yield from _rows(stored, stored.offset, box.shape, common.within(box), common.within(requested).start, item)
 
 
 def _rows(
     stored: Stored, offset: int, shape: tuple[int, ...], part: Box, into: tuple[int, ...], item: int
 ) -> Iterator[RowRange]:
-    """Whole rows of a shard, as many at once as a buffer holds; a row larger than one is split along its own rows."""
+    """Yield reads of complete rows, as many as fit a buffer; larger rows are split along their rows."""
     if not shape:
         yield RowRange(stored.file, offset, item, (), (), ())
         return
@@ -276,23 +291,26 @@ def _rows(
             for rows in _rows(stored, offset + (first + i) * row_bytes, shape[1:], inner, into[1:], item):
                 yield RowRange(rows.file, rows.offset, rows.bytes, rows.shape, rows.inner, (into[0] + i, *rows.into))
         return
-    at_once = max(BUFFER_BYTES // row_bytes, 1)
+    rows_per_read = max(BUFFER_BYTES // row_bytes, 1)
     rest = Box(part.start[1:], part.shape[1:]).slices()
-    to_rest = Box(into[1:], part.shape[1:]).slices()
-    for i in range(0, count, at_once):
-        n = min(at_once, count - i)
+    target_rest = Box(into[1:], part.shape[1:]).slices()
+    for i in range(0, count, rows_per_read):
+        n = min(rows_per_read, count - i)
         start = offset + (first + i) * row_bytes
-        to = slice(into[0] + i, into[0] + i + n)
-        yield RowRange(stored.file, start, n * row_bytes, (n, *shape[1:]), (slice(0, n), *rest), (to, *to_rest))
+        target_rows = slice(into[0] + i, into[0] + i + n)
+        yield RowRange(
+            stored.file, start, n * row_bytes, (n, *shape[1:]), (slice(0, n), *rest), (target_rows, *target_rest)
+        )
 
 
 def _read_ahead(
     reader: CheckpointReader, work: Iterable[tuple[TensorFill, RowRange]]
 ) -> Iterator[tuple[TensorFill, RowRange, torch.Tensor]]:
-    """Each read with its bytes; the next one is under way meanwhile, into the other of two buffers."""
+    """Yield each read with its bytes, while the next one is read into the other of two buffers."""
     work = list(work)
     largest = max((rows.bytes for _, rows in work), default=0)
-    pinned = any(one.target.device.type == "cuda" for one, _ in work)  # transfers to CUDA and ROCm go twice as fast
+    # Pinned memory makes transfers to CUDA and ROCm twice as fast.
+    pinned = any(tensor_fill.target.device.type == "cuda" for tensor_fill, _ in work)
     buffers = [torch.empty(largest, dtype=torch.uint8, pin_memory=pinned) for _ in work[:2]]
 
     def read(i: int) -> torch.Tensor:
@@ -301,9 +319,9 @@ def _read_ahead(
         reader.read_into(rows.file, rows.offset, bits.byte_view(data))
         return data
 
-    with ThreadPoolExecutor(1, "read-ahead") as ahead:
-        coming = ahead.submit(read, 0) if work else None
-        for i, (one, rows) in enumerate(work):
-            data = coming.result() if coming is not None else read(i)
-            coming = ahead.submit(read, i + 1) if i + 1 < len(work) else None
-            yield one, rows, data
+    with ThreadPoolExecutor(1, "read-ahead") as pool:
+        future = pool.submit(read, 0) if work else None
+        for i, (tensor_fill, rows) in enumerate(work):
+            data = future.result() if future is not None else read(i)
+            future = pool.submit(read, i + 1) if i + 1 < len(work) else None
+            yield tensor_fill, rows, data

@@ -1,4 +1,4 @@
-"""Entries that are neither modules nor optimizers: stateful objects, plain values, random state."""
+"""Load entries that are neither modules nor optimizers: stateful objects, plain values, random state."""
 
 from typing import Any
 
@@ -10,15 +10,15 @@ from workers.errors import CheckpointError
 
 
 def check_kind(stage: LoadStage, name: str, kind: str, live: Any) -> None:
-    """Raises CheckpointError where an entry was saved from another kind of object than it is loaded into."""
+    """Raise CheckpointError if an entry was saved from another kind of object than it is loaded into."""
     saved = stage.entry(name)
     if saved.kind != kind:
         raise CheckpointError(
             f"entry {name!r} was saved from a {saved.type or saved.kind} and is loaded into a {type(live).__name__}",
-            "load it into its like, or into None for plain values",
+            "load it into an object of the same kind, or into None for plain values",
         )
-    told = saved.type or kind == "stateful"  # an imported optimizer does not tell its class
-    if kind in ("optimizer", "stateful") and told and saved.type != type(live).__name__:
+    has_class = saved.type or kind == "stateful"  # an imported optimizer has no class
+    if kind in ("optimizer", "stateful") and has_class and saved.type != type(live).__name__:
         raise CheckpointError(
             f"entry {name!r} holds the state of a {saved.type}, the live object is a {type(live).__name__}",
             f"build a {saved.type}, or leave the entry out",
@@ -26,8 +26,9 @@ def check_kind(stage: LoadStage, name: str, kind: str, live: Any) -> None:
 
 
 def plain(stage: LoadStage, name: str) -> Any:
-    """An entry as values: a module as {tensor name: tensor}, ties as one object; an optimizer that was imported by
-    numbers as torch's state_dict; the others as they were described."""
+    """Return an entry as values: a module as {tensor name: tensor}, with ties as one object.
+    An optimizer imported by numbers is returned as torch's state_dict, others as they were described.
+    """
     entry = stage.entry(name)
     if entry.kind == "rng":
         return stage.value(entry.tree, stage.now)
@@ -36,8 +37,8 @@ def plain(stage: LoadStage, name: str) -> Any:
     if entry.kind != "module":
         return stage.value(entry.tree)
     own = stage.reader.manifest.own(name)
-    made = {n.removeprefix(f"{name}/"): stage.made(n, stage.wanted(n, stage.device), stage.device) for n in own}
-    return made | extra_states(entry, stage.value)
+    tensors = {n.removeprefix(f"{name}/"): stage.made(n, stage.wanted(n, stage.device), stage.device) for n in own}
+    return tensors | extra_states(entry, stage.value)
 
 
 def stage_stateful(stage: LoadStage, name: str, live: Any) -> Apply:
@@ -46,7 +47,7 @@ def stage_stateful(stage: LoadStage, name: str, live: Any) -> Apply:
 
 
 def stage_tree(stage: LoadStage, name: str, live: Any) -> Apply:
-    """A dict or list gets new content; the tensors in it are new ones."""
+    """Refill a dict or list; its tensors are new ones."""
     value = stage.value(stage.entry(name).tree)
     if isinstance(live, dict) and isinstance(value, dict):
         return lambda: _refill(live, value)

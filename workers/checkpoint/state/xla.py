@@ -1,10 +1,10 @@
-"""The few calls into torch_xla a checkpoint needs; it is imported on first use."""
+"""The few calls into torch_xla that checkpoints need; it is imported on first use."""
 
 import torch
 
 
 def to_cpu(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """All in one synchronisation and one transfer. Unlike a step marker it leaves the random stream where it is."""
+    """Copy tensors in one synchronisation and one transfer. Unlike mark_step it leaves the random stream as it is."""
     import torch_xla
 
     torch_xla._XLAC._xla_sync_multi(tensors, devices=[], wait=True, sync_xla_data=False)
@@ -13,7 +13,7 @@ def to_cpu(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def wait_device_ops() -> None:
-    """Carry out what was written into live tensors, so that the first step compiles only itself."""
+    """Execute pending writes to live tensors, so that the first training step compiles only itself."""
     import torch_xla
 
     torch_xla.sync(wait=True)

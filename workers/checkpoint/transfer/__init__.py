@@ -1,1 +1,1 @@
-"""Checkpoints from one place to another: folders, object stores, nodes. Only what is missing travels."""
+"""Copy checkpoints between folders, object stores and nodes. Only missing chunks are transferred."""

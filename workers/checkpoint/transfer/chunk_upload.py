@@ -1,7 +1,7 @@
-"""A checkpoint that somebody else fetches chunk by chunk into a folder here: what is missing, and the commit.
+"""Receive a checkpoint whose chunks another process writes here: list missing ones, and commit.
 
-Whoever fetches writes each chunk at its place below the folder that `missing` tells; `arrive` believes nothing of that,
-reads all of it back, and only then is there a checkpoint. Both take the manifest from a file, as it came.
+That process writes each chunk at its position below the folder that `missing` returns. `arrive` does not trust it: it
+reads everything back, and only then commits the checkpoint. Both read the manifest from a file, as it was received.
 """
 
 from collections.abc import Callable
@@ -18,34 +18,37 @@ Progress = Callable[[int, int], None]
 
 
 def missing(root: str, name: str, manifest: str, progress: Progress | None = None) -> dict[str, Any]:
-    """{"arrived", "folder", "chunks": [[file, index, bytes]], "step", "files", "bytes"}. Chunks that lie in other
-    checkpoints of `root` are taken from there.
+    """List missing chunks: {"arrived", "folder", "chunks": [[file, index, size]], "step", "files", "bytes"}.
+    Chunks that other checkpoints of `root` contain are copied from there.
     """
-    with _incoming(root, name, manifest) as incoming:
-        files = incoming.manifest.files
-        told = {"arrived": incoming.arrived, "folder": str(incoming.folder), "step": incoming.manifest.step}
-        told |= {"files": len(files), "bytes": incoming.manifest.size_bytes()}
-        seen = _Seen(incoming.manifest.size_bytes(), progress)
-        absent = [] if incoming.arrived else incoming.missing(seen)
-        sizes = ((file, index, min(CHUNK_BYTES, files[file].bytes - index * CHUNK_BYTES)) for file, index in absent)
-        return told | {"chunks": [list(one) for one in sizes]}
+    with _incoming(root, name, manifest) as receiver:
+        files = receiver.manifest.files
+        reply = {"arrived": receiver.arrived, "folder": str(receiver.folder), "step": receiver.manifest.step}
+        reply |= {"files": len(files), "bytes": receiver.manifest.size_bytes()}
+        progress_counter = _Seen(receiver.manifest.size_bytes(), progress)
+        missing_chunks = [] if receiver.arrived else receiver.missing(progress_counter)
+        sizes = (
+            (file, index, min(CHUNK_BYTES, files[file].bytes - index * CHUNK_BYTES)) for file, index in missing_chunks
+        )
+        return reply | {"chunks": [list(row) for row in sizes]}
 
 
 def arrive(root: str, name: str, manifest: str, progress: Progress | None = None) -> dict[str, Any]:
-    """{"path"}. Raises CheckpointError where a chunk is missing, or is not what the manifest says: nothing counts then,
-    and what is right stays for the next try.
+    """Verify all chunks and commit the checkpoint: {"path"}.
+    Raises CheckpointError if a chunk is missing or damaged. Then there is no checkpoint, and correct chunks are kept
+    for the next try.
     """
-    with _incoming(root, name, manifest) as incoming:
-        if not incoming.arrived:
-            wrong = incoming.missing(_Seen(incoming.manifest.size_bytes(), progress))
-            if wrong:
-                file, index = wrong[0]
+    with _incoming(root, name, manifest) as receiver:
+        if not receiver.arrived:
+            missing_chunks = receiver.missing(_Seen(receiver.manifest.size_bytes(), progress))
+            if missing_chunks:
+                file, index = missing_chunks[0]
                 raise CheckpointError(
-                    f"{name}/{file}: chunk {index + 1} did not arrive as it was sent ({len(wrong)} such chunks)",
-                    "copy it again: what arrived is kept",
+                    f"{name}/{file}: chunk {index + 1} is missing or damaged ({len(missing_chunks)} such chunks)",
+                    "copy it again: chunks that arrived are kept",
                 )
-            incoming.commit()
-        return {"path": str(incoming.final)}
+            receiver.commit()
+        return {"path": str(receiver.final)}
 
 
 def _incoming(root: str, name: str, manifest: str) -> CheckpointReceiver:

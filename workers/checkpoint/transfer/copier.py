@@ -1,4 +1,4 @@
-"""Copy one checkpoint: from a folder or store into another. It resumes where it was cut, and appears whole or not."""
+"""Copy one checkpoint from a folder or store into another. A copy is resumable, and is visible only once complete."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from workers.checkpoint.transfer.stores import FolderStore, ObjectStore, manifes
 from workers.errors import CheckpointError
 
 THREADS = 4
-"""Reads in flight: an object store answers each only after a round trip. So many chunks are held at once."""
+"""Concurrent reads: an object store answers each only after a round trip. As many chunks are in memory at once."""
 Progress = Callable[[int, int], None]
 
 
@@ -30,50 +30,52 @@ def copy(
     files: Files | None = None,
     follow_links: bool = True,
 ) -> dict[str, Any]:
-    """Copy checkpoint `source` (of a folder of some: the newest) into the folder `target`; either is a path or a URI.
+    """Copy checkpoint `source`, or the newest of a folder, into the folder `target`. Both may be paths or URIs.
 
-    {"target", "step", "files", "bytes", "travelled_bytes", "already_there", "verified", "seconds"}; what has travelled
-    was not at the target yet. Each chunk is checked as it arrives and again where it lies. Raises
-    CheckpointError (DamagedCheckpoint: source or target), NotFound, Conflict; what has arrived stays for the next try.
-    `follow_links`: files of `source` may be links, and where it is a folder of checkpoints, they, too.
+    Returns {"target", "step", "files", "bytes", "travelled_bytes", "already_there", "verified", "seconds"};
+    `travelled_bytes` counts what the target did not have. Each chunk is verified when it arrives and again at the
+    target. Raises CheckpointError (DamagedCheckpoint: source or target), NotFound, Conflict; chunks that arrived are
+    kept for the next try. `follow_links`: files of `source` may be links, and so may checkpoints in it if it is a
+    folder of checkpoints.
     """
     started_s = time.perf_counter()
-    found, name = newest_checkpoint(store(source, follow_links))
-    text = manifest_text(found)
-    manifest = parse_manifest(text, f"{found.where}/{NAME}")
-    to = store(target)
-    told = ByteProgress(manifest.size_bytes(), progress)
-    if isinstance(to, FolderStore):
-        travelled, there = _into_folder(found, to.path, name, text, told, files)
+    origin, name = newest_checkpoint(store(source, follow_links))
+    text = manifest_text(origin)
+    manifest = parse_manifest(text, f"{origin.where}/{NAME}")
+    destination = store(target)
+    counter = ByteProgress(manifest.size_bytes(), progress)
+    if isinstance(destination, FolderStore):
+        transferred_bytes, already_there = _into_folder(origin, destination.path, name, text, counter, files)
     else:
-        travelled, there = _into_objects(found, to.below(name), text, manifest, told)
+        transferred_bytes, already_there = _into_objects(origin, destination.below(name), text, manifest, counter)
     return {
-        "target": to.below(name).where,
+        "target": destination.below(name).where,
         "step": manifest.step,
         "files": len(manifest.files),
         "bytes": manifest.size_bytes(),
-        "travelled_bytes": travelled,
-        "already_there": there,
+        "travelled_bytes": transferred_bytes,
+        "already_there": already_there,
         "verified": True,
         "seconds": time.perf_counter() - started_s,
     }
 
 
 def verify_location(place: str | Path, progress: Progress | None = None) -> dict[str, Any]:
-    """Like workers.checkpoint.verify, for a path or a URI: every byte is read from there. In a folder, one that is not
-    sound is marked, and one that is loses its mark."""
-    found, _ = newest_checkpoint(store(place))
-    manifest = parse_manifest(manifest_text(found), f"{found.where}/{NAME}")
-    told = ByteProgress(manifest.size_bytes(), progress)
+    """Like workers.checkpoint.verify, for a path or a URI: every byte is read from there.
+    A checkpoint in a folder is marked if it is damaged; if it is sound its mark is removed.
+    """
+    origin, _ = newest_checkpoint(store(place))
+    manifest = parse_manifest(manifest_text(origin), f"{origin.where}/{NAME}")
+    counter = ByteProgress(manifest.size_bytes(), progress)
     problems = []
-    for chunk, data in _fetched(found, manifest, _all(manifest)):
-        told.more(_size(manifest, chunk))
+    for chunk, data in _fetched(origin, manifest, _all(manifest)):
+        counter.more(_size(manifest, chunk))
         if isinstance(data, CheckpointError):
             problems.append(data.message)
-    if isinstance(found, FolderStore):
-        record_verification(found.path, problems)
+    if isinstance(origin, FolderStore):
+        record_verification(origin.path, problems)
     return {
-        "path": found.where,
+        "path": origin.where,
         "step": manifest.step,
         "ok": not problems,
         "bytes": manifest.size_bytes(),
@@ -83,95 +85,103 @@ def verify_location(place: str | Path, progress: Progress | None = None) -> dict
 
 
 def _into_folder(
-    found: FolderStore | ObjectStore, root: Path, name: str, text: bytes, told: "ByteProgress", files: Files | None
+    origin: FolderStore | ObjectStore, root: Path, name: str, text: bytes, counter: "ByteProgress", files: Files | None
 ) -> tuple[int, bool]:
     try:
-        with CheckpointReceiver(root, name, text, files) as incoming:
-            if incoming.arrived:
-                told.more(told.total)
+        with CheckpointReceiver(root, name, text, files) as receiver:
+            if receiver.arrived:
+                counter.more(counter.total)
                 return 0, True
-            travelled = 0
-            for chunk, data in _fetched(found, incoming.manifest, incoming.missing(told.more)):
+            transferred_bytes = 0
+            for chunk, data in _fetched(origin, receiver.manifest, receiver.missing(counter.more)):
                 if isinstance(data, CheckpointError):
                     raise data
-                incoming.write(chunk, data)
-                travelled += len(data)
-                told.more(len(data))
-            incoming.commit()
-            return travelled, False
+                receiver.write(chunk, data)
+                transferred_bytes += len(data)
+                counter.more(len(data))
+            receiver.commit()
+            return transferred_bytes, False
     except OSError as e:
         raise CheckpointError(
             f"cannot copy {name} into {root}: {e.strerror or e}",
-            "free space there, and copy again: what arrived is kept",
+            "free disk space there, then copy it again: chunks that arrived are kept",
         ) from e
 
 
 def _into_objects(
-    found: FolderStore | ObjectStore, to: ObjectStore, text: bytes, manifest: Manifest, told: "ByteProgress"
+    origin: FolderStore | ObjectStore,
+    destination: ObjectStore,
+    text: bytes,
+    manifest: Manifest,
+    counter: "ByteProgress",
 ) -> tuple[int, bool]:
-    """Whole objects: one that is there and sound is not sent again; the manifest is put last."""
-    if to.exists(NAME):
-        problems = verify_location(to.where)["problems"]
-        if problems or manifest_text(to) != text:
-            reason = problems[0] if problems else "it is another checkpoint of that name"
-            raise DamagedCheckpoint(f"{to.where} is there already: {reason}", "delete it, or name another place")
-        told.more(told.total)
+    """Copy complete objects: those already there and sound are not sent again; the manifest is put last."""
+    if destination.exists(NAME):
+        problems = verify_location(destination.where)["problems"]
+        if problems or manifest_text(destination) != text:
+            reason = problems[0] if problems else "it is another checkpoint with that name"
+            raise DamagedCheckpoint(
+                f"{destination.where} already exists: {reason}", "delete it, or name another target"
+            )
+        counter.more(counter.total)
         return 0, True
-    travelled = 0
+    transferred_bytes = 0
     for file, entry in manifest.files.items():
-        if _is_sound(to, manifest, file):
-            told.more(entry.bytes)
+        if _is_sound(destination, manifest, file):
+            counter.more(entry.bytes)
             continue
-        to.write(file, _parts(found, manifest, file, told))
-        travelled += entry.bytes
-        if not _is_sound(to, manifest, file):
-            raise DamagedCheckpoint(f"{to.where}/{file} does not read back as it was sent", "copy again")
-    to.write(NAME, iter([text]))
-    return travelled, False
+        destination.write(file, _parts(origin, manifest, file, counter))
+        transferred_bytes += entry.bytes
+        if not _is_sound(destination, manifest, file):
+            raise DamagedCheckpoint(f"{destination.where}/{file} does not read back as it was sent", "copy it again")
+    destination.write(NAME, iter([text]))
+    return transferred_bytes, False
 
 
-def _is_sound(place: ObjectStore, manifest: Manifest, file: str) -> bool:
+def _is_sound(objects: ObjectStore, manifest: Manifest, file: str) -> bool:
     try:
-        if not place.exists(file) or place.size_bytes(file) != manifest.files[file].bytes:
+        if not objects.exists(file) or objects.size_bytes(file) != manifest.files[file].bytes:
             return False
     except DamagedCheckpoint:
         return False
     chunks = [chunk for chunk in _all(manifest) if chunk[0] == file]
-    return not any(isinstance(data, CheckpointError) for _, data in _fetched(place, manifest, chunks))
+    return not any(isinstance(data, CheckpointError) for _, data in _fetched(objects, manifest, chunks))
 
 
-def _parts(found: FolderStore | ObjectStore, manifest: Manifest, file: str, told: "ByteProgress") -> Iterator[bytes]:
-    for _, data in _fetched(found, manifest, [chunk for chunk in _all(manifest) if chunk[0] == file]):
+def _parts(
+    origin: FolderStore | ObjectStore, manifest: Manifest, file: str, counter: "ByteProgress"
+) -> Iterator[bytes]:
+    for _, data in _fetched(origin, manifest, [chunk for chunk in _all(manifest) if chunk[0] == file]):
         if isinstance(data, CheckpointError):
             raise data
-        told.more(len(data))
+        counter.more(len(data))
         yield bytes(data)
 
 
 def _fetched(
-    found: FolderStore | ObjectStore, manifest: Manifest | Expected, chunks: list[Chunk]
+    origin: FolderStore | ObjectStore, manifest: Manifest | Expected, chunks: list[Chunk]
 ) -> Iterator[tuple[Chunk, memoryview | CheckpointError]]:
-    """Each chunk in order, verified, or what was wrong with it; a few are read ahead."""
+    """Yield each chunk in order, verified, or the error; a few chunks are read ahead."""
 
     def fetch(chunk: Chunk) -> memoryview | CheckpointError:
         data = memoryview(bytearray(_size(manifest, chunk)))
         try:
-            found.read(chunk[0], chunk[1] * CHUNK_BYTES, data)
+            origin.read(chunk[0], chunk[1] * CHUNK_BYTES, data)
         except CheckpointError as e:
             return e
         if chunk_digest(data) == manifest.files[chunk[0]].xxh3_128[chunk[1]]:
             return data
         count = len(manifest.files[chunk[0]].xxh3_128)
-        return DamagedCheckpoint(f"{found.where}/{chunk[0]}: chunk {chunk[1] + 1} of {count} is not what was saved")
+        return DamagedCheckpoint(f"{origin.where}/{chunk[0]}: chunk {chunk[1] + 1} of {count} is not what was saved")
 
     with ThreadPoolExecutor(THREADS, "fetch") as pool:
-        waiting = [(chunk, pool.submit(fetch, chunk)) for chunk in chunks[:THREADS]]
-        following = iter(chunks[THREADS:])
-        while waiting:
-            chunk, coming = waiting.pop(0)
-            data = coming.result()
-            if (after := next(following, None)) is not None:
-                waiting.append((after, pool.submit(fetch, after)))
+        pending = [(chunk, pool.submit(fetch, chunk)) for chunk in chunks[:THREADS]]
+        remaining = iter(chunks[THREADS:])
+        while pending:
+            chunk, future = pending.pop(0)
+            data = future.result()
+            if (next_chunk := next(remaining, None)) is not None:
+                pending.append((next_chunk, pool.submit(fetch, next_chunk)))
             yield chunk, data
 
 
@@ -184,6 +194,8 @@ def _size(manifest: Manifest | Expected, chunk: Chunk) -> int:
 
 
 class ByteProgress:
+    """Count transferred bytes and report them to `progress`."""
+
     def __init__(self, total: int, progress: Progress | None):
         self.total, self._done, self._progress = total, 0, progress
 

@@ -1,6 +1,6 @@
-"""Data of jobs from an object store into a folder of this machine, in a process of its own (workers.checkpoint.tools).
+"""Download a job's data from an object store, in a child process (workers.checkpoint.tools).
 
-What a store lists is a stranger's: names are checked before any is used as a path.
+Names in a store are untrusted: they are checked before any is used as a path.
 """
 
 import hashlib
@@ -20,76 +20,77 @@ READ_BYTES = 8 << 20
 THREADS = 4
 PART = ".part"
 VERSION = ("ETag", "etag", "md5Hash", "generation", "version_id", "LastModified", "last_modified", "created", "mtime")
-"""What stores tell of an object that changes with it; fsspec hands on each store's own words."""
+"""Fields that change with an object; fsspec passes on each store's own names."""
 Progress = Callable[[int, int], None]
 Listing = list[tuple[str, str, int, str]]
 
 
 def look(source: str) -> dict[str, Any]:
-    """{"bytes", "files", "version": changes with any object at or below `source`}"""
+    """Describe the data: {"bytes", "files", "version"}; `version` changes with any object at or below `source`."""
     listing = _listing(_objects(source))
-    told = "\n".join(f"{name} {size_bytes} {version}" for name, _, size_bytes, version in listing)
-    version = hashlib.sha256(told.encode()).hexdigest()
+    text = "\n".join(f"{name} {size_bytes} {version}" for name, _, size_bytes, version in listing)
+    version = hashlib.sha256(text.encode()).hexdigest()
     return {"bytes": sum(size for _, _, size, _ in listing), "files": len(listing), "version": version}
 
 
 def fetch(source: str, target: str, version: str, progress: Progress | None = None) -> dict[str, Any]:
-    """Fetch what is at or below `source` into the folder `target`, which may hold what an earlier try has brought:
-    {"inner"}, the name of a single object in it, else "". Raises FleetError where it is not of that `version` any more.
+    """Download what is at or below `source` into `target`, which may contain files of an earlier try.
+    Returns {"inner"}: the name of a single object in it, else "". Raises FleetError if the data is no longer of that
+    `version`.
     """
     objects, folder = _objects(source), Path(target)
     listing = _listing(objects)
     if look(source)["version"] != version:
-        raise FleetError(f"{source} has changed since it was listed", "it is fetched again")
+        raise FleetError(f"{source} has changed since it was listed", "nothing to do: it is downloaded again")
     _remove_others(folder, {name for name, *_ in listing})
     done, total = 0, sum(size for _, _, size, _ in listing)
     with ThreadPoolExecutor(THREADS, "fetch") as pool:
-        for size_bytes in pool.map(lambda one: _fetch_one(objects, folder, *one[:3]), listing):
+        for size_bytes in pool.map(lambda row: _fetch_one(objects, folder, *row[:3]), listing):
             done += size_bytes
             if progress is not None:
                 progress(done, total)
     if look(source)["version"] != version:
-        raise FleetError(f"{source} changed while it was fetched", "it is fetched again")
+        raise FleetError(f"{source} changed while it was downloaded", "nothing to do: it is downloaded again")
     return {"inner": listing[0][0] if listing[0][1] == objects.path else ""}
 
 
 def _objects(source: str) -> ObjectStore:
-    found = store(source)
-    if not isinstance(found, ObjectStore):
+    objects = store(source)
+    if not isinstance(objects, ObjectStore):
         raise UserError(f"{source[:200]!r} is not in an object store", "write s3://BUCKET/PREFIX")
-    return found
+    return objects
 
 
 def _listing(objects: ObjectStore) -> Listing:
-    """(path below the target, object, bytes, version) of each object, in order. Raises NotFound, UserError."""
-    found = sorted(_found(objects))
-    if len(found) > MOST_FILES:
-        raise UserError(f"{objects.where} has more than {MOST_FILES:,} objects", "pack them into fewer")
-    if not found:
-        raise NotFound(f"nothing is at {objects.where}", "look at bucket and prefix, and at your access to them")
-    paths = {name for name, *_ in found}
+    """List each object as (path below the target, object, bytes, version), in order. Raises NotFound, UserError."""
+    listing = sorted(_found(objects))
+    if len(listing) > MOST_FILES:
+        raise UserError(f"{objects.where} has more than {MOST_FILES:,} objects", "pack them into fewer objects")
+    if not listing:
+        raise NotFound(f"nothing is at {objects.where}", "check bucket and prefix, and your access to them")
+    paths = {name for name, *_ in listing}
     for name in paths:
-        above = name.rpartition("/")[0]
-        while above:
-            if above in paths:
-                raise UserError(f"{objects.where} has {above!r} as an object and as a folder", "rename one of them")
-            above = above.rpartition("/")[0]
-    return found
+        parent = name.rpartition("/")[0]
+        while parent:
+            if parent in paths:
+                raise UserError(f"{objects.where} has both an object and a folder {parent!r}", "rename one of them")
+            parent = parent.rpartition("/")[0]
+    return listing
 
 
 def _found(objects: ObjectStore) -> Iterator[tuple[str, str, int, str]]:
-    for path, told in objects.find():
-        inside = path[len(objects.path) :].strip("/") if path != objects.path else path.rpartition("/")[2]
-        if path.endswith("/") and not told.get("size"):
-            continue  # stores' own way to show an empty folder
-        if refusal := path_error(inside):
-            raise UserError(f"{objects.where} has an object {inside[:200]!r}: {refusal}", "rename it")
-        version = next((str(told[word]) for word in VERSION if told.get(word)), "")
-        yield inside, path, int(told["size"]), version
+    for path, info in objects.find():
+        name = path[len(objects.path) :].strip("/") if path != objects.path else path.rpartition("/")[2]
+        if path.endswith("/") and not info.get("size"):
+            continue  # a placeholder with which stores represent an empty folder
+        if fault := path_error(name):
+            raise UserError(f"{objects.where} has an object {name[:200]!r}: {fault}", "rename it")
+        version = next((str(info[key]) for key in VERSION if info.get(key)), "")
+        yield name, path, int(info["size"]), version
 
 
 def _fetch_one(objects: ObjectStore, folder: Path, name: str, path: str, size_bytes: int) -> int:
-    """Whole, or only as a part that is begun anew."""
+    """Download one object under a temporary name, then rename it; an interrupted download starts again."""
     target = folder / name
     if target.is_file() and target.stat().st_size == size_bytes:
         return size_bytes
@@ -109,7 +110,7 @@ def _fetch_one(objects: ObjectStore, folder: Path, name: str, path: str, size_by
 
 
 def _remove_others(folder: Path, names: set[str]) -> None:
-    """Of an earlier try, what is not among `names`."""
+    """Remove files of an earlier try that are not among `names`."""
     for path in folder.rglob("*"):
         if not path.is_dir() and str(path.relative_to(folder)) not in names:
             path.unlink()

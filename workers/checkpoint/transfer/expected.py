@@ -1,4 +1,4 @@
-"""What is to arrive of a checkpoint, as its manifest says: files, and the hash of each chunk."""
+"""Files and chunk hashes that a manifest declares for a checkpoint that is being received."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from workers.checkpoint.format.manifest_checks import parse_manifest
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """`digest` is the manifest's own."""
+    """What is to be received. `digest` is the manifest's own."""
 
     step: int
     digest: str
@@ -23,7 +23,7 @@ class Expected:
         return sum(file.bytes for file in self.files.values())
 
     def chunks(self) -> list[Chunk]:
-        """All, in order."""
+        """All chunks, in order."""
         return [(name, index) for name, file in self.files.items() for index in range(chunk_count(file.bytes))]
 
     def size_of(self, chunk: Chunk) -> int:
@@ -33,7 +33,7 @@ class Expected:
         return self.files[chunk[0]].xxh3_128[chunk[1]]
 
     def name_of(self, chunk: Chunk) -> str:
-        """For people, without its file."""
+        """Describe a chunk for messages, without its file."""
         return f"chunk {chunk[1] + 1} of {len(self.files[chunk[0]].xxh3_128)}"
 
 
@@ -42,13 +42,13 @@ def described(manifest: Manifest) -> Expected:
 
 
 def expected(path: str) -> dict[str, Any]:
-    """An Expected as plain data, of the manifest at `path`, with all checks: for a process of its own."""
+    """Read and check the manifest at `path`; return an Expected as plain data. Meant for a child process."""
     manifest = parse_manifest(read_bytes(Path(path), LARGEST_BYTES), path)
     files = {name: [file.bytes, file.xxh3_128] for name, file in manifest.files.items()}
     return {"step": manifest.step, "digest": manifest.digest, "files": files}
 
 
-def expected_from(told: dict[str, Any]) -> Expected:
-    """What `expected` told."""
-    files = {name: FileEntry(size_bytes, tuple(digests)) for name, (size_bytes, digests) in told["files"].items()}
-    return Expected(told["step"], told["digest"], files)
+def expected_from(data: dict[str, Any]) -> Expected:
+    """Rebuild the Expected from the data that `expected` returned."""
+    files = {name: FileEntry(size_bytes, tuple(digests)) for name, (size_bytes, digests) in data["files"].items()}
+    return Expected(data["step"], data["digest"], files)

@@ -1,7 +1,7 @@
-"""Checkpoints straight into an object store, and from one.
+"""Save checkpoints into an object store, and download them from one.
 
-There are no renames there: every object has a name of its own from the beginning, and the manifest, put last, makes it
-a checkpoint. To be loaded, one is first copied to this machine.
+Object stores have no rename: every object gets a unique name, and the manifest, put last, makes the objects a
+checkpoint. To be loaded, a checkpoint is first copied to this machine.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ FETCHED_AGE_S = 86400
 
 
 class ObjectStoreDestination:
-    """A save into an object store."""
+    """Destination of a save into an object store."""
 
     def __init__(self, uri: str, name: str):
         self.root, self.path = uri, f"{uri.rstrip('/')}/{name}"
@@ -46,7 +46,7 @@ class ObjectStoreDestination:
             try:
                 other = parse_manifest(manifest_text(self._root.below(name)), name).producer
             except CheckpointError:
-                continue  # a damaged one proves nothing
+                continue  # a damaged manifest does not show that this attempt was replaced
             if other.job == producer.job and other.epoch > producer.epoch:
                 raise CheckpointError(
                     f"attempt {producer.epoch} of job {producer.job} may not save:"
@@ -55,35 +55,37 @@ class ObjectStoreDestination:
                 )
 
     def held(self) -> AbstractContextManager[None]:
-        return nullcontext()  # names are unique; there are no locks to take
+        return nullcontext()  # object stores have no locks, and names are unique
 
     def begin(self, step: int, needed_bytes: int, producer: Producer) -> None:
         self.refuse_older_attempt(producer)
 
     def put(self, layouts: list[Layout], arena: Arena | None, progress: Progress | None) -> dict[str, FileEntry]:
-        """One shard after the other, a chunk in memory at a time."""
-        told = ByteProgress(sum(layout.size_bytes for layout in layouts), progress)
+        """Upload one shard after the other, with one chunk in memory at a time."""
+        counter = ByteProgress(sum(layout.size_bytes for layout in layouts), progress)
         written = {}
         for layout in layouts:
             digests: list[str] = []
-            self._to.write(layout.file, _chunks(layout, arena, digests, told))
+            self._to.write(layout.file, _chunks(layout, arena, digests, counter))
             written[layout.file] = FileEntry(layout.size_bytes, tuple(digests))
         return written
 
-    def commit(self, described: Manifest) -> None:
-        self._to.write(NAME, iter([manifest.dump(described)]))
+    def commit(self, content: Manifest) -> None:
+        self._to.write(NAME, iter([manifest.dump(content)]))
 
     def undo(self) -> None:
         discard(self._to)
 
     def retain(self, keep: int) -> tuple[str, ...]:
-        """Keep this one, once every byte of it was read back, and the `keep - 1` newest others; manifests go first."""
+        """Keep this checkpoint, after every byte of it was read back, and the `keep - 1` newest others.
+        The manifest of each expired one is deleted first.
+        """
         others = [n for n in _steps(self._root) if n != self._name and not self._root.below(n).exists(PIN)]
-        doomed = others[keep - 1 :]
-        if doomed and (problems := verify_location(self.path)["problems"]):
+        expired = others[keep - 1 :]
+        if expired and (problems := verify_location(self.path)["problems"]):
             return (f"nothing older was deleted: {problems[0]}",)
         notes = []
-        for name in doomed:
+        for name in expired:
             try:
                 self._root.below(name).remove(NAME)
                 discard(self._root.below(name))
@@ -93,14 +95,14 @@ class ObjectStoreDestination:
 
 
 def objects(uri: str) -> ObjectStore:
-    """Raises UserError for a scheme that is not an object store's."""
-    found = store(uri)
-    if isinstance(found, FolderStore):
-        raise UserError(f"{uri} is a folder of this machine", f"name it as {found.path}")
-    return found
+    """Open an object store. Raises UserError for any other scheme."""
+    target = store(uri)
+    if isinstance(target, FolderStore):
+        raise UserError(f"{uri} is a folder of this machine", f"write the path {target.path}")
+    return target
 
 
-def _chunks(layout: Layout, arena: Arena | None, digests: list[str], told: "ByteProgress") -> Iterator[bytes]:
+def _chunks(layout: Layout, arena: Arena | None, digests: list[str], counter: "ByteProgress") -> Iterator[bytes]:
     scratch = aligned(CHUNK_BYTES) if arena is None else None
     for index in range(layout.chunks):
         size_bytes = min(CHUNK_BYTES, layout.size_bytes - index * CHUNK_BYTES)
@@ -109,28 +111,29 @@ def _chunks(layout: Layout, arena: Arena | None, digests: list[str], told: "Byte
         data = scratch if scratch is not None else arena.chunk(layout, index)  # type: ignore[union-attr]
         digests.append(chunk_digest(data[:size_bytes]))
         yield bytes(data[:size_bytes])
-        told.more(size_bytes)
+        counter.more(size_bytes)
 
 
-def discard(to: ObjectStore) -> None:
-    """Whatever was put before a save failed. It is no checkpoint in any case."""
-    for name in to.names():
+def discard(objects: ObjectStore) -> None:
+    """Remove what was put before a save failed. Without a manifest it is not a checkpoint."""
+    for name in objects.names():
         with suppress(OSError, CheckpointError):
-            to.remove(name)
+            objects.remove(name)
 
 
 def download(uri: str, step: "int | str" = "latest") -> Path:
-    """A copy of the checkpoint on this machine, made or gone on with, below POLYFLEET_HOME/cache. What nobody asked for
-    again within a day goes."""
+    """Copy the checkpoint to this machine, below POLYFLEET_HOME/cache, or resume such a copy.
+    Copies that were not used for a day are removed.
+    """
     cache = home() / "cache" / "checkpoints"
     folder = private_dir(cache / hashlib.sha256(uri.encode()).hexdigest()[:16])
-    place = uri
+    location = uri
     if step != "latest":
-        named = [name for name in _steps(objects(uri)) if int(name.split("-")[1]) == step]
-        if not named:
-            raise NotFound(f"no checkpoint of step {step} in {uri}", "`verify` names the newest there")
-        place = f"{uri.rstrip('/')}/{named[0]}"
-    path = Path(copy(place, folder)["target"])
+        names = [name for name in _steps(objects(uri)) if int(name.split("-")[1]) == step]
+        if not names:
+            raise NotFound(f"no checkpoint of step {step} in {uri}", "run `verify` on it to see the newest step")
+        location = f"{uri.rstrip('/')}/{names[0]}"
+    path = Path(copy(location, folder)["target"])
     os.utime(path)
     _forget(cache)
     return path
@@ -138,12 +141,12 @@ def download(uri: str, step: "int | str" = "latest") -> Path:
 
 def _forget(cache: Path) -> None:
     for folder in checkpoints_below(cache):
-        with suppress(OSError):  # another process may forget it at the same time
+        with suppress(OSError):  # another process may remove it at the same time
             if time.time() - folder.stat().st_mtime > FETCHED_AGE_S:
                 remove_checkpoint(Files(), folder)
 
 
 def _steps(root: ObjectStore) -> list[str]:
-    """Committed checkpoints, newest first."""
-    found = [name for name in root.names() if FOLDER.fullmatch(name) and root.below(name).exists(NAME)]
-    return sorted(found, key=lambda name: (int(name.split("-")[1]), name), reverse=True)
+    """Names of committed checkpoints, newest first."""
+    names = [name for name in root.names() if FOLDER.fullmatch(name) and root.below(name).exists(NAME)]
+    return sorted(names, key=lambda name: (int(name.split("-")[1]), name), reverse=True)

@@ -1,5 +1,6 @@
-"""Bytes that arrived are brought to the disk and read back while others arrive, a few chunks behind whoever writes:
-what is left once the last byte has come is small, however large the checkpoint is.
+"""Sync received chunks to the disk and read them back while others arrive.
+
+So little is left to verify after the last byte, however large the checkpoint is.
 """
 
 import os
@@ -14,14 +15,14 @@ from workers.checkpoint.disk.files import Writing, read_at_page, rounded_up
 from workers.checkpoint.disk.reader import Chunk
 
 AT_ONCE = 4
-"""Chunks that are proved together, at least: where a sync is needed, it costs a commit of the journal."""
+"""Minimum number of chunks verified together: a sync, where one is needed, costs a commit of the journal."""
 BUFFER_BYTES = 1 << 20
-"""Read and hashed while it is in the processor's cache."""
+"""Bytes read and hashed at a time: they fit the processor's cache."""
 
 
 class ReadBack:
-    """`prove` gets some chunks at a time, in a thread of its own, and raises where one is not on the disk as it should
-    be. What it raised is raised by every later call: the kernel tells a failed write to one sync only.
+    """Call `prove` with a few chunks at a time, in a thread; it raises if one was not stored correctly.
+    Every later call raises that error again, because the kernel reports a failed write to one sync only.
     """
 
     def __init__(self, prove: Callable[[list[Chunk]], None]):
@@ -31,7 +32,7 @@ class ReadBack:
         self._running: Future[None] | None = None
 
     def add(self, chunk: Chunk) -> None:
-        """It was written. Waits for nothing."""
+        """Queue a chunk that was written. Never waits."""
         self._waiting.append(chunk)
         if self._running is None or self._running.done():
             self._settle()
@@ -39,14 +40,14 @@ class ReadBack:
                 self._begin()
 
     def finish(self) -> None:
-        """Return once all that was added is proved."""
+        """Wait until all queued chunks are verified."""
         self._settle()
         if self._waiting:
             self._begin()
             self._settle()
 
     def close(self) -> None:
-        """Nothing reads from then on; errors were told, or do not matter any more."""
+        """Stop reading. Errors that were not raised yet no longer matter."""
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
 
@@ -62,7 +63,7 @@ class ReadBack:
 
 
 def digest_at(file: Writing, start: int, size_bytes: int) -> str:
-    """The hash of so many bytes from a page boundary on; "" where the file ends before."""
+    """Hash `size_bytes` bytes from a page boundary on; "" if the file ends before."""
     buffer, digest = _buffer(), xxhash.xxh3_128()
     for done in range(0, size_bytes, BUFFER_BYTES):
         part_bytes = min(BUFFER_BYTES, size_bytes - done)
@@ -72,10 +73,12 @@ def digest_at(file: Writing, start: int, size_bytes: int) -> str:
     return digest.hexdigest()
 
 
-def drop_cached(descriptor: int, places: Iterable[tuple[int, int]]) -> None:
-    """(offset, bytes) of what was synced: what is read there next comes from the disk. 0 bytes: up to the end."""
+def drop_cached(descriptor: int, ranges: Iterable[tuple[int, int]]) -> None:
+    """Drop synced ranges from the page cache, so that they are next read from the disk.
+    A range is (offset, bytes); 0 bytes mean up to the end.
+    """
     if hasattr(os, "posix_fadvise"):
-        for offset, size_bytes in places:
+        for offset, size_bytes in ranges:
             os.posix_fadvise(descriptor, offset, size_bytes, os.POSIX_FADV_DONTNEED)
 
 
@@ -83,7 +86,7 @@ _scratch = threading.local()
 
 
 def _buffer() -> memoryview:
-    """BUFFER_BYTES of this thread, at a page boundary."""
+    """Return BUFFER_BYTES of page-aligned memory of this thread."""
     if not hasattr(_scratch, "buffer"):
         _scratch.buffer = aligned(BUFFER_BYTES)
     buffer: memoryview = _scratch.buffer

@@ -1,10 +1,11 @@
-"""A checkpoint on its way into a folder: what is there already, what is missing, and the commit once all is.
+"""Receive a checkpoint into a folder: find missing chunks, write them, and commit.
 
-    .incoming-step-…/      chunks are written at their places, each against its hash; what a cut left is used for a week
-    step-…/                the same folder under its name, once every byte was read back and verified; manifest last
+    .incoming-step-…/      chunks are written at their positions, each verified; kept for a week after an interruption
+    step-…/                the same folder, renamed after every byte was read back and verified; manifest last
 
-Chunks that another checkpoint of the same folder holds (frozen layers, an earlier copy) are taken from there. Each one
-is brought to the disk and read back while others arrive (readback.py), and what an earlier try left before it counts.
+Chunks that another checkpoint of the same folder contains (frozen layers, an earlier copy) are copied from there. Each
+chunk is written to the disk and read back while others arrive (readback.py); what an earlier try left is read back
+before it counts.
 """
 
 import errno
@@ -35,12 +36,12 @@ Progress = Callable[[int], None]
 
 
 class CheckpointReceiver:
-    """For use in a `with`: one process writes an incoming checkpoint at a time. Raises Conflict for a second one."""
+    """Write an incoming checkpoint, for use in a `with`. Raises Conflict if another process already writes it."""
 
     def __init__(
         self, root: Path, name: str, text: bytes, files: Files | None = None, expected: Expected | None = None
     ):
-        """`expected` is what the manifest `text` says, where it was read and checked elsewhere."""
+        """Prepare to receive. `expected` is the content of manifest `text`, if it was read and checked elsewhere."""
         self.root, self.name, self.text = root, name, text
         self.manifest = expected or described(parse_manifest(text, f"{name}/{NAME}"))
         self.folder, self.final = root / f"{INCOMING}{name}", root / name
@@ -64,9 +65,11 @@ class CheckpointReceiver:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as e:
             if e.errno not in (errno.EWOULDBLOCK, errno.EAGAIN):
-                return self  # no locks here: hashes still keep what is written right
+                return self  # this file system has no locks; hashes still protect what is written
             os.close(self._lock)
-            raise Conflict(f"another copy of {self.name} into {self.root} is under way", "let it finish") from None
+            raise Conflict(
+                f"another copy of {self.name} into {self.root} is running", "wait until it has finished"
+            ) from None
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -78,21 +81,21 @@ class CheckpointReceiver:
         self._open, self._lock = {}, -1
 
     def _has_arrived(self) -> bool:
-        """Whether it has arrived before. The same checkpoint with damaged bytes is marked, and replaced by this copy.
+        """Check whether the checkpoint is already here. If it is damaged it is marked, and this copy replaces it.
 
-        Raises DamagedCheckpoint where another one is there, or nobody can tell which.
+        Raises DamagedCheckpoint if a different or unreadable checkpoint has this name.
         """
         if not os.path.lexists(self.final / NAME):
             return False
         if not self._is_the_same():
-            fault = first_damage(self.final) or "it is another checkpoint of that name"
-            raise DamagedCheckpoint(f"{self.final} is there already: {fault}", "delete it, or name another folder")
+            fault = first_damage(self.final) or "it is another checkpoint with that name"
+            raise DamagedCheckpoint(f"{self.final} already exists: {fault}", "delete it, or name another folder")
         fault = self._fault_there()
         record_verification(self.final, [fault] if fault else [])
         return not fault
 
     def _is_the_same(self) -> bool:
-        """A large manifest is not parsed again: this one has been."""
+        """Compare the manifests. A large one is compared as text, without parsing it."""
         try:
             if os.lstat(self.final / NAME).st_size <= SMALL_BYTES:
                 return bool(read_json(self.final)["digest"] == self.manifest.digest)
@@ -115,19 +118,19 @@ class CheckpointReceiver:
         return ""
 
     def missing(self, progress: Progress | None = None) -> list[Chunk]:
-        """Chunks that have to travel, in order. What other checkpoints of this folder hold is put in place here."""
-        absent = [chunk for chunk in self.manifest.chunks() if not self._was_here(chunk, progress)]
-        elsewhere = self._elsewhere({self.manifest.digest_of(chunk) for chunk in absent}) if absent else {}
-        return [chunk for chunk in absent if not self._reuse(chunk, elsewhere, progress)]
+        """List chunks that must be transferred, in order. Chunks in other checkpoints here are copied from them."""
+        not_received = [chunk for chunk in self.manifest.chunks() if not self._was_here(chunk, progress)]
+        sources = self._elsewhere({self.manifest.digest_of(chunk) for chunk in not_received}) if not_received else {}
+        return [chunk for chunk in not_received if not self._reuse(chunk, sources, progress)]
 
     def write(self, chunk: Chunk, data: bytes | memoryview) -> None:
-        """Raises DamagedCheckpoint where `data` is not what the manifest says: nothing wrong is ever written. What is
-        wrong with the disk may come out with a later chunk. One thread at a time.
+        """Write a chunk. Raises DamagedCheckpoint, without writing, if `data` differs from the manifest.
+        An error of the disk may be raised with a later chunk. Call it from one thread at a time.
         """
         if len(data) != self.manifest.size_of(chunk) or chunk_digest(data) != self.manifest.digest_of(chunk):
             raise DamagedCheckpoint(
                 f"{self.name}/{chunk[0]}: {self.manifest.name_of(chunk)} arrived damaged",
-                "is its source sound? `verify` tells",
+                "check its source with `verify`",
             )
         if self._buffer is None:
             self._buffer = aligned(CHUNK_BYTES)
@@ -135,20 +138,20 @@ class CheckpointReceiver:
         file, offset = self._writing(chunk[0]), chunk[1] * CHUNK_BYTES
         self._files.write(file, self._buffer[: rounded_up(len(data))], len(data), offset)
         if not file.direct:
-            drop_cached(file.descriptor, [(offset, len(data))])  # the kernel begins to write it to the disk
+            drop_cached(file.descriptor, [(offset, len(data))])  # makes the kernel start writing it to the disk
         self._read_back.add(chunk)
 
     def commit(self) -> None:
-        """Everything durable, read back and compared; then its name, and the manifest last."""
+        """Sync everything, read it back and compare; then rename the folder and write the manifest last."""
         self._read_back.finish()
         self._prove([chunk for chunk in self.manifest.chunks() if chunk not in self._on_disk])
-        self._on_disk.clear()  # whoever tries again after an error reads it all again
+        self._on_disk.clear()  # a retry after an error reads everything again
         for name in list(self._open):
             self._files.finish(self._open[name])
             del self._open[name]
         for path in self.folder.iterdir():
             if path.name not in self.manifest.files:
-                self._files.remove(path)  # of a cut-off commit
+                self._files.remove(path)  # left by an interrupted commit
         self._files.sync_folder(self.folder)
         pinned = is_pinned(self.final)
         if self.final.exists():
@@ -163,8 +166,9 @@ class CheckpointReceiver:
         self._files.sync_folder(self.final)
 
     def _clear(self, folder: Path) -> None:
-        """What an earlier commit left, cut between its two renames; or a damaged copy: manifest first, so that what is
-        half deleted is no checkpoint."""
+        """Remove what an interrupted commit left, or a damaged copy.
+        The manifest goes first, so that a half deleted folder is not a checkpoint.
+        """
         for path in sorted(folder.iterdir(), key=lambda path: path.name != NAME):
             self._files.remove(path)
         self._files.remove_folder(folder)
@@ -175,7 +179,7 @@ class CheckpointReceiver:
         return self._open[file]
 
     def _was_here(self, chunk: Chunk, progress: Progress | None) -> bool:
-        """Left by an earlier try."""
+        """Check whether an earlier try left this chunk."""
         if chunk[0] not in self._open:
             self._sync(chunk[0], [(0, 0)])
         if not self._is_here(chunk):
@@ -186,56 +190,58 @@ class CheckpointReceiver:
         return True
 
     def _prove(self, chunks: list[Chunk]) -> None:
-        """Bring them to the disk, and compare what it has. Raises CheckpointError."""
-        places: dict[str, list[tuple[int, int]]] = {}
+        """Sync chunks to the disk and compare what was stored. Raises CheckpointError."""
+        ranges: dict[str, list[tuple[int, int]]] = {}
         for file, index in chunks:
-            places.setdefault(file, []).append((index * CHUNK_BYTES, self.manifest.size_of((file, index))))
-        for file, some in places.items():
+            ranges.setdefault(file, []).append((index * CHUNK_BYTES, self.manifest.size_of((file, index))))
+        for file, file_ranges in ranges.items():
             if not self._writing(file).direct:
-                self._sync(file, some)
+                self._sync(file, file_ranges)
         for chunk in chunks:
             if not self._is_here(chunk):
                 raise CheckpointError(
                     f"{self.folder / chunk[0]}: {self.manifest.name_of(chunk)} does not read back as it was written",
-                    "check the disk",
+                    "check the disk for errors",
                 )
             self._on_disk.add(chunk)
 
-    def _sync(self, file: str, places: list[tuple[int, int]]) -> None:
-        """What is then read at these (offset, bytes) comes from the disk."""
+    def _sync(self, file: str, ranges: list[tuple[int, int]]) -> None:
+        """Sync a file, so that later reads of these ranges (offset, bytes) come from the disk."""
         descriptor = self._writing(file).descriptor
         if os.fstat(descriptor).st_size:
             self._files.sync(descriptor)
-            drop_cached(descriptor, places)
+            drop_cached(descriptor, ranges)
 
     def _is_here(self, chunk: Chunk) -> bool:
         start, size_bytes = chunk[1] * CHUNK_BYTES, self.manifest.size_of(chunk)
         return digest_at(self._writing(chunk[0]), start, size_bytes) == self.manifest.digest_of(chunk)
 
-    def _elsewhere(self, wanted: set[str]) -> dict[str, tuple[Path, int]]:
-        """Digest -> file and offset, in other checkpoints of this folder."""
-        found: dict[str, tuple[Path, int]] = {}
+    def _elsewhere(self, digests: set[str]) -> dict[str, tuple[Path, int]]:
+        """Map digests to file and offset in other checkpoints of this folder."""
+        sources: dict[str, tuple[Path, int]] = {}
         for folder in newest_first(self.root):
             try:
                 if os.lstat(folder / NAME).st_size > SMALL_BYTES:
-                    continue  # what it would save is not worth reading that
+                    continue  # reading it costs more than reuse would save
                 files = read_manifest(folder).files
             except (CheckpointError, OSError):
                 continue
             for file, entry in files.items():
-                places = ((digest, (folder / file, i * CHUNK_BYTES)) for i, digest in enumerate(entry.xxh3_128))
-                found |= {digest: place for digest, place in places if digest in wanted and digest not in found}
-        return found
+                locations = ((digest, (folder / file, i * CHUNK_BYTES)) for i, digest in enumerate(entry.xxh3_128))
+                sources |= {
+                    digest: location for digest, location in locations if digest in digests and digest not in sources
+                }
+        return sources
 
-    def _reuse(self, chunk: Chunk, elsewhere: dict[str, tuple[Path, int]], progress: Progress | None) -> bool:
-        place = elsewhere.get(self.manifest.digest_of(chunk))
-        if place is None:
+    def _reuse(self, chunk: Chunk, sources: dict[str, tuple[Path, int]], progress: Progress | None) -> bool:
+        source = sources.get(self.manifest.digest_of(chunk))
+        if source is None:
             return False
         data = memoryview(bytearray(self.manifest.size_of(chunk)))
         try:
-            descriptor = open_regular(place[0])
+            descriptor = open_regular(source[0])
             try:
-                read_at(place[0], descriptor, place[1], data)
+                read_at(source[0], descriptor, source[1], data)
             finally:
                 os.close(descriptor)
             self.write(chunk, data)

@@ -1,5 +1,6 @@
-"""Where checkpoints can lie: folders of this machine, and object stores through fsspec. Both are asked the same few
-things; nothing else is used, so that any store will do.
+"""Where checkpoints can be stored: local folders, and object stores through fsspec.
+
+Both have the same few operations; nothing else is used, so that any store works.
 """
 
 import os
@@ -20,7 +21,7 @@ OBJECT_STORES = {
     "s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs", "memory": "fsspec",
 }  # fmt: skip
 IN_MEMORY: tuple[str, ...] = ()
-"""Schemes of stores that end with their process: only tests have one, nobody may name it."""
+"""Schemes of stores that end with their process. Only tests set one; users cannot name one."""
 BLOCK_BYTES = 16 << 20
 
 
@@ -30,12 +31,12 @@ class CheckpointStore(Protocol):
     where: str
 
     def names(self) -> list[str]:
-        """What lies directly below; [] where nothing does."""
+        """Names directly below; [] if there are none."""
 
     def exists(self, name: str) -> bool: ...
 
     def size_bytes(self, name: str) -> int:
-        """Raises DamagedCheckpoint where there is no such file."""
+        """Raises DamagedCheckpoint if there is no such file."""
 
     def read(self, name: str, offset: int, out: memoryview) -> None:
         """Fill `out` from `offset` on. Raises DamagedCheckpoint."""
@@ -44,14 +45,14 @@ class CheckpointStore(Protocol):
 
 
 class FolderStore:
-    """A folder of this machine. `follow`: links in it, too; else one to a checkpoint elsewhere is not listed."""
+    """A local folder. `follow`: links in it are followed; else a link to a checkpoint elsewhere is not listed."""
 
     def __init__(self, path: Path, follow: bool = False):
         self.path, self.where, self._follow = path, str(path), follow or links.are_followed()
 
     def names(self) -> list[str]:
-        there = self.path.iterdir() if self.path.is_dir() else ()
-        return sorted(p.name for p in there if self._follow or not p.is_symlink())
+        entries = self.path.iterdir() if self.path.is_dir() else ()
+        return sorted(p.name for p in entries if self._follow or not p.is_symlink())
 
     def exists(self, name: str) -> bool:
         return os.path.lexists(self.path / name)
@@ -75,56 +76,58 @@ class FolderStore:
 
 
 class ObjectStore:
-    """A prefix in an object store. Objects are written once, whole, under names that are never used again."""
+    """A prefix in an object store. Objects are written once, completely, under names that are never used again."""
 
     def __init__(self, files: Any, path: str, where: str):
         self._files, self._path, self.where = files, path.rstrip("/"), where
 
     @property
     def path(self) -> str:
-        """As the store's library writes it."""
+        """Path as the store's library writes it."""
         return self._path
 
     def find(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Every object at or below here: its path, and what the store tells of it. Raises UserError, FleetError."""
+        """Yield every object at or below here: its path, and its properties. Raises UserError, FleetError."""
         with self._asked("listed"):
             self._files.invalidate_cache()
-            found = self._files.find(self._path, detail=True)
-        yield from found.items()
+            objects = self._files.find(self._path, detail=True)
+        yield from objects.items()
 
     def pieces(self, path: str, size_bytes: int, most_bytes: int) -> Iterator[bytes]:
-        """All of an object, piece by piece. Raises FleetError where it has another size."""
+        """Yield an object's bytes, piece by piece. Raises FleetError if it has another size."""
         for offset in range(0, size_bytes, most_bytes):
             end = min(offset + most_bytes, size_bytes)
             with self._asked("read"):
                 piece = bytes(self._files.cat_file(path, start=offset, end=end))
             if len(piece) != end - offset:
-                raise FleetError(f"{self.where} has changed while it was read", "it is fetched again")
+                raise FleetError(f"{self.where} has changed while it was read", "nothing to do: it is downloaded again")
             yield piece
 
     @contextmanager
-    def _asked(self, what: str) -> Iterator[None]:
-        """Errors of every store's library as ours: what its user has to put right, or trouble that may pass."""
+    def _asked(self, operation: str) -> Iterator[None]:
+        """Convert a store library's errors: UserError for what the user must fix, FleetError if it may pass."""
         try:
             yield
         except PolyfleetError:
             raise
         except FileNotFoundError:
-            raise NotFound(f"nothing is at {self.where}", "look at bucket and prefix") from None
+            raise NotFound(f"nothing is at {self.where}", "check bucket and prefix") from None
         except PermissionError as e:
-            raise UserError(f"{self.where} may not be {what}: {e}", "look at the credentials in the environment") from e
-        except Exception as e:  # their libraries raise what they like
-            told = f"{self.where} cannot be {what}: {type(e).__name__}: {e}"
-            raise FleetError(told[:1000], "check the network and the credentials in the environment") from e
+            raise UserError(
+                f"{self.where} may not be {operation}: {e}", "check the credentials in the environment"
+            ) from e
+        except Exception as e:  # each library raises errors of its own
+            message = f"{self.where} cannot be {operation}: {type(e).__name__}: {e}"
+            raise FleetError(message[:1000], "check the network and the credentials in the environment") from e
 
     def names(self) -> list[str]:
         try:
-            found = self._files.ls(self._path, detail=False)
+            objects = self._files.ls(self._path, detail=False)
         except FileNotFoundError:
             return []
         except OSError as e:
             raise self._failed("listed", e) from e
-        return sorted(PurePosixPath(name.rstrip("/")).name for name in found)
+        return sorted(PurePosixPath(name.rstrip("/")).name for name in objects)
 
     def exists(self, name: str) -> bool:
         return bool(self._files.exists(f"{self._path}/{name}"))
@@ -133,21 +136,21 @@ class ObjectStore:
         try:
             return int(self._files.size(f"{self._path}/{name}"))
         except FileNotFoundError:
-            raise DamagedCheckpoint(f"{self.where}/{name} is not there") from None
+            raise DamagedCheckpoint(f"{self.where}/{name} does not exist") from None
 
     def read(self, name: str, offset: int, out: memoryview) -> None:
         try:
             data = self._files.cat_file(f"{self._path}/{name}", start=offset, end=offset + len(out))
         except FileNotFoundError:
-            raise DamagedCheckpoint(f"{self.where}/{name} is not there") from None
+            raise DamagedCheckpoint(f"{self.where}/{name} does not exist") from None
         except OSError as e:
             raise self._failed(f"read ({name})", e) from e
         if len(data) != len(out):
-            raise DamagedCheckpoint(f"{self.where}/{name} has no {len(out)} bytes from {offset} on")
+            raise DamagedCheckpoint(f"{self.where}/{name} has fewer than {len(out)} bytes at offset {offset}")
         out[:] = data
 
     def write(self, name: str, parts: Iterator[bytes]) -> None:
-        """One object, uploaded in blocks; it appears when all of it is there."""
+        """Write one object, uploaded in blocks; it is visible once it is complete."""
         try:
             with self._files.open(f"{self._path}/{name}", "wb", block_size=BLOCK_BYTES) as file:
                 for part in parts:
@@ -161,21 +164,23 @@ class ObjectStore:
     def below(self, name: str) -> "ObjectStore":
         return ObjectStore(self._files, f"{self._path}/{name}", f"{self.where}/{name}")
 
-    def _failed(self, what: str, e: OSError) -> CheckpointError:
-        return CheckpointError(f"{self.where} cannot be {what}: {e}", "check the network and your access, then go on")
+    def _failed(self, operation: str, e: OSError) -> CheckpointError:
+        return CheckpointError(
+            f"{self.where} cannot be {operation}: {e}", "check the network and your access, then run it again"
+        )
 
 
-def store(place: str | Path, follow_links: bool = False) -> "FolderStore | ObjectStore":
-    """The store a path or URI names. Raises UserError for a scheme that is not on the list, or whose library is absent.
+def store(location: str | Path, follow_links: bool = False) -> "FolderStore | ObjectStore":
+    """Return the store that a path or URI names. Raises UserError for an unknown scheme or a missing library.
 
-    Credentials come from the environment, as each library has it; they are never part of a URI of ours.
+    Credentials come from the environment, as each library reads them; they are never part of a URI.
     """
-    text = str(place)
-    if isinstance(place, Path) or not checkpoint_location.is_uri(text):
+    text = str(location)
+    if isinstance(location, Path) or not checkpoint_location.is_uri(text):
         return FolderStore(Path(text).expanduser(), follow_links)
-    found = checkpoint_location.parse_uri(text, "place", IN_MEMORY)
-    path = f"/{found.path}" if found.scheme in IN_MEMORY else found.path
-    return ObjectStore(_filesystem(found.scheme), path, str(found))
+    uri = checkpoint_location.parse_uri(text, "place", IN_MEMORY)
+    path = f"/{uri.path}" if uri.scheme in IN_MEMORY else uri.path
+    return ObjectStore(_filesystem(uri.scheme), path, str(uri))
 
 
 def _filesystem(scheme: str) -> Any:
@@ -185,28 +190,28 @@ def _filesystem(scheme: str) -> Any:
         return fsspec.filesystem(scheme)
     except ImportError:
         raise UserError(
-            f"{scheme}:// needs the package {OBJECT_STORES[scheme]}", f"pip install {OBJECT_STORES[scheme]}"
+            f"{scheme}:// needs the package {OBJECT_STORES[scheme]}", f"run pip install {OBJECT_STORES[scheme]}"
         ) from None
     except OSError as e:
         raise CheckpointError(f"{scheme}:// cannot be reached: {e}", "check the network and your access") from e
 
 
-def newest_checkpoint(place: "FolderStore | ObjectStore") -> tuple["FolderStore | ObjectStore", str]:
-    """The checkpoint at a place, and its name; of a folder of checkpoints the newest that was committed."""
-    if place.exists(NAME):
-        return place, PurePosixPath(place.where).name
-    steps = [name for name in place.names() if FOLDER.fullmatch(name) and place.below(name).exists(NAME)]
+def newest_checkpoint(folder: "FolderStore | ObjectStore") -> tuple["FolderStore | ObjectStore", str]:
+    """Return the checkpoint at a location, or the newest committed one below it, with its name."""
+    if folder.exists(NAME):
+        return folder, PurePosixPath(folder.where).name
+    steps = [name for name in folder.names() if FOLDER.fullmatch(name) and folder.below(name).exists(NAME)]
     if not steps:
-        raise NotFound(f"no checkpoint at {place.where}", "name a folder step-…, or one that holds some")
+        raise NotFound(f"no checkpoint at {folder.where}", "name a step-… folder, or a folder that contains some")
     newest = max(steps, key=lambda name: (int(name.split("-")[1]), name))
-    return place.below(newest), newest
+    return folder.below(newest), newest
 
 
-def manifest_text(place: "FolderStore | ObjectStore") -> bytes:
-    """MANIFEST.json as it lies there."""
-    size_bytes = place.size_bytes(NAME)
+def manifest_text(folder: "FolderStore | ObjectStore") -> bytes:
+    """Return the bytes of MANIFEST.json as stored."""
+    size_bytes = folder.size_bytes(NAME)
     if size_bytes > LARGEST_BYTES:
-        raise DamagedCheckpoint(f"{place.where}/{NAME} has {size_bytes} bytes, a manifest has at most {LARGEST_BYTES}")
+        raise DamagedCheckpoint(f"{folder.where}/{NAME} has {size_bytes} bytes, a manifest has at most {LARGEST_BYTES}")
     text = memoryview(bytearray(size_bytes))
-    place.read(NAME, 0, text)
+    folder.read(NAME, 0, text)
     return bytes(text)

@@ -1,1 +1,1 @@
-"""Kernels in the modules of a model: recognised by trying, swapped one by one, and taken out with the same bits."""
+"""Insert kernels into a model's modules: test what each module computes, replace it, and restore it exactly."""

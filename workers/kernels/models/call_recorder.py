@@ -1,4 +1,4 @@
-"""Which operators a model calls, in which of its modules, with arguments of which shapes: seen in one call of it."""
+"""Record which operators the modules of a model call, and with which shapes, during one call of the model."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,12 +8,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 SITE = "site "
-"""Before the number of a module, in the place of the name of kernels."""
+"""Prefix of a module's number, passed instead of the name of kernels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """`shapes` are of the tensors among the arguments, without a mask; `causal` is attention's."""
+    """One recorded call. `shapes` are those of the tensor arguments except a mask; `causal` applies to attention."""
 
     site: int
     operation: str
@@ -23,7 +23,7 @@ class Seen:
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is entered, operators whose kernels are named `site N` are noted, and computed by torch."""
+    """While entered, record operators whose kernels are named `site N`, and compute them with torch."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -36,8 +36,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
     def _note(self, operation: str, args: tuple[Any, ...]) -> None:
-        given = args[:3] if operation == "attention" else args
-        tensors = [one for one in given if isinstance(one, Tensor)]
+        operands = args[:3] if operation == "attention" else args
+        tensors = [one for one in operands if isinstance(one, Tensor)]
         shapes = tuple(tuple(int(size) for size in one.shape) for one in tensors)
         causal = operation == "attention" and bool(args[5])
         self.seen.append(Seen(int(args[-1].removeprefix(SITE)), operation, tensors[0].dtype, shapes, causal))

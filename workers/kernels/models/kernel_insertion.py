@@ -1,4 +1,4 @@
-"""Puts kernels into a model where they were measured to be faster than what the model computes by itself."""
+"""Insert kernels into a model's modules where they were measured to be faster than the modules' own code."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ from workers.optimizers.pass_context import Sample
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A module that computes what kernels have."""
+    """A module that computes an operation of kernels."""
 
     name: str
     module: nn.Module
@@ -30,40 +30,41 @@ class Site:
 
 @dataclass(slots=True)
 class Fitted:
-    """`chosen` has the measurement by the module's name and operation; `left` why others stayed as they are."""
+    """`chosen`: (module name, operation) to measurement. `left`: why other modules are unchanged."""
 
     chosen: dict[tuple[str, str], Measured] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """`rmsnorm in 5 modules by cpu, 2.31 times as fast (2.10 to 2.52)`; the interval is of the least gain."""
-        told = []
+        """Format e.g. `rmsnorm in 5 modules by cpu, 2.31 times as fast (2.10 to 2.52)`, with the smallest gain."""
+        parts = []
         for (operation, kernels), number in Counter((o, m.kernels) for (_, o), m in self.chosen.items()).items():
             least = min(
                 (m for (_, o), m in self.chosen.items() if (o, m.kernels) == (operation, kernels)),
                 key=lambda m: m.speedup,
             )
             gain = f"{least.speedup:.2f} times as fast ({least.low:.2f} to {least.high:.2f})"
-            told.append(f"{operation} in {number} module{'s' if number > 1 else ''} by {kernels}, {gain}")
-        return "; ".join(told)
+            parts.append(f"{operation} in {number} module{'s' if number > 1 else ''} by {kernels}, {gain}")
+        return "; ".join(parts)
 
 
 def find(model: nn.Module) -> tuple[list[Site], dict[str, str]]:
-    """Modules that compute what kernels have, and why others that look like it are left. A module inside of one that is
-    found whole, as the activation of a gated layer, is part of it.
+    """Find the modules that compute an operation of kernels, and why similar modules do not qualify.
+
+    A module inside a recognised one, such as the activation of a gated layer, is part of that one.
     """
     sites, left, inside = [], dict[str, str](), set[int]()
     for name, module in model.named_modules():
         if id(module) in inside:
             continue
         try:
-            found = _forms(module)
+            forms = _forms(module)
         except Unlike as e:
             left[name] = str(e)
             continue
-        if found:
-            sites.append(Site(name, module, tuple(found)))
-            if found[0].operation == "swiglu":
+        if forms:
+            sites.append(Site(name, module, tuple(forms)))
+            if forms[0].operation == "swiglu":
                 inside |= {id(child) for child in module.modules()}
     return sites, left
 
@@ -71,22 +72,22 @@ def find(model: nn.Module) -> tuple[list[Site], dict[str, str]]:
 def _forms(module: nn.Module) -> list[Form]:
     if module_swap.swapped(module):
         return []
-    if found := attention_patch.forms_of(module):
+    if forms := attention_patch.forms_of(module):
         module_forms.require_untouched(module)
-        return found
+        return forms
     form = module_forms.form_of(module)
     return [form] if form else []
 
 
 def record(model: nn.Module, sites: Sequence[Site], sample: Sample, device: torch.device) -> list[Seen]:
-    """What one call of the model asks of each site; the model is as it was afterwards."""
+    """Record the calls of each site during one call of the model, and restore the model afterwards."""
     for number, site in enumerate(sites):
         put(site, {form.operation: f"{SITE}{number}" for form in site.forms}, device)
     try:
         recorder = Recorder()
         with torch.no_grad(), unchanged(model), recorder:
-            given = sample.copy()
-            model(*given.args, **given.kwargs)
+            inputs = sample.copy()
+            model(*inputs.args, **inputs.kwargs)
     finally:
         for site in sites:
             module_swap.take_out(site.module)
@@ -94,7 +95,7 @@ def record(model: nn.Module, sites: Sequence[Site], sample: Sample, device: torc
 
 
 def put(site: Site, kernels: dict[str, str], device: torch.device) -> None:
-    """`kernels` by operation. Raises TypeError where Python does not let the module's class be exchanged."""
+    """Insert `kernels` (operation to name). Raises TypeError if Python cannot change the module's class."""
     if site.forms[0].operation in ("apply_rope", "attention"):
         module_swap.rebind(site.module, tuple(sorted(kernels.items())))
     else:
@@ -110,23 +111,25 @@ def fit(
     compiled: bool = False,
     measured: Iterable[Measured] | None = None,
 ) -> Fitted:
-    """Swap what was measured to be faster, in the model itself. `measured` (None: what is stored for this device and
-    this software) must say so of every call that the sample makes of a module, and with `learns` of its gradient.
+    """Insert, into the model itself, the kernels that were measured to be faster.
+
+    `measured` (None: stored measurements for this device and software) must show a gain for every call that the sample
+    makes of a module, and, with `learns`, for its gradient.
     """
     sites, left = find(model)
     fitted, calls = Fitted(left=left), dict[int, list[Seen]]()
-    for seen in record(model, sites, sample, device):
-        calls.setdefault(seen.site, []).append(seen)
+    for call in record(model, sites, sample, device):
+        calls.setdefault(call.site, []).append(call)
     book = _Book(device, learns, compiled, measured)
     for number, site in enumerate(sites):
         chosen = {}
         for form in site.forms:
-            asked = [seen for seen in calls.get(number, []) if seen.operation == form.operation]
-            found = book.best(asked) if asked else "the sample does not call it"
-            if isinstance(found, Measured):
-                chosen[form.operation] = found
+            form_calls = [call for call in calls.get(number, []) if call.operation == form.operation]
+            best = book.best(form_calls) if form_calls else "the sample does not call it"
+            if isinstance(best, Measured):
+                chosen[form.operation] = best
             else:
-                fitted.left[f"{site.name} ({form.operation})"] = found
+                fitted.left[f"{site.name} ({form.operation})"] = best
         if chosen:
             put(site, {operation: one.kernels for operation, one in chosen.items()}, device)
             fitted.chosen |= {(site.name, operation): one for operation, one in chosen.items()}
@@ -134,18 +137,18 @@ def fit(
 
 
 def restore(model: nn.Module) -> int:
-    """Take all kernels out: every module computes what it did before, to the bit. Returns how many modules had some."""
+    """Remove all kernels, so that modules compute bit for bit as before. Return the number of modules changed."""
     return sum(module_swap.take_out(module) for module in list(model.modules()))
 
 
-def situation(seen: Seen, kind: str, *, gradient: bool = False, compiled: bool = False) -> Situation:
-    shapes = (*seen.shapes, ())
-    told = shape_class(seen.operation, *shapes[:2])
-    return Situation(kind, seen.operation, name_of(seen.dtype), told, gradient, compiled)
+def situation(call: Seen, kind: str, *, gradient: bool = False, compiled: bool = False) -> Situation:
+    shapes = (*call.shapes, ())
+    size_class = shape_class(call.operation, *shapes[:2])
+    return Situation(kind, call.operation, name_of(call.dtype), size_class, gradient, compiled)
 
 
 class _Book:
-    """Measurements, and what they say of calls."""
+    """Measurements, and the best kernels for calls according to them."""
 
     def __init__(self, device: torch.device, learns: bool, compiled: bool, measured: Iterable[Measured] | None):
         self.kind, self.learns, self.compiled = kind_of(device), learns, compiled
@@ -157,25 +160,28 @@ class _Book:
             if one.situation.kind == self.kind and software.get(one.kernels) == one.software
         }
 
-    def best(self, asked: list[Seen]) -> Measured | str:
-        """The measurement of the fastest kernels, the slowest of its calls; or why there are none."""
-        found, reasons = [], []
+    def best(self, calls: list[Seen]) -> Measured | str:
+        """Return the measurement of the fastest kernels, for their slowest call, or the reason for using none."""
+        measurements, reasons = [], []
         for name in sorted({kernels for _, kernels in self.last}):
-            said = [self._of(seen, name) for seen in asked]
-            gains = [one for one in said if isinstance(one, Measured)]
-            if len(gains) == len(said):
-                found.append(min(gains, key=lambda one: one.speedup))
+            results = [self._of(call, name) for call in calls]
+            gains = [one for one in results if isinstance(one, Measured)]
+            if len(gains) == len(results):
+                measurements.append(min(gains, key=lambda one: one.speedup))
             else:
-                reasons += [f"{name}: {one}" for one in said if isinstance(one, str)]
-        if found:
-            return max(found, key=lambda one: one.speedup)
-        return "; ".join(dict.fromkeys(reasons)) or "nothing is measured on this device: `polyfleet kernels tune`"
+                reasons += [f"{name}: {one}" for one in results if isinstance(one, str)]
+        if measurements:
+            return max(measurements, key=lambda one: one.speedup)
+        return (
+            "; ".join(dict.fromkeys(reasons))
+            or "nothing has been measured on this device: run `polyfleet kernels tune`"
+        )
 
-    def _of(self, seen: Seen, name: str) -> Measured | str:
-        wanted = [situation(seen, self.kind, compiled=self.compiled)]
-        wanted += [situation(seen, self.kind, gradient=True)] if self.learns else []
-        lines = [self.last.get((one, name)) for one in wanted]
-        for line, about in zip(lines, wanted, strict=True):
+    def _of(self, call: Seen, name: str) -> Measured | str:
+        situations = [situation(call, self.kind, compiled=self.compiled)]
+        situations += [situation(call, self.kind, gradient=True)] if self.learns else []
+        lines = [self.last.get((one, name)) for one in situations]
+        for line, about in zip(lines, situations, strict=True):
             case = " inside torch.compile" if about.compiled else " with its gradient" if about.gradient else ""
             if line is None:
                 return f"not measured{case} for {about.shapes}"

@@ -1,4 +1,4 @@
-"""Measures kernels on exactly the calls that a model makes of its modules."""
+"""Measure kernels on exactly the calls that a model makes of its modules."""
 
 import torch
 from torch import nn
@@ -12,9 +12,9 @@ from workers.optimizers.pass_context import Sample
 
 
 def measure_calls(model: nn.Module, sample: Sample, device: torch.device, *, compiled: bool = False) -> list[Measured]:
-    """Every implementation that computes on the device, on each call of a size that one call of the model makes."""
+    """Measure every implementation of the device for each size that occurs in one call of the model."""
     sites, _ = kernel_insertion.find(model)
-    seen = kernel_insertion.record(model, sites, sample, device)
-    wishes = dict.fromkeys((Probe(one.operation, one.shapes, one.causal), one.dtype) for one in seen)
+    calls = kernel_insertion.record(model, sites, sample, device)
+    cases = dict.fromkeys((Probe(one.operation, one.shapes, one.causal), one.dtype) for one in calls)
     kernels = [one for name, one in candidates(device).items() if name != REFERENCE]
-    return measure(list(wishes), kernels, device, compiled=compiled)
+    return measure(list(cases), kernels, device, compiled=compiled)

@@ -1,6 +1,7 @@
-"""What a module computes, found out by running it: names and sources tell too little (transformers has 206 classes of
-RMS norms in 37 forms). A module that answers probes as an operation does, in float32 and in shorter dtypes, has its
-form.
+"""Find out what a module computes by running it.
+
+Names and sources are not enough (transformers has 206 classes of RMS norms in 37 forms). A module has the form of an
+operation if it returns the same results for test inputs, in float32 and in shorter dtypes.
 """
 
 import copy
@@ -19,14 +20,16 @@ from workers.kernels import create
 SHORTER = (torch.bfloat16, torch.float16)
 USUAL_EPS = (1e-6, 1e-5, 1e-8, 1e-12, torch.finfo(torch.float32).eps)
 DIFFERING = 0.05
-"""Share of a shorter dtype's values that may differ by a unit in the last place: sums are added in other orders."""
+"""Share of values in a shorter dtype that may differ by one unit in the last place: sums have another order."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """`names` are the module's own: of weight and bias, "" for none, or of gate, up and down. `dtypes` were tried, with
-    weights in the dtype of the rows; `options` are the operation's.
+    """The operation that a module computes.
+
+    `names` are the module's attributes for weight and bias ("" for none), or for gate, up and down. `dtypes` were
+    tested, with weights in the dtype of the rows; `options` are those of the operation.
     """
 
     operation: str
@@ -36,11 +39,11 @@ class Form:
 
 
 class Unlike(Exception):
-    """Raised for a module that looks like an operation and is not to be swapped; its text is the reason."""
+    """Raised for a module that resembles an operation but must not be replaced; its text is the reason."""
 
 
 def form_of(module: nn.Module) -> Form | None:
-    """None for a module that does not look like any operation. Raises Unlike with the reason for one that does."""
+    """Return the form of a module, or None if it resembles no operation. Raises Unlike if it must not be replaced."""
     if not _looks_like_one(module):
         return None
     require_untouched(module)
@@ -71,7 +74,7 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def require_untouched(module: nn.Module) -> None:
-    """Raises Unlike for what a swap would change the meaning of."""
+    """Raise Unlike if replacing the module would change its behaviour."""
     if "forward" in vars(module):
         raise Unlike("its forward was replaced")
     for part in module.modules():
@@ -90,26 +93,26 @@ def require_untouched(module: nn.Module) -> None:
 
 
 def _norm(module: nn.Module) -> Form:
-    """Tried with weights drawn at random: those of a fresh model are all one, and hide whether one is added to them."""
-    mine = _with_drawn_weights(module)
-    own = [name for name, _ in mine.named_parameters()]
-    width = len(next(mine.parameters())) if own else _told_width(module)
+    """Test with random weights: those of a new model are all 1, which would hide an offset that is added to them."""
+    module_copy = _with_drawn_weights(module)
+    parameter_names = [name for name, _ in module_copy.named_parameters()]
+    width = len(next(module_copy.parameters())) if parameter_names else _told_width(module)
     x = _probe(width)
-    answer = _answer(mine, x)
-    for operation, names, options in _norms(module, own):
-        if _close(answer, _reference(operation, mine, x, names, options), 2e-5):
-            return _rounded(mine, operation, names, options, x)
-    raise Unlike("it computes none of the norms that kernels have")
+    output = _answer(module_copy, x)
+    for operation, names, options in _norms(module, parameter_names):
+        if _close(output, _reference(operation, module_copy, x, names, options), 2e-5):
+            return _rounded(module_copy, operation, names, options, x)
+    raise Unlike("it does not compute a norm that kernels implement")
 
 
 def _told_width(module: nn.Module) -> int:
-    """Of a norm without weights: what torch's say, or any, where any is taken."""
+    """Return the width of a norm without weights: its `normalized_shape`, or any if it accepts any."""
     shape = getattr(module, "normalized_shape", (64,))
     return int(shape[-1]) if isinstance(shape, tuple | list) and shape else 64
 
 
 def _norms(module: nn.Module, own: list[str]) -> Iterator[tuple[str, tuple[str, ...], dict[str, Any]]]:
-    """Operations with the names of weight and bias, and options."""
+    """Iterate over possible (operation, names of weight and bias, options)."""
     for eps in _eps_of(module):
         for weight in [*own, ""] if len(own) < 2 else own:
             others = [name for name in own if name != weight]
@@ -121,26 +124,27 @@ def _norms(module: nn.Module, own: list[str]) -> Iterator[tuple[str, tuple[str, 
 
 
 def _eps_of(module: nn.Module) -> list[float]:
-    """Small numbers that the module has, then the usual ones."""
+    """Return candidates for eps: small numbers among the module's attributes, then the usual values."""
     own = [v for v in vars(module).values() if isinstance(v, float) and 0 < v <= 1e-2]
     return list(dict.fromkeys([*own, *USUAL_EPS]))
 
 
-def _rounded(mine: nn.Module, operation: str, names: tuple[str, ...], options: dict[str, Any], x: Tensor) -> Form:
-    """The form, with the dtypes in which it holds, and how an RMS norm rounds in them."""
+def _rounded(module: nn.Module, operation: str, names: tuple[str, ...], options: dict[str, Any], x: Tensor) -> Form:
+    """Return the form with the dtypes in which it was confirmed, and how an RMS norm rounds in them."""
     dtypes, rounding = [torch.float32], None
     for dtype in SHORTER:
-        short, given = copy.deepcopy(mine).to(dtype), x[:, :4].to(dtype)
+        short, rows = copy.deepcopy(module).to(dtype), x[:, :4].to(dtype)
         try:
-            answer = _answer(short, given)
+            output = _answer(short, rows)
         except Unlike:
             continue
-        ways = (False, True) if operation == "rmsnorm" and names[0] else (False,)
+        choices = (False, True) if operation == "rmsnorm" and names[0] else (False,)
         shares = {
-            way: _differing(answer, _reference(operation, short, given, names, _with(options, way))) for way in ways
+            choice: _differing(output, _reference(operation, short, rows, names, _with(options, choice)))
+            for choice in choices
         }
-        best = min(shares, key=lambda way: shares[way])
-        if answer.dtype == dtype and shares[best] <= DIFFERING and rounding in (None, best):
+        best = min(shares, key=lambda choice: shares[choice])
+        if output.dtype == dtype and shares[best] <= DIFFERING and rounding in (None, best):
             dtypes.append(dtype)
             rounding = best
     return Form(operation, tuple(dtypes), names, _with(options, bool(rounding)))
@@ -151,16 +155,16 @@ def _with(options: dict[str, Any], rounding: bool) -> dict[str, Any]:
 
 
 def _with_drawn_weights(module: nn.Module) -> nn.Module:
-    mine = copy.deepcopy(module).cpu().float().eval()
+    module_copy = copy.deepcopy(module).cpu().float().eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for value in mine.parameters():
+        for value in module_copy.parameters():
             value.copy_(torch.randn(value.shape, generator=generator))
-    return mine
+    return module_copy
 
 
 def _probe(width: int) -> Tensor:
-    """Rows with a mean that is not 0; the last are so small that eps counts."""
+    """Return rows with a mean other than 0. The last ones are so small that eps matters."""
     x = torch.randn(2, 6, width, generator=torch.Generator().manual_seed(1)) + 0.5
     return torch.cat((x[:, :4], x[:, 4:] * 1e-3), 1)
 
@@ -171,32 +175,34 @@ def _exact() -> Any:
 
 
 def _reference(operation: str, module: nn.Module, x: Tensor, names: tuple[str, ...], options: dict[str, Any]) -> Tensor:
-    given = [getattr(module, name) if name else None for name in names]
+    vectors = [getattr(module, name) if name else None for name in names]
     with torch.no_grad():
-        answer: Tensor = getattr(_exact(), operation)(x, *(given[:1] if operation == "rmsnorm" else given), **options)
-    return answer
+        result: Tensor = getattr(_exact(), operation)(
+            x, *(vectors[:1] if operation == "rmsnorm" else vectors), **options
+        )
+    return result
 
 
-# What has no weights, and gated layers
+# Modules without weights, and gated layers
 
 
 def _activation(module: nn.Module) -> Form | None:
     x = _probe(16) * 3
     dtypes = []
     for dtype in (torch.float32, *SHORTER):
-        given = x.to(dtype)
+        rows = x.to(dtype)
         try:
-            answer = _answer(module, given)
+            output = _answer(module, rows)
         except Unlike:
             return None
-        want = F.silu(given)
-        if _close(answer, want, 1e-5) if dtype == torch.float32 else _differing(answer, want) <= DIFFERING:
+        expected = F.silu(rows)
+        if _close(output, expected, 1e-5) if dtype == torch.float32 else _differing(output, expected) <= DIFFERING:
             dtypes.append(dtype)
     return Form("silu", tuple(dtypes)) if torch.float32 in dtypes else None
 
 
 def _gated(module: nn.Module) -> Form:
-    """Run as it is, in its own dtype: a copy of its weights could be large."""
+    """Test the module itself in its own dtype, because a copy of its weights could be large."""
     linear = {name: child for name, child in module.named_children() if _is_linear(child)}
     if any(isinstance(child, nn.modules.dropout._DropoutNd) and child.p for child in module.children()):
         raise Unlike("it drops values at random")
@@ -207,16 +213,16 @@ def _gated(module: nn.Module) -> Form:
         x = x.to(weight.device)
         try:
             with torch.no_grad():
-                want = linear[down](F.silu(linear[gate](x)) * linear[up](x))
+                expected = linear[down](F.silu(linear[gate](x)) * linear[up](x))
         except RuntimeError as e:
-            raise Unlike(f"its products take no rows in {weight.dtype}") from e
-        if _close(_answer(module, x), want, 1e-5 if weight.dtype == torch.float32 else 2e-2):
+            raise Unlike(f"its products do not accept rows in {weight.dtype}") from e
+        if _close(_answer(module, x), expected, 1e-5 if weight.dtype == torch.float32 else 2e-2):
             return Form("swiglu", (torch.float32, *SHORTER), (gate, up, down))
-    raise Unlike("it computes no gated layer with SiLU")
+    raise Unlike("it is not a gated layer with SiLU")
 
 
 def _roles(sizes: dict[str, tuple[int, int]]) -> Iterator[tuple[str, str, str]]:
-    """Which of three products may be gate, up and down, by their sizes."""
+    """Iterate over the assignments of three linear layers to gate, up and down that their sizes allow."""
     for down, (hidden, _) in sizes.items():
         first = [name for name, (_, out) in sizes.items() if name != down and out == hidden]
         if len(first) == 2 and sizes[first[0]] == sizes[first[1]]:
@@ -228,32 +234,32 @@ def _roles(sizes: dict[str, tuple[int, int]]) -> Iterator[tuple[str, str, str]]:
 
 
 def _answer(module: nn.Module, x: Tensor) -> Tensor:
-    """What it answers, the same twice, in the shape of `x`'s rows. Raises Unlike for anything else."""
+    """Call the module twice and return its output. Raises Unlike unless it returns rows, the same both times."""
     forward: Callable[..., Any] = module.forward
     try:
         with torch.no_grad():
             first, second = forward(x.clone()), forward(x.clone())
-    except Exception as e:  # whatever a stranger's forward raises
-        raise Unlike(f"it does not take rows alone: {type(e).__name__}") from e
+    except Exception as e:  # a user's forward may raise anything
+        raise Unlike(f"it cannot be called with rows alone: {type(e).__name__}") from e
     if not isinstance(first, Tensor) or first.shape[:-1] != x.shape[:-1]:
-        raise Unlike("it does not answer with rows")
+        raise Unlike("it does not return rows")
     if not torch.equal(first, second):
-        raise Unlike("it answers the same call in two ways")
+        raise Unlike("it returns different results for the same call")
     return first
 
 
-def _close(have: Tensor, want: Tensor, relative: float) -> bool:
-    if have.shape != want.shape or have.dtype != want.dtype:
+def _close(actual: Tensor, expected: Tensor, relative: float) -> bool:
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return False
-    least = relative * float(want.abs().max())
-    return bool(((have - want).abs().double() <= relative * want.abs().double() + least * 0.1).all())
+    least = relative * float(expected.abs().max())
+    return bool(((actual - expected).abs().double() <= relative * expected.abs().double() + least * 0.1).all())
 
 
-def _differing(have: Tensor, want: Tensor) -> float:
-    """The share of values that are not the same; all, if one is more than two units off or of another dtype."""
-    if have.shape != want.shape or have.dtype != want.dtype:
+def _differing(actual: Tensor, expected: Tensor) -> float:
+    """Return the share of values that differ; 1 if any differs by more than two units or the dtype differs."""
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return 1.0
-    unit = torch.finfo(have.dtype).eps
-    off = (have.double() - want.double()).abs()
-    limit = 2 * unit * want.double().abs() + torch.finfo(have.dtype).tiny
-    return 1.0 if bool((off > limit).any()) else float((off > 0).double().mean())
+    unit = torch.finfo(actual.dtype).eps
+    errors = (actual.double() - expected.double()).abs()
+    limit = 2 * unit * expected.double().abs() + torch.finfo(actual.dtype).tiny
+    return 1.0 if bool((errors > limit).any()) else float((errors > 0).double().mean())

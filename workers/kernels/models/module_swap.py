@@ -1,5 +1,7 @@
-"""A module with kernels is of a class of its own, made of its former class: parameters, names and ties are untouched,
-and taking the kernels out gives the former class back. No other module changes, whatever their common class.
+"""Change the class of a single module to a subclass that calls kernels.
+
+Parameters, names and ties do not change, and removing the kernels restores the original class. Other modules of the
+same class are not affected.
 """
 
 from typing import Any
@@ -13,17 +15,17 @@ from workers.kernels.models.module_forms import Form
 
 FORM, KERNELS, DEVICE = "_kernel_form", "_kernel_name", "_kernel_device"
 TORCHS = (nn.LayerNorm, nn.RMSNorm, nn.SiLU)
-"""Whose dtypes under autocast our operators have too."""
+"""Classes whose dtypes under autocast are the same as our operators'."""
 
 
 def rebind(module: nn.Module, key: Key) -> None:
-    """Let the module's forward see functions that call kernels: `key` names operations, and the kernels for each."""
+    """Let the module's forward use functions that call kernels. `key`: (operation, name of its kernels) pairs."""
     module.__class__ = _class_of(type(module), key)
 
 
 def swap(module: nn.Module, form: Form, kernels: str, device: torch.device) -> None:
-    """Let `kernels` compute what `form` says, for tensors on `device`. Raises TypeError where Python does not let a
-    class be exchanged.
+    """Let `kernels` compute the operation of `form` for tensors on `device`. Raises TypeError if Python cannot change
+    the module's class.
     """
     module.__class__ = _class_of(type(module), form.operation)
     vars(module).update({FORM: form, KERNELS: kernels, DEVICE: device})
@@ -34,7 +36,7 @@ def swapped(module: nn.Module) -> bool:
 
 
 def take_out(module: nn.Module) -> bool:
-    """Whether there was something to take out."""
+    """Remove the kernels of a module. Return whether it had any."""
     if not swapped(module):
         return False
     module.__class__ = type(module).__bases__[1]
@@ -44,23 +46,23 @@ def take_out(module: nn.Module) -> bool:
 
 
 class _Kernels(nn.Module):
-    """Whatever was not tried (other dtypes, devices, arguments, autocast) is computed as before."""
+    """Mixin of modules with kernels. Untested cases (other dtypes, devices, arguments, autocast) run as before."""
 
-    def forward(self, *given: Any, **named: Any) -> Any:
-        if named or len(given) != 1 or not _is_known(self, given[0]):
-            return super().forward(*given, **named)
-        return self._compute(given[0], getattr(self, FORM), getattr(self, KERNELS))
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs or len(args) != 1 or not _is_known(self, args[0]):
+            return super().forward(*args, **kwargs)
+        return self._compute(args[0], getattr(self, FORM), getattr(self, KERNELS))
 
     def _compute(self, x: Tensor, form: Form, kernels: str) -> Tensor:
         raise NotImplementedError
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Classes that are made here have no place in a module: pickle and deepcopy get what they are made of."""
+        """Let pickle and deepcopy rebuild the class, because classes made here cannot be imported by name."""
         return _rebuilt, (type(self).__bases__[1], getattr(self, FORM).operation), self.__dict__.copy()
 
     def extra_repr(self) -> str:
-        told = super().extra_repr()
-        return f"{told}{', ' if told else ''}kernels={getattr(self, KERNELS)!r}"
+        text = super().extra_repr()
+        return f"{text}{', ' if text else ''}kernels={getattr(self, KERNELS)!r}"
 
 
 class _RMSNorm(_Kernels):
@@ -82,12 +84,12 @@ class _SiLU(_Kernels):
 class _SwiGLU(_Kernels):
     def _compute(self, x: Tensor, form: Form, kernels: str) -> Tensor:
         gate, up, down = (getattr(self, name) for name in form.names)
-        answer: Tensor = down(operators.swiglu(gate(x), up(x), kernels=kernels))
-        return answer
+        output: Tensor = down(operators.swiglu(gate(x), up(x), kernels=kernels))
+        return output
 
 
 class _Rebound(nn.Module):
-    """Its forward is made by attention_patch.py; `_key` tells of which functions."""
+    """Mixin of modules whose forward attention_patch.py made. `_key` lists the replaced functions."""
 
     _key: Key = ()
 
@@ -95,8 +97,8 @@ class _Rebound(nn.Module):
         return _rebuilt, (type(self).__bases__[1], self._key), self.__dict__.copy()
 
     def extra_repr(self) -> str:
-        told = ", ".join([super().extra_repr(), *(f"{operation}={kernels!r}" for operation, kernels in self._key)])
-        return told.removeprefix(", ")
+        text = ", ".join([super().extra_repr(), *(f"{operation}={kernels!r}" for operation, kernels in self._key)])
+        return text.removeprefix(", ")
 
 
 _MIXINS = {"rmsnorm": _RMSNorm, "layernorm": _LayerNorm, "silu": _SiLU, "swiglu": _SwiGLU}
@@ -106,9 +108,7 @@ _MADE: dict[tuple[type, str | Key], type[nn.Module]] = {}
 
 
 def _class_of(base: type[nn.Module], what: str | Key) -> type[nn.Module]:
-    """One for all modules of a class, as torch.compile's guards want it: of an operation, or a forward that sees
-    others.
-    """
+    """Return the subclass of `base` for an operation or a key, one for all modules, as torch.compile's guards need."""
     if (base, what) not in _MADE:
         about: dict[str, Any] = {"__module__": base.__module__, "__doc__": base.__doc__}
         mixin: type[nn.Module] = _Rebound
@@ -122,8 +122,8 @@ def _class_of(base: type[nn.Module], what: str | Key) -> type[nn.Module]:
 
 def _rebuilt(base: type[nn.Module], what: str | Key) -> nn.Module:
     cls = _class_of(base, what)
-    made: nn.Module = cls.__new__(cls)
-    return made
+    module: nn.Module = cls.__new__(cls)
+    return module
 
 
 def _named(module: nn.Module, name: str) -> Tensor | None:
@@ -131,7 +131,7 @@ def _named(module: nn.Module, name: str) -> Tensor | None:
 
 
 def _is_known(module: nn.Module, x: Any) -> bool:
-    """Whether the form was tried for such an argument."""
+    """Return whether the form was tested for such an argument."""
     form: Form = getattr(module, FORM)
     if not isinstance(x, Tensor) or x.dtype not in form.dtypes or x.device != getattr(module, DEVICE):
         return False

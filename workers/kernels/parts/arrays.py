@@ -1,8 +1,7 @@
-"""What callers may give: torch tensors, NumPy arrays, arrays of any library with DLPack, and our own that stay on a
-device.
+"""Accept arrays of callers: torch tensors, NumPy arrays, arrays with DLPack, and our own that stay on a device.
 
-Inside all are torch tensors: a view of the same memory, not a copy. What lies in a driver's own memory is a tensor on
-torch's meta device there, which has a shape and no values, beside the driver's buffer.
+Internally all are torch tensors that share the memory, without a copy. An array in a driver's own memory is represented
+by a tensor on torch's meta device, which has a shape but no values, and the driver's buffer.
 """
 
 from collections.abc import Callable
@@ -25,8 +24,9 @@ Back = Callable[[Tensor], Any]
 
 
 class Resident:
-    """A contiguous array in the own memory of a driver, which torch cannot see. Methods of the kernels that made it
-    take it as they take a tensor, and answer with one where they are given one.
+    """A contiguous array in a driver's own memory, which torch cannot access.
+
+    Methods of the kernels that made it accept it like a tensor, and return a Resident for a Resident.
     """
 
     def __init__(self, owner: "KernelBackend", shape: torch.Size, dtype: torch.dtype, buffer: Any):
@@ -51,8 +51,8 @@ class Resident:
 
 @dataclass(slots=True, eq=False)
 class Operand:
-    """One array of a call, under the name of its parameter. `back` makes of a tensor what the caller gets; an output
-    may be `given`.
+    """One array of a call. `name` is its parameter; `back` converts a tensor to the caller's type; `given`: it is an
+    output that the caller passed.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Operand:
 
 
 def operand(name: str, value: Any) -> Operand:
-    """Raises UserError for what is no array, or one whose memory or dtype torch cannot describe."""
+    """Convert an array to an Operand. Raises UserError for other objects, and for memory or dtypes torch cannot use."""
     if isinstance(value, Tensor):
         return Operand(name, _plain(name, value))
     if isinstance(value, Resident):
@@ -75,24 +75,24 @@ def operand(name: str, value: Any) -> Operand:
         return Operand(name, _of_numpy(name, value), back=_to_numpy)
     if hasattr(value, "__dlpack__"):
         return Operand(name, _of_dlpack(name, value), back=_to_library(value))
-    given = type(value).__name__
-    raise UserError(f"{name} is a {given}", "give a torch tensor, a NumPy array, or an array with __dlpack__")
+    type_name = type(value).__name__
+    raise UserError(f"{name} is a {type_name}", "pass a torch tensor, a NumPy array, or an array with __dlpack__")
 
 
 def _plain(name: str, value: Tensor) -> Tensor:
-    """Gradients are the operators' work: what is called here would drop them without a word."""
+    """Check a tensor. One that needs gradients is refused: only the operators support them."""
     if value.layout is not torch.strided or value.is_nested:
-        raise UserError(f"{name} is a tensor of layout {value.layout}", "give a dense tensor: x.to_dense()")
+        raise UserError(f"{name} is a tensor of layout {value.layout}", "pass a dense tensor: x.to_dense()")
     if value.requires_grad and torch.is_grad_enabled():
         raise UserError(
-            f"{name} needs gradients, which this method does not give",
+            f"{name} needs gradients, which this method does not support",
             "call the operators of workers.kernels.operators, or call under torch.no_grad()",
         )
     return value.resolve_neg() if value.is_neg() else value
 
 
 def _of_numpy(name: str, value: "np.ndarray[Any, Any]") -> Tensor:
-    """A view where torch can have one. NumPy has no bfloat16 of its own: ml_dtypes' is taken, by its name."""
+    """Make a tensor that shares the memory if torch can. NumPy lacks bfloat16: ml_dtypes' is recognised by name."""
     plain = value
     if not value.flags.writeable or any(stride < 0 for stride in value.strides) or not value.dtype.isnative:
         plain = np.array(value, dtype=value.dtype.newbyteorder("="))
@@ -101,7 +101,7 @@ def _of_numpy(name: str, value: "np.ndarray[Any, Any]") -> Tensor:
             return torch.from_numpy(plain.view(np.uint16)).view(torch.bfloat16)
         return torch.from_numpy(plain)
     except (TypeError, ValueError) as e:
-        raise UserError(f"{name} is an array that torch cannot take: {e}", "convert it to float32 first") from e
+        raise UserError(f"{name} is an array that torch cannot convert: {e}", "convert it to float32 first") from e
 
 
 def _to_numpy(tensor: Tensor) -> "np.ndarray[Any, Any]":
@@ -117,11 +117,11 @@ def _of_dlpack(name: str, value: Any) -> Tensor:
     try:
         return torch.utils.dlpack.from_dlpack(value)
     except (RuntimeError, TypeError, ValueError, BufferError) as e:
-        raise UserError(f"{name} is an array that torch cannot take: {e}", "give a torch tensor or NumPy array") from e
+        raise UserError(f"{name} is an array that torch cannot convert: {e}", "pass a tensor or a NumPy array") from e
 
 
 def _to_library(like: Any) -> Back:
-    """As an array of the library that `like` comes from, by the array API standard's `from_dlpack`."""
+    """Return a function that converts tensors to the library of `like`, by the array API's `from_dlpack`."""
 
     def back(tensor: Tensor) -> Any:
         if not hasattr(like, "__array_namespace__"):

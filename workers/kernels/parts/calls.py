@@ -1,6 +1,4 @@
-"""One call of an operation: its arrays are taken, checked and laid out here, so that hooks get contiguous arrays
-only.
-"""
+"""One call of an operation: check its arrays and make them contiguous for the hooks."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Call:
-    """Arrays are taken in the order of the parameters: the first says the dtype, and what type the answer has."""
+    """Arrays are passed to `take` in the order of parameters: the first determines the dtype and the result's type."""
 
     __slots__ = ("_answer", "_copies", "_exports", "kernels", "taken")
 
@@ -29,62 +27,64 @@ class Call:
         self._copies: list[tuple[Tensor, Tensor]] = []
         self._exports: list[tuple[Any, Tensor]] = []
 
-    # What is given
+    # Arrays of the caller
 
     def take(self, name: str, value: Any, dims: int, also: Sequence[torch.dtype] = ()) -> Operand:
         """An input of at least `dims` dimensions, in the dtype of the first or one of `also`. Raises UserError."""
         one = operand(name, value)
         tensor = one.tensor
         if tensor.dim() < dims:
-            raise UserError(f"{name} has {tensor.dim()} dimensions", f"give at least {dims}: {shape_told(tensor)}")
+            raise UserError(f"{name} has {tensor.dim()} dimensions", f"pass at least {dims}: {shape_told(tensor)}")
         self._require_dtype(one, also)
         self._require_here(one, value)
         self.taken.append(one)
         return one
 
     def vector(self, name: str, value: Any, length: int) -> Operand | None:
-        """A weight or bias [length], in the dtype of the first or in float32."""
+        """Check a weight or bias [length], in the dtype of the first array or in float32."""
         if value is None:
             return None
         one = self.take(name, value, 1, (torch.float32,))
         if one.tensor.shape != (length,):
-            raise UserError(f"{name} has shape {shape_told(one.tensor)}", f"give [{length}], as the rows have columns")
+            raise UserError(
+                f"{name} has shape {shape_told(one.tensor)}", f"pass [{length}], the number of columns of the rows"
+            )
         return one
 
     def output(
         self, value: Any, shape: Sequence[int], may_be: Sequence[Operand] = (), dtype: torch.dtype | None = None
     ) -> Operand:
-        """Where a result goes: new memory, or `value`, which may be exactly one of `may_be` and else overlaps
-        nothing.
-        """
+        """Return the output: new memory, or `value`, which may be one of `may_be` but must not overlap other arrays."""
         first = self.taken[0]
-        wanted = torch.Size(shape), dtype or first.tensor.dtype
+        expected = torch.Size(shape), dtype or first.tensor.dtype
         if value is None:
             if first.buffer is not None:
-                made = self.kernels._empty(*wanted)
-                return Operand("out", made.like, made.buffer, lambda _: made)
-            return Operand("out", torch.empty(wanted[0], dtype=wanted[1], device=first.tensor.device), None, first.back)
+                resident = self.kernels._empty(*expected)
+                return Operand("out", resident.like, resident.buffer, lambda _: resident)
+            return Operand(
+                "out", torch.empty(expected[0], dtype=expected[1], device=first.tensor.device), None, first.back
+            )
         one = self._given_output(value)
-        if (one.tensor.shape, one.tensor.dtype) != wanted:
-            asked = f"{list(wanted[0])} in {name_of(wanted[1])}"
+        if (one.tensor.shape, one.tensor.dtype) != expected:
+            description = f"{list(expected[0])} in {name_of(expected[1])}"
             raise UserError(
-                f"out has shape {shape_told(one.tensor)} in {name_of(one.tensor.dtype)}", f"give {asked}, or none"
+                f"out has shape {shape_told(one.tensor)} in {name_of(one.tensor.dtype)}", f"pass {description}, or none"
             )
         self._require_here(one, value)
         self._require_apart(one, may_be)
         return one
 
     def like(self, value: Any, one: Operand, may_be: Sequence[Operand]) -> Operand:
-        """An output with the shape and dtype of the first array."""
+        """Return an output with the shape and dtype of `one`, the first array."""
         if value is None and one.buffer is None:
-            made = torch.empty_like(one.tensor, memory_format=torch.contiguous_format)
-            return Operand("out", made, None, one.back)
+            tensor = torch.empty_like(one.tensor, memory_format=torch.contiguous_format)
+            return Operand("out", tensor, None, one.back)
         return self.output(value, one.tensor.shape, may_be)
 
-    # What hooks get
+    # Arrays for hooks
 
     def array(self, one: Operand | None, shape: Sequence[int]) -> Any:
-        """An input, contiguous, in this shape."""
+        """Return a contiguous input in this shape."""
         if one is None:
             return None
         if one.buffer is not None:
@@ -95,9 +95,7 @@ class Call:
         return self.array(one, as_rows(one.tensor.shape))
 
     def written(self, one: Operand, shape: Sequence[int] | None = None) -> Any:
-        """An output, contiguous, in this shape (None: its rows): its own memory, or some that is copied there at the
-        end.
-        """
+        """Return a contiguous output in this shape (None: its rows): its own memory, or memory copied back later."""
         shape = as_rows(one.tensor.shape) if shape is None else tuple(shape)
         if one.buffer is not None:
             return self.kernels._viewed(one.buffer, one.tensor.view(shape))
@@ -110,46 +108,46 @@ class Call:
         return array
 
     def run(self, hook: Callable[..., Any], *arguments: Any) -> None:
-        """Errors of a driver become ours. A hook that answers with a tensor has filled that one, not its argument."""
+        """Call a hook and convert a driver's errors. A tensor that the hook returns replaces its output argument."""
         try:
-            answer = hook(*arguments)
+            result = hook(*arguments)
             for array, plain in self._exports:
                 self.kernels._exported(array, plain)
         except PolyfleetError:
             raise
         except Exception as e:
             raise self.kernels._failure(e) from e
-        self._answer = answer if isinstance(answer, Tensor) else None
+        self._answer = result if isinstance(result, Tensor) else None
         for out, plain in self._copies if self._answer is None else ():
             out.copy_(plain)
 
     def result(self, out: Operand) -> Any:
-        """What the caller gets."""
+        """Return the result for the caller."""
         if self._answer is None:
             return out.returned(out.tensor)
-        found = self._answer if self._answer.shape == out.tensor.shape else self._answer.view(out.tensor.shape)
-        return out.returned(out.tensor.copy_(found) if out.given else found)
+        value = self._answer if self._answer.shape == out.tensor.shape else self._answer.view(out.tensor.shape)
+        return out.returned(out.tensor.copy_(value) if out.given else value)
 
     # Checks
 
     def _require_dtype(self, one: Operand, also: Sequence[torch.dtype]) -> None:
-        have, known = one.tensor.dtype, self.kernels.dtypes
-        first = self.taken[0].tensor.dtype if self.taken else have
-        if not self.taken and have not in known:
-            words = ", ".join(map(name_of, known))
-            raise UserError(f"{one.name} is in {name_of(have)}", f"kernels {self.kernels.name!r} compute in {words}")
-        if have != first and have not in also:
+        actual, supported = one.tensor.dtype, self.kernels.dtypes
+        first = self.taken[0].tensor.dtype if self.taken else actual
+        if not self.taken and actual not in supported:
+            names = ", ".join(map(name_of, supported))
+            raise UserError(f"{one.name} is in {name_of(actual)}", f"kernels {self.kernels.name!r} compute in {names}")
+        if actual != first and actual not in also:
             others = "".join(f" or {name_of(dtype)}" for dtype in also if dtype != first)
             raise UserError(
-                f"{one.name} is in {name_of(have)}, {self.taken[0].name} in {name_of(first)}",
+                f"{one.name} is in {name_of(actual)}, {self.taken[0].name} in {name_of(first)}",
                 f"convert it to {name_of(first)}{others}",
             )
 
     def _require_here(self, one: Operand, value: Any) -> None:
-        """Nothing is moved between devices without a word."""
+        """Raise UserError if an array is on another device: arrays are never moved silently."""
         resident = isinstance(value, Resident)
         if resident and value.owner is not self.kernels:
-            raise UserError(f"{one.name} lies on the device of other kernels", "move it here with to_device()")
+            raise UserError(f"{one.name} is on the device of other kernels", "move it here with to_device()")
         if self.taken and (self.taken[0].buffer is not None) != resident:
             there = "on the device, " if resident else "in torch's memory, "
             raise UserError(f"{one.name} is {there}{self.taken[0].name} is not", "move both with to_device()")
@@ -164,22 +162,22 @@ class Call:
         if isinstance(value, np.ndarray) and not (
             value.flags.writeable and value.dtype.isnative and all(stride >= 0 for stride in value.strides)
         ):
-            raise UserError("out cannot be written: it is read-only, reversed or byte-swapped", "give np.empty_like(x)")
+            raise UserError("out cannot be written: it is read-only, reversed or byte-swapped", "pass np.empty_like(x)")
         if not isinstance(value, Tensor | Resident | np.ndarray):
-            raise UserError(f"out is a {type(value).__name__}", "give a torch tensor or a NumPy array")
+            raise UserError(f"out is a {type(value).__name__}", "pass a torch tensor or a NumPy array")
         one = operand("out", value)
         one.back, one.given = (lambda _: value), True
         return one
 
     def _require_apart(self, out: Operand, may_be: Sequence[Operand]) -> None:
         if out.tensor.device != META and _overlaps_itself(out.tensor):
-            raise UserError("out has several elements in one place", "give out.contiguous()")
+            raise UserError("several elements of out share memory", "pass out.contiguous()")
         for one in self.taken:
             if one in may_be and _same(one, out):
                 continue
             if _overlap(one, out):
                 in_place = f" (it may be exactly {' or '.join(o.name for o in may_be)})" if may_be else ""
-                raise UserError(f"out overlaps {one.name} in memory", f"give memory of its own{in_place}")
+                raise UserError(f"out overlaps {one.name} in memory", f"pass separate memory{in_place}")
 
 
 def shape_told(tensor: Tensor) -> str:
@@ -187,12 +185,12 @@ def shape_told(tensor: Tensor) -> str:
 
 
 def as_rows(shape: torch.Size) -> Sequence[int]:
-    """[R, C]: all dimensions but the last as one."""
+    """Return [R, C]: all dimensions but the last merged into one."""
     return shape if len(shape) == 2 else (shape.numel() // shape[-1], shape[-1])
 
 
 def _laid_out(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """Contiguous, in this shape. What is so already is not looked at by torch again, which takes a microsecond."""
+    """Make a tensor contiguous in this shape. Calls torch only if needed, since a call takes a microsecond."""
     plain = tensor if tensor.is_contiguous() else tensor.contiguous()
     return plain if plain.shape == shape else plain.view(tuple(shape))
 
@@ -205,8 +203,8 @@ def _same(a: Operand, b: Operand) -> bool:
 
 
 def _overlap(a: Operand, b: Operand) -> bool:
-    """Whether the memory from first to last element of both meets. Between them may be gaps that the other fills: such
-    interleaved arrays are refused too.
+    """Return whether the memory ranges of both, from first to last element, overlap. Interleaved arrays, which only
+    fill each other's gaps, count as overlapping.
     """
     if a.buffer is not None or b.buffer is not None:
         return a.buffer is b.buffer
@@ -222,7 +220,7 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
 
 
 def _overlaps_itself(tensor: Tensor) -> bool:
-    """Dense, or with gaps: no stride is smaller than what the dimensions inside it reach."""
+    """Return whether elements share memory: a stride is smaller than the extent of the dimensions inside it."""
     reach = 1
     for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda one: one[1]):
         if size > 1 and stride < reach:

@@ -1,4 +1,4 @@
-"""Numbers that callers give."""
+"""Check numbers that callers pass."""
 
 import math
 from typing import Any
@@ -7,20 +7,20 @@ from cluster.errors import UserError
 
 
 def number(name: str, value: Any, least: float = -math.inf) -> float:
-    """A finite number of at least `least`. Raises UserError."""
+    """Return a finite number of at least `least`. Raises UserError."""
     try:
-        given = float(value)
+        converted = float(value)
     except (TypeError, ValueError):
-        given = math.nan
-    if not math.isfinite(given) or given < least:
+        converted = math.nan
+    if not math.isfinite(converted) or converted < least:
         raise UserError(
-            f"{name} is {value!r}", f"give a finite number{f' of at least {least:g}' if least > -math.inf else ''}"
+            f"{name} is {value!r}", f"write a finite number{f' of at least {least:g}' if least > -math.inf else ''}"
         )
-    return given
+    return converted
 
 
 def count(name: str, value: Any) -> int:
-    """A whole number of at least 0. Raises UserError."""
+    """Return an integer of at least 0. Raises UserError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise UserError(f"{name} is {value!r}", "give a whole number of at least 0")
+        raise UserError(f"{name} is {value!r}", "write an integer of at least 0")
     return value

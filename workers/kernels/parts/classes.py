@@ -1,4 +1,4 @@
-"""Classes of shapes: what was measured for one shape is believed for others of its class, and for no other."""
+"""Classes of shapes: a measurement of one shape applies to all shapes of its class, and to no other."""
 
 from collections.abc import Sequence
 
@@ -6,8 +6,9 @@ LEAST_COLUMNS, MOST_COLUMNS = 256, 1 << 17
 
 
 def shape_class(operation: str, shape: Sequence[int], second: Sequence[int] = ()) -> str:
-    """Of the first array, and for products and attention the second: `64+x4096` are 64 or more rows of 2049 to 4096
-    columns, `1x…` is a row alone, `2-63x…` what lies between.
+    """Return the class of the first array, and for products and attention also of the second.
+
+    `64+x4096` means 64 or more rows of 2049 to 4096 columns, `1x…` a single row, `2-63x…` 2 to 63 rows.
     """
     if operation in ("matmul", "matmul_vec", "weighted_sum_rows"):
         return _product(operation, shape, second)
@@ -23,7 +24,7 @@ def few(rows: int) -> str:
 
 
 def rounded_up(size: int) -> int:
-    """The power of two that is not below, within what is told apart."""
+    """Round up to a power of two, within the sizes that are distinguished."""
     return min(max(1 << max(size - 1, 0).bit_length(), LEAST_COLUMNS), MOST_COLUMNS)
 
 
@@ -35,7 +36,7 @@ def _product(operation: str, shape: Sequence[int], second: Sequence[int]) -> str
 
 
 def _product_of(sizes: Sequence[int]) -> int:
-    found = 1
+    product = 1
     for size in sizes:
-        found *= size
-    return found
+        product *= size
+    return product

@@ -1,4 +1,4 @@
-"""Measures implementations against what a model computes without us, and remembers what was right, and its speed."""
+"""Measure implementations against torch's own operations, and store whether they are correct and how fast."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,85 +25,89 @@ Call = Callable[..., Any]
 
 
 def tune(
-    wanted: Sequence[str] = (),
+    selected: Sequence[str] = (),
     kernels: Sequence[str] = (),
     device: Any = "cpu",
     dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16),
     compiled: bool = True,
     rounds: int = ROUNDS,
-    told: Told = lambda one: None,
+    on_result: Told = lambda one: None,
 ) -> list[Measured]:
-    """Every operation of `wanted` (all) by each of `kernels` (all that compute on `device`, and are no interpreters),
-    in several sizes, forward and backward, and inside torch.compile where `compiled`. Results are checked against
-    float64 first: what is wrong is remembered as such and not timed. Times are of both in turns, by the clock of the
-    device.
+    """Measure operations (default: all) with `kernels` (default: all that compute on `device` and are not interpreted).
 
-    Forgets what torch.compile has compiled in this process: give it a process of its own. Raises UserError for unknown
-    names, KernelsUnavailable for kernels that were named and cannot compute here.
+    Each is measured in several sizes, forward and backward, and, if `compiled`, inside torch.compile. Results are
+    checked against float64 first: wrong ones are stored as wrong and not timed. torch and the kernels are timed
+    alternately with the device's clock.
+
+    Discards everything torch.compile has compiled in this process, so call it in a separate process. Raises UserError
+    for unknown names, KernelsUnavailable for named kernels that cannot compute here.
     """
-    _require_known(wanted)
+    _require_known(selected)
     base = registry.create(BASE, device)
-    wishes = [
+    cases = [
         (operation, dtype, probe)
-        for operation in wanted or operations()
+        for operation in selected or operations()
         for dtype in dtypes
         for probe in probes(operation, base.device)
     ]
-    found = _candidates(kernels, base.device)
-    return measure([(probe, dtype) for _, dtype, probe in wishes], found, base.device, compiled=compiled, rounds=rounds,
-                   told=told)  # fmt: skip
+    implementations = _candidates(kernels, base.device)
+    return measure([(probe, dtype) for _, dtype, probe in cases], implementations, base.device, compiled=compiled,
+                   rounds=rounds, on_result=on_result)  # fmt: skip
 
 
 def measure(
-    wishes: Sequence[tuple[Probe, torch.dtype]],
+    cases: Sequence[tuple[Probe, torch.dtype]],
     kernels: Sequence[Any],
     device: torch.device,
     *,
     compiled: bool = False,
     rounds: int = ROUNDS,
-    told: Told = lambda one: None,
+    on_result: Told = lambda one: None,
 ) -> list[Measured]:
-    """Each of `kernels` on each probe, as `tune` does."""
+    """Measure each of `kernels` on each probe, as `tune` does."""
     backend = backend_of(device)
     timer, kind = Timer(backend), str(backend.kind)
     measured = []
     for one in kernels:
         software = software_of(one)
-        for probe, dtype in wishes:
+        for probe, dtype in cases:
             if one.supports(dtype):
                 for result in _Lab(one, probe, dtype, kind, software, timer, rounds).results(compiled):
                     remember(result)
-                    told(result)
+                    on_result(result)
                     measured.append(result)
     return measured
 
 
-def _require_known(wanted: Sequence[str]) -> None:
-    for name in wanted:
+def _require_known(names: Sequence[str]) -> None:
+    for name in names:
         if name not in operations():
             raise UserError(f"unknown operation {name!r}", nearest(name, operations()))
 
 
 def _candidates(names: Sequence[str], device: torch.device) -> list[Any]:
-    """Raises for a name that was given and cannot be measured; the others are left out without a word."""
-    found = []
+    """Create the named kernels, raising if one cannot be measured; without names, all that can be measured."""
+    implementations = []
     for name in names or (n for n in registry.names() if n not in (BASE, REFERENCE)):
         try:
-            made = registry.create(name, device)
+            implementation = registry.create(name, device)
         except PolyfleetError:
             if names:
                 raise
             continue
-        if made.interpreted and names:
-            raise UserError(f"kernels {name!r} are interpreted here", "an interpreter has no speed: tune on a device")
-        if not made.interpreted:
-            found.append(made)
-    return found
+        if implementation.interpreted and names:
+            raise UserError(
+                f"kernels {name!r} are interpreted here",
+                "run it on a device: the speed of an interpreter is meaningless",
+            )
+        if not implementation.interpreted:
+            implementations.append(implementation)
+    return implementations
 
 
 @dataclass(frozen=True, slots=True)
 class _Lab:
-    """One implementation with one operation's arguments of one dtype."""
+    """Measurements of one implementation with one probe in one dtype."""
 
     kernels: Any
     probe: Probe
@@ -114,7 +118,7 @@ class _Lab:
     rounds: int
 
     def results(self, compiled: bool) -> Iterator[Measured]:
-        """Forward, backward where it has one of its own, and inside torch.compile if it is faster outside."""
+        """Measure forward, its own backward if it has one, and inside torch.compile if it is faster outside."""
         forward = self.measure(_forward, check=True)
         yield forward
         if forward.right and self.probe.operation in self.kernels.own_gradients:
@@ -159,7 +163,7 @@ def _forward(kernels: Any, probe: Probe, arguments: Arguments) -> tuple[Call, Ca
 
 
 def _backward(kernels: Any, probe: Probe, arguments: Arguments) -> tuple[Call, Call]:
-    """The gradients alone, of a forward that was computed before."""
+    """Return functions that compute only the gradients, from a forward that has already been computed."""
     learning = tuple(one.detach().requires_grad_() for one in arguments)
     result = probe.plain(*learning)
     grad = torch.randn(result.shape, generator=torch.Generator().manual_seed(1)).to(result.dtype).to(result.device)
@@ -174,12 +178,12 @@ def _backward(kernels: Any, probe: Probe, arguments: Arguments) -> tuple[Call, C
 
 
 def _inside(kernels: Any, probe: Probe, arguments: Arguments) -> tuple[Call, Call]:
-    """Between what a compiler would fuse with torch's own: a residual that is added before, and a product after."""
+    """Return compiled functions, with operations around that torch could fuse: a residual before, a product after."""
     operator, options = _OPERATORS[probe.operation], probe.options
 
     def block(compute: Call) -> Call:
-        def run(residual: Tensor, *given: Tensor) -> Any:
-            return compute(given[0] + residual, *given[1:]) * 2
+        def run(residual: Tensor, *tensors: Tensor) -> Any:
+            return compute(tensors[0] + residual, *tensors[1:]) * 2
 
         ready = torch.compile(run, fullgraph=True)
         residual = torch.ones_like(arguments[0])
@@ -190,20 +194,20 @@ def _inside(kernels: Any, probe: Probe, arguments: Arguments) -> tuple[Call, Cal
 
         return call
 
-    def ours(*given: Tensor) -> Tensor:
-        answer: Tensor = operator(*given, **options, kernels=kernels.name)
-        return answer
+    def ours(*tensors: Tensor) -> Tensor:
+        output: Tensor = operator(*tensors, **options, kernels=kernels.name)
+        return output
 
     return block(probe.plain), block(ours)
 
 
-def _is_right(have: Tensor, probe: Probe, arguments: Arguments) -> bool:
-    """As near to float64 as the dtype allows."""
+def _is_right(actual: Tensor, probe: Probe, arguments: Arguments) -> bool:
+    """Return whether a result agrees with float64 within the tolerance of its dtype."""
     reference = registry.create(REFERENCE)
     wide = tuple(one.cpu().double() for one in arguments)
-    want = getattr(reference, probe.operation)(*wide, **probe.options)
-    rounding = accuracy.Rounding(have.dtype, probe.depth, probe.roundings)
-    return bool(accuracy.measure(have.cpu(), want.to(have.dtype), rounding)["ok"])
+    expected = getattr(reference, probe.operation)(*wide, **probe.options)
+    rounding = accuracy.Rounding(actual.dtype, probe.depth, probe.roundings)
+    return bool(accuracy.measure(actual.cpu(), expected.to(actual.dtype), rounding)["ok"])
 
 
 _OPERATORS: dict[str, Call] = {

@@ -1,7 +1,7 @@
-"""The shortest way for calls whose arrays already are as hooks want them: most calls of a model are such.
+"""Fast path for calls whose arrays already meet the hooks' requirements, as in most calls of a model.
 
-What the public methods of the contract check takes 6 to 12 microseconds, as long as a norm of 64 short rows itself. All
-that is not plain here goes their way, errors included.
+The checks of the contract's public methods take 6 to 12 microseconds, as long as a norm of 64 short rows. All other
+calls, including those with errors, use the public methods.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from workers.kernels.parts.cpu_library import DTYPES
 
 
 class Direct(KernelBackend):
-    """Hooks of these operations may get arrays of any number of dimensions, the last of which is the row."""
+    """Operations with a fast path. Their hooks may get arrays of any number of dimensions; the last is the row."""
 
     def rmsnorm(
         self,
@@ -60,7 +60,7 @@ class Direct(KernelBackend):
 
 
 def _plain(x: Any, eps: Any = 0.0) -> bool:
-    """Whether it is a tensor that a hook can take as it is, with something in it, and `eps` a number for it."""
+    """Return whether a hook can use the non-empty tensor `x` directly, and `eps` is a valid number."""
     return (
         (type(x) is Tensor or type(x) is Parameter)
         and x.layout is torch.strided

@@ -1,4 +1,4 @@
-"""The compiled library of the `cpu` kernels: its sources and flags, its functions, and what they answer."""
+"""Compiled library of the `cpu` kernels: its sources, flags and functions, and errors from their status."""
 
 import ctypes
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from workers.errors import KernelsUnavailable, NativeUnavailable
 SOURCES = Path(__file__).parents[1] / "sources"
 FILES = ("cpu_threads", "cpu_norms", "cpu_gates", "cpu_products", "cpu_attention")
 FLAGS = ("-pthread", "-Wno-psabi")
-"""Vectors never cross a function that is not inlined, so that their ABI, of which g++ warns, does not matter."""
+"""Only inlined functions pass vectors, so the vector ABI, about which g++ warns, does not matter."""
 SCALAR_FLAGS = ("-DPOLYFLEET_SCALAR", "-fno-tree-vectorize", "-fno-tree-slp-vectorize")
 
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 MASK_DTYPES = {**DTYPES, torch.bool: 3}
-_STATUS = {1: "memory ended", 2: "it has no such dtypes"}
+_STATUS = {1: "out of memory", 2: "unsupported dtypes"}
 
 # p pointer, n 64-bit count, i int, d double: as the functions of sources/cpu_*.cpp are declared.
 _KINDS = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "i": ctypes.c_int, "d": ctypes.c_double}
@@ -46,7 +46,7 @@ _ARGUMENTS = {
 
 
 class Compiled:
-    """The functions of one build, by name without its prefix. Each raises MemoryError where memory ended."""
+    """Functions of one build, as attributes without their prefix. They raise MemoryError when out of memory."""
 
     def __init__(self, loaded: ctypes.CDLL):
         self.path = Path(loaded._name)
@@ -63,7 +63,7 @@ class Compiled:
 
 
 def compiled(simd: bool) -> Compiled:
-    """Built on the first call of this node, loaded on that of this process. Raises KernelsUnavailable."""
+    """Return the library, built once per node and loaded once per process. Raises KernelsUnavailable."""
     try:
         return _made(_loaded(simd))
     except NativeUnavailable as e:
@@ -88,5 +88,5 @@ def _checked(status: int, function: Any, arguments: tuple[Any, ...]) -> int:
     if status == 1:
         raise MemoryError(_STATUS[status])
     if status:
-        raise UserError(f"the compiled kernels answered: {_STATUS.get(status, status)}", "use kernels 'torch'")
+        raise UserError(f"the compiled kernels failed: {_STATUS.get(status, status)}", "use kernels 'torch'")
     return status

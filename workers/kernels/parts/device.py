@@ -1,4 +1,4 @@
-"""Where kernels compute, and what crosses between torch's memory and a driver's own."""
+"""The device of kernels, and transfers between torch's memory and a driver's own memory."""
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
@@ -14,8 +14,8 @@ from workers.kernels.parts.arrays import Resident, operand
 
 
 class Device(ABC):
-    """`interpreted`: Python steps through what a compiler would make; results are right, and times mean nothing.
-    `flushes_subnormals`: numbers below the smallest normal one of their dtype may count as 0, as the driver pleases.
+    """Base of kernels on one device. `interpreted`: Python interprets the kernels, so results are correct but times are
+    meaningless. `flushes_subnormals`: the driver may treat subnormal numbers as 0.
     """
 
     name: ClassVar[str] = ""
@@ -32,37 +32,37 @@ class Device(ABC):
     @classmethod
     @abstractmethod
     def unavailable_reason(cls) -> str:
-        """Why these kernels cannot compute in this process, "" when they can."""
+        """Return why these kernels cannot compute in this process, or ""."""
 
     @abstractmethod
     def device_info(self) -> dict[str, Any]:
-        """`device` (torch's name of where arrays are), `device_name`, `driver`, `version`, `compiler`, and what else is
-        known: plain data, with units in names.
+        """Return plain data: `device` (torch's name of where arrays are), `device_name`, `driver`, `version`,
+        `compiler`, and further facts with units in their names.
         """
 
     def synchronize(self) -> None:
-        """Return when everything asked so far has been computed."""
+        """Wait until everything requested so far has been computed."""
 
     def close(self) -> None:
-        """Give compiled programs and cached memory back. The next call makes them anew."""
+        """Release compiled programs and cached memory. The next call creates them again."""
 
     def to_device(self, value: Any) -> Any:
-        """`value` where these kernels compute without a copy for each call: a tensor, or a Resident. Contiguous."""
+        """Move `value` to where these kernels need no copy per call. Return a contiguous tensor or Resident."""
         return operand("value", value).tensor.to(self.device).contiguous()
 
     def to_host(self, value: Any) -> Tensor:
-        """What a method answered, as a tensor in the memory of the CPU."""
+        """Convert a method's result to a tensor in the CPU's memory."""
         return operand("value", value).tensor.cpu()
 
     def free_bytes(self) -> int | None:
-        """Memory that is free on the device; None where it does not tell."""
+        """Return the free memory of the device in bytes, None if it does not report it."""
         if self.device.type == "cpu":
             return int(psutil.virtual_memory().available)
         module = torch.get_device_module(self.device)
         return int(module.mem_get_info(self.device)[0]) if hasattr(module, "mem_get_info") else None
 
     def takes(self, device: torch.device) -> bool:
-        """Whether tensors there can be given to these kernels."""
+        """Return whether these kernels accept tensors on `device`."""
         return device == self.device
 
     def __enter__(self) -> "Device":
@@ -77,31 +77,31 @@ class Device(ABC):
     # Hooks
 
     def _device(self, device: Any) -> torch.device:
-        """The device that was asked for (None: the one of these kernels). Raises UserError for one they do not have."""
-        wanted = as_device("cpu" if device is None else device)
-        if wanted.type != "cpu":
-            raise UserError(f"kernels {self.name!r} do not compute on {wanted}", "they compute on cpu")
-        return wanted
+        """Resolve the requested device (None: the default). Raises UserError for one these kernels do not support."""
+        target = as_device("cpu" if device is None else device)
+        if target.type != "cpu":
+            raise UserError(f"kernels {self.name!r} do not compute on {target}", "use device cpu")
+        return target
 
     def _imported(self, tensor: Tensor, written: bool = False) -> Any:
-        """What hooks get of contiguous memory of torch's; `written` if they fill it."""
+        """Convert a contiguous tensor to the hooks' array type; `written` if hooks fill it."""
         return tensor
 
     def _exported(self, array: Any, tensor: Tensor) -> None:
-        """Bring what hooks wrote to `array`, made of `tensor`, into that tensor."""
+        """Copy what hooks wrote to `array` into `tensor`, from which it was made."""
 
     def _viewed(self, buffer: Any, like: Tensor) -> Any:
-        """What hooks get of a Resident's buffer; `like`, on the meta device, has shape and dtype."""
+        """Convert a Resident's buffer to the hooks' array type; `like` (meta device) has its shape and dtype."""
         raise NotImplementedError(f"{type(self).__name__} makes no arrays of its own")
 
     def _empty(self, shape: torch.Size, dtype: torch.dtype) -> Resident:
-        """New memory of the driver's own."""
+        """Allocate an array in the driver's own memory."""
         raise NotImplementedError(f"{type(self).__name__} makes no arrays of its own")
 
     def _failure(self, error: Exception) -> PolyfleetError:
-        """What a user reads of an error in a hook. The remedy is for memory that ended, as it mostly is."""
-        told = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        return KernelsFailed(self.name, told, "call it on fewer rows at a time, or use kernels 'torch'")
+        """Convert an error in a hook for the user. The remedy assumes the usual cause: too little memory."""
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        return KernelsFailed(self.name, reason, "call it on fewer rows at a time, or use kernels 'torch'")
 
     def supports(self, dtype: torch.dtype) -> bool:
         return dtype in self.dtypes
@@ -110,9 +110,9 @@ class Device(ABC):
         return tuple(name_of(dtype) for dtype in self.dtypes)
 
 
-def as_device(word: Any) -> torch.device:
-    """Raises UserError for what torch does not know as a device."""
+def as_device(name: Any) -> torch.device:
+    """Convert to a torch.device. Raises UserError if torch does not know it."""
     try:
-        return torch.device(word)
+        return torch.device(name)
     except (RuntimeError, TypeError) as e:
-        raise UserError(f"{word!r} is no device", "name one as torch does: cpu, cuda:0, xpu:0") from e
+        raise UserError(f"{name!r} is not a device", "write a torch device such as cpu, cuda:0 or xpu:0") from e

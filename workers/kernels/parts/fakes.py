@@ -1,4 +1,4 @@
-"""Shapes and dtypes of the operators' results, for tracing: nothing is computed."""
+"""Fake implementations of the operators for tracing: results have shapes and dtypes, and nothing is computed."""
 
 from typing import Any
 

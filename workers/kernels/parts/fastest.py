@@ -1,4 +1,4 @@
-"""The kernels "auto": for each operation, dtype and class of shapes the implementation that was measured fastest."""
+"""The kernels "auto": for each operation, dtype and class of shapes, the fastest measured implementation."""
 
 import json
 from typing import Any
@@ -17,8 +17,10 @@ Optional = Tensor | None
 
 
 class Fastest(KernelBackend):
-    """What is chosen is read once, when this is made, and with torch.distributed the first rank's choice is that of all
-    ranks on its kind of device: ranks that add up different roundings would drift apart.
+    """Dispatches to the fastest implementations. The choice is read once, at creation.
+
+    With torch.distributed, all ranks on one kind of device use the first rank's choice: different roundings would make
+    the ranks diverge.
     """
 
     name = "auto"
@@ -38,7 +40,7 @@ class Fastest(KernelBackend):
         return self._base.device_info() | {"kernels": sorted(self._made), "chosen": len(self._chosen)}
 
     def choices(self) -> dict[Situation, str]:
-        """What was measured to be faster than torch here; everything else is torch's."""
+        """Return the choices that are faster than torch here; torch computes everything else."""
         return dict(self._chosen)
 
     def synchronize(self) -> None:
@@ -50,7 +52,7 @@ class Fastest(KernelBackend):
             one.close()
 
     def for_(self, operation: str, first: Tensor, second: Optional = None, gradient: bool = False) -> KernelBackend:
-        """Which implementation computes this. Shapes are those that a caller has; leading dimensions may be one."""
+        """Return the implementation for an operation and shapes of its arrays; leading dimensions may be merged."""
         shapes = shape_class(operation, first.shape, () if second is None else second.shape)
         name = self._chosen.get(Situation(self.kind, operation, name_of(first.dtype), shapes, gradient), BASE)
         return self._made.get(name, self._base)
@@ -62,7 +64,7 @@ class Fastest(KernelBackend):
         self._made |= candidates(self.device)
         return {name: software_of(one) for name, one in self._made.items() if name != BASE}
 
-    # Hooks: each calls the method of the one that is chosen, whose checks cost some microseconds once more.
+    # Hooks call the public method of the chosen implementation, whose checks take some microseconds again.
 
     def _matmul(self, a_BMK: Tensor, b_BKN: Tensor, out_BMN: Tensor, a_transposed: bool, b_transposed: bool) -> None:
         a, b = a_BMK.mT if a_transposed else a_BMK, b_BKN.mT if b_transposed else b_BKN
@@ -113,11 +115,11 @@ class Fastest(KernelBackend):
         causal: bool,
     ) -> None:
         one = self.for_("attention", q_BHTD, k_BGSD)
-        given: dict[str, Any] = {"scale": scale, "mask": mask_BHTS, "causal": causal}
+        options: dict[str, Any] = {"scale": scale, "mask": mask_BHTS, "causal": causal}
         if lse_BHT is None:
-            one.attention(q_BHTD, k_BGSD, v_BGSE, **given, out=out_BHTE)
+            one.attention(q_BHTD, k_BGSD, v_BGSE, **options, out=out_BHTE)
         else:
-            lse_BHT.copy_(one.attention(q_BHTD, k_BGSD, v_BGSE, **given, return_lse=True, out=out_BHTE)[1])
+            lse_BHT.copy_(one.attention(q_BHTD, k_BGSD, v_BGSE, **options, return_lse=True, out=out_BHTE)[1])
 
     def _rmsnorm_backward(
         self, g_RC: Tensor, x_RC: Tensor, weight_C: Optional, eps: float, offset: float
@@ -156,43 +158,45 @@ class Fastest(KernelBackend):
 
 
 def candidates(device: torch.device) -> dict[str, KernelBackend]:
-    """Every implementation that computes on the device, and is neither torch's nor an interpreter."""
-    found = {}
+    """Create every implementation that computes on the device, except torch's and interpreted ones."""
+    implementations = {}
     for name in registry.names():
         if name == BASE or registry.unavailable_reason(name):
             continue
         try:
-            made = registry.create(name, device)
+            implementation = registry.create(name, device)
         except UserError:
             continue
-        if not made.interpreted and made.takes(device):
-            found[name] = made
-    return found
+        if not implementation.interpreted and implementation.takes(device):
+            implementations[name] = implementation
+    return implementations
 
 
 def kind_of(device: torch.device) -> str:
-    """The kind, as the fleet calls it: `cpu`, `nvidia:H100-80GB`."""
+    """Return the fleet's name for the kind of device, e.g. `cpu` or `nvidia:H100-80GB`."""
     return str(backend_of(device).kind)
 
 
 def backend_of(device: torch.device) -> Any:
-    """The back end of a device of torch's."""
+    """Create the back end for a torch.device."""
     from workers import backends
     from workers.selection import factory
 
-    for found in factory.detected_devices():
-        if found.device_type.partition(":")[0] == device.type:
-            return backends.create(found.backend, device.index or 0)
+    for detected in factory.detected_devices():
+        if detected.device_type.partition(":")[0] == device.type:
+            return backends.create(detected.backend, device.index or 0)
     return backends.create("cpu")
 
 
-def _agreed(kind: str, mine: dict[Situation, str]) -> dict[Situation, str]:
-    """Of several ranks, what the first one that came has stored for this kind."""
+def _agreed(kind: str, own_choices: dict[Situation, str]) -> dict[Situation, str]:
+    """Return the choices for this kind that the first of several ranks has published, else our own."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):
-        return mine
-    told = json.dumps([[s.operation, s.dtype, s.shapes, s.gradient, s.compiled, name] for s, name in mine.items()])
+        return own_choices
+    proposal = json.dumps(
+        [[s.operation, s.dtype, s.shapes, s.gradient, s.compiled, name] for s, name in own_choices.items()]
+    )
     store = dist.distributed_c10d._get_default_store()
-    agreed = json.loads(store.compare_set(f"polyfleet/kernels/{kind}", "", told))
+    agreed = json.loads(store.compare_set(f"polyfleet/kernels/{kind}", "", proposal))
     return {Situation(kind, *parts): name for *parts, name in agreed}

@@ -1,5 +1,4 @@
-"""Gradients written in torch, in float32 at least: right on every device that torch has, and what faster ones are
-held to.
+"""Gradients in torch, in at least float32: correct on every device of torch, and the reference for faster ones.
 
 Letters as in rows.py and attention.py; `g` is the gradient of the result.
 """
@@ -74,8 +73,8 @@ def attention(
     scale: float,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The weights are made anew from `lse_BHT`, a head that is kept at a time: [B, H / G, T, S] values are held at
-    once.
+    """Gradients of q, k and v. The weights are recomputed from `lse_BHT`, one key head at a time, so that only
+    [B, H / G, T, S] values are in memory at once.
     """
     groups = k_BGSD.shape[1]
     per = q_BHTD.shape[1] // groups
@@ -84,34 +83,36 @@ def attention(
     for group in range(groups):
         heads = slice(group * per, (group + 1) * per)
         mask = mask_BHTS if mask_BHTS is None or mask_BHTS.shape[1] == 1 else mask_BHTS[:, heads]
-        asked, g = wide(q_BHTD[:, heads]), wide(g_BHTE[:, heads])
-        kept, values = wide(k_BGSD[:, group, None]), wide(v_BGSE[:, group, None])
-        scores = masked(asked @ kept.mT * scale, mask, causal)
+        queries, g = wide(q_BHTD[:, heads]), wide(g_BHTE[:, heads])
+        keys, values = wide(k_BGSD[:, group, None]), wide(v_BGSE[:, group, None])
+        scores = masked(queries @ keys.mT * scale, mask, causal)
         weights = (scores - lse_BHT[:, heads, :, None]).exp().masked_fill_(scores == -torch.inf, 0.0)
-        spread = weights * (g @ values.mT - delta_BHT[:, heads, :, None]) * scale
-        grads[0][:, heads] = spread @ kept
-        grads[1][:, group] = (spread.mT @ asked).sum(1)
+        score_grads = weights * (g @ values.mT - delta_BHT[:, heads, :, None]) * scale
+        grads[0][:, heads] = score_grads @ keys
+        grads[1][:, group] = (score_grads.mT @ queries).sum(1)
         grads[2][:, group] = (weights.mT @ g).sum(1)
     return grads
 
 
 def rotated(x_BTD: Tensor, cos_TP: Tensor, sin_TP: Tensor, pairs: bool) -> Tensor:
-    """Rotary position embedding; values beyond the 2P that turn stay."""
+    """Rotary position embedding. Values beyond the first 2P do not change."""
     count = cos_TP.shape[-1]
-    cos, sin, turning = wide(cos_TP), wide(sin_TP), wide(x_BTD[..., : 2 * count])
-    first, second = (turning[..., ::2], turning[..., 1::2]) if pairs else turning.chunk(2, -1)
-    turned = (first * cos - second * sin, second * cos + first * sin)
-    done = torch.stack(turned, -1).flatten(-2) if pairs else torch.cat(turned, -1)
-    done = done.to(x_BTD.dtype)
-    return done if 2 * count == x_BTD.shape[-1] else torch.cat((done, x_BTD[..., 2 * count :]), -1)
+    cos, sin, rotating = wide(cos_TP), wide(sin_TP), wide(x_BTD[..., : 2 * count])
+    first, second = (rotating[..., ::2], rotating[..., 1::2]) if pairs else rotating.chunk(2, -1)
+    halves = (first * cos - second * sin, second * cos + first * sin)
+    result = torch.stack(halves, -1).flatten(-2) if pairs else torch.cat(halves, -1)
+    result = result.to(x_BTD.dtype)
+    return result if 2 * count == x_BTD.shape[-1] else torch.cat((result, x_BTD[..., 2 * count :]), -1)
 
 
 def masked(scores: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """-inf where nothing is seen; `causal` counts from the end."""
+    """Set scores of invisible tokens to -inf; `causal` counts from the end."""
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     if causal:
-        asked, kept = scores.shape[-2:]
-        seen = torch.ones(asked, kept, dtype=torch.bool, device=scores.device).tril(kept - asked)
-        scores = scores.masked_fill(~seen, -torch.inf)
+        query_tokens, key_tokens = scores.shape[-2:]
+        visible = torch.ones(query_tokens, key_tokens, dtype=torch.bool, device=scores.device).tril(
+            key_tokens - query_tokens
+        )
+        scores = scores.masked_fill(~visible, -torch.inf)
     return scores

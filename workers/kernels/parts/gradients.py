@@ -1,9 +1,8 @@
-"""Gradients of the operations, for torch tensors and NumPy arrays: what workers/kernels/operators.py gives to autograd.
+"""Gradients of the operations, for torch tensors and NumPy arrays. workers/kernels/operators.py uses them for autograd.
 
-Methods take the gradient of the result first, then what the forward took. Gradients have the dtypes of what they are
-of; sums over rows are kept in float32 and made in one order, without atomic additions, so that runs repeat bit for
-bit. Implementations that have no kernel of their own for one (`own_gradients`) compute the formulas of formulas.py by
-torch.
+Methods take the gradient of the result, then the forward's arguments. Gradients have the dtypes of these arguments;
+sums over rows are accumulated in float32 in a fixed order, without atomic additions, so that runs are bit-identical.
+Implementations without their own kernel for one (`own_gradients`) use formulas.py.
 """
 
 from collections.abc import Sequence
@@ -25,14 +24,14 @@ Optional = Tensor | None
 
 
 class Gradients(Products, Rows, Attention):
-    """Raise UserError for arrays that do not fit, and for those that lie in a driver's own memory."""
+    """Methods raise UserError for arrays whose shapes do not match, and for arrays in a driver's own memory."""
 
     own_gradients: ClassVar[frozenset[str]] = frozenset()
 
     def rmsnorm_backward(
         self, grad: Any, x: Any, weight: Any = None, eps: float = 1e-6, *, offset: float = 0.0
     ) -> tuple[Any, Any]:
-        """Gradients of x and weight (None without one). Rounding before the weight changes none of them."""
+        """Return gradients of x and weight (None without one). Rounding before the weight does not affect them."""
         call, rows, g = self._taken("x", x, grad)
         scale = call.vector("weight", weight, rows.tensor.shape[-1])
         eps, offset = number("eps", eps, least=0.0), number("offset", offset)
@@ -44,7 +43,7 @@ class Gradients(Products, Rows, Attention):
     def layernorm_backward(
         self, grad: Any, x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
     ) -> tuple[Any, Any, Any]:
-        """Gradients of x, weight and bias, each of the last two None where it is."""
+        """Return gradients of x, weight and bias; None for a weight or bias that is None."""
         call, rows, g = self._taken("x", x, grad)
         columns = rows.tensor.shape[-1]
         scale, shift = call.vector("weight", weight, columns), call.vector("bias", bias, columns)
@@ -57,30 +56,30 @@ class Gradients(Products, Rows, Attention):
         return _shaped((rows, scale, shift), grads)
 
     def softmax_backward(self, grad: Any, y: Any) -> Any:
-        """The gradient of x, from the result y of the forward."""
+        """Return the gradient of x, computed from the forward's result y."""
         return self._each_backward("y", y, grad, self._softmax_backward)
 
     def silu_backward(self, grad: Any, x: Any) -> Any:
         return self._each_backward("x", x, grad, self._silu_backward)
 
     def swiglu_backward(self, grad: Any, gate: Any, up: Any) -> tuple[Any, Any]:
-        """Gradients of gate and up."""
+        """Return the gradients of gate and up."""
         call, gates, g = self._taken("gate", gate, grad)
         ups = call.take("up", up, 1)
         if ups.tensor.shape != gates.tensor.shape:
             raise UserError(
-                f"gate has shape {shape_told(gates.tensor)}, up {shape_told(ups.tensor)}", "give two of one shape"
+                f"gate has shape {shape_told(gates.tensor)}, up {shape_told(ups.tensor)}", "pass two of one shape"
             )
         if not gates.tensor.numel():
             return _nothing(gates, ups)
         return _shaped((gates, ups), self._computed(call, self._swiglu_backward, _rows(g), _rows(gates), _rows(ups)))
 
     def apply_rope_backward(self, grad: Any, cos: Any, sin: Any, *, position: int = 0, layout: str = "halves") -> Any:
-        """The gradient of x: turned back. The tables have none."""
+        """Return the gradient of x, by the reverse rotation. The tables have no gradient."""
         return self.apply_rope(grad, cos, -sin, position=position, layout=layout)
 
     def matmul_backward(self, grad: Any, a: Any, b: Any) -> tuple[Any, Any]:
-        """Gradients of a and b, which have the leading dimensions of `grad`: sum over those that were broadcast."""
+        """Return gradients of a and b with the leading dimensions of `grad`: sum those that were broadcast."""
         return self.matmul(grad, _turned(b)), self.matmul(_turned(a), grad)
 
     def attention_backward(
@@ -96,34 +95,39 @@ class Gradients(Products, Rows, Attention):
         mask: Any = None,
         causal: bool = False,
     ) -> tuple[Any, Any, Any]:
-        """Gradients of q, k and v, from what `attention(…, return_lse=True)` answered. An added mask has none."""
+        """Return gradients of q, k and v, from the results of `attention(…, return_lse=True)`. A mask has none."""
         call = Call(self)
-        asked, kept, values = call.take("q", q, 2), call.take("k", k, 2), call.take("v", v, 2)
-        batch, heads, groups = heads_of(asked, kept)
-        g, done = call.take("grad", grad, 2), call.take("result", result, 2)
+        queries, keys, values = call.take("q", q, 2), call.take("k", k, 2), call.take("v", v, 2)
+        batch, heads, groups = heads_of(queries, keys)
+        g, forward_result = call.take("grad", grad, 2), call.take("result", result, 2)
         sums = call.take("lse", lse, 1, (torch.float32,))
-        (length, width), (many, wide) = asked.tensor.shape[-2:], values.tensor.shape[-2:]
-        whole = torch.Size((*asked.tensor.shape[:-1], wide))
-        for one, shape in ((g, whole), (done, whole), (sums, whole[:-1]), (values, (*kept.tensor.shape[:-1], wide))):
+        (length, width), (many, wide) = queries.tensor.shape[-2:], values.tensor.shape[-2:]
+        full_shape = torch.Size((*queries.tensor.shape[:-1], wide))
+        for one, shape in (
+            (g, full_shape),
+            (forward_result, full_shape),
+            (sums, full_shape[:-1]),
+            (values, (*keys.tensor.shape[:-1], wide)),
+        ):
             _require_shape(one, shape)
-        shown = attention_mask(call, mask, asked, many) if mask is not None else None
-        if not whole.numel() or not many:
-            return _nothing(asked, kept, values)
+        mask_operand = attention_mask(call, mask, queries, many) if mask is not None else None
+        if not full_shape.numel() or not many:
+            return _nothing(queries, keys, values)
         shape_q, shape_k = (batch, heads, length), (batch, groups, many)
         grads = self._computed(
             call,
             self._attention_backward,
             _as(g, (*shape_q, wide)),
-            _as(asked, (*shape_q, width)),
-            _as(kept, (*shape_k, width)),
+            _as(queries, (*shape_q, width)),
+            _as(keys, (*shape_k, width)),
             _as(values, (*shape_k, wide)),
-            None if shown is None else shown.tensor.contiguous(),
-            _as(done, (*shape_q, wide)),
+            None if mask_operand is None else mask_operand.tensor.contiguous(),
+            _as(forward_result, (*shape_q, wide)),
             _as(sums, shape_q),
             attention_scale(scale, width),
             bool(causal),
         )
-        return _shaped((asked, kept, values), grads)
+        return _shaped((queries, keys, values), grads)
 
     def _each_backward(self, name: str, value: Any, grad: Any, hook: Any) -> Any:
         call, rows, g = self._taken(name, value, grad)
@@ -140,13 +144,13 @@ class Gradients(Products, Rows, Attention):
     def _computed(self, call: Call, hook: Any, *arguments: Any) -> Any:
         if any(one.buffer is not None for one in call.taken):
             raise UserError(
-                "gradients are computed of torch tensors and NumPy arrays", "bring them here with to_host()"
+                "gradients are computed only for torch tensors and NumPy arrays", "convert the arrays with to_host()"
             )
-        found: list[Any] = []
-        call.run(lambda: found.append(hook(*arguments)))
-        return found[0]
+        results: list[Any] = []
+        call.run(lambda: results.append(hook(*arguments)))
+        return results[0]
 
-    # Hooks: contiguous tensors, at least one row and one column. They answer with new ones; sums may be in float32.
+    # Hooks get contiguous tensors with at least one row and column, and return new ones; sums may be in float32.
 
     def _rmsnorm_backward(
         self, g_RC: Tensor, x_RC: Tensor, weight_C: Optional, eps: float, offset: float
@@ -199,7 +203,7 @@ def _nothing(*of: Operand | None) -> tuple[Any, ...]:
 
 
 def _shaped(of: Sequence[Operand | None], grads: Sequence[Optional]) -> tuple[Any, ...]:
-    """As the caller's arrays are: shape, dtype, and library."""
+    """Convert gradients to the shapes, dtypes and libraries of the caller's arrays."""
     return tuple(
         None if one is None or grad is None else one.returned(grad.to(one.tensor.dtype).view(one.tensor.shape))
         for one, grad in zip(of, grads, strict=True)
@@ -208,7 +212,7 @@ def _shaped(of: Sequence[Operand | None], grads: Sequence[Optional]) -> tuple[An
 
 def _require_shape(one: Operand, shape: Sequence[int]) -> None:
     if one.tensor.shape != torch.Size(shape):
-        raise UserError(f"{one.name} has shape {shape_told(one.tensor)}", f"give {list(shape)}")
+        raise UserError(f"{one.name} has shape {shape_told(one.tensor)}", f"pass {list(shape)}")
 
 
 def _turned(value: Any) -> Any:

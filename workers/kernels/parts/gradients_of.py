@@ -1,6 +1,4 @@
-"""What autograd keeps of each operator's call, and how it asks for the gradients: by operators again, which are
-traced.
-"""
+"""Autograd of the operators: what each call saves, and its gradients, computed by operators that can be traced."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +13,8 @@ def _ops() -> Any:
     return torch.ops.polyfleet
 
 
-def _only(wanted: bool, grad: Tensor) -> Tensor | None:
-    return grad if wanted else None
+def _only(has_gradient: bool, grad: Tensor) -> Tensor | None:
+    return grad if has_gradient else None
 
 
 def _keep_rmsnorm(ctx: Any, inputs: Any, output: Any) -> None:
@@ -78,8 +76,8 @@ def _rope(ctx: Any, grad: Tensor) -> Any:
     if any(ctx.needs_input_grad[1:3]):
         raise UserError("the tables of apply_rope have no gradient", "detach cos and sin, or use kernels='torch'")
     cos, sin = ctx.saved_tensors
-    turned = _ops().apply_rope_backward(grad, cos, sin, ctx.position, ctx.layout, ctx.kernels)
-    return turned, None, None, None, None, None
+    grad_x = _ops().apply_rope_backward(grad, cos, sin, ctx.position, ctx.layout, ctx.kernels)
+    return grad_x, None, None, None, None, None
 
 
 def _keep_matmul(ctx: Any, inputs: Any, output: Any) -> None:
@@ -102,7 +100,7 @@ def _keep_attention(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _attention(ctx: Any, grad: Tensor | None, _: Any) -> Any:
     if not ctx.with_lse:
-        raise UserError("attention was called without the sums that its gradient needs", "give with_lse=True")
+        raise UserError("attention was called without the sums that its gradient needs", "pass with_lse=True")
     if ctx.needs_input_grad[3]:
         raise UserError("the mask of attention has no gradient", "detach it, or use kernels='torch'")
     q, k, v, mask, out, lse = ctx.saved_tensors

@@ -1,4 +1,4 @@
-"""Arrays in a driver's memory: torch's own where the device is the CPU, copies elsewhere."""
+"""Arrays for OpenCL: torch's own memory if the device is the CPU, else copies in the device's memory."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ LETTERS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """Contiguous, at the beginning of a buffer."""
+    """A contiguous array at the start of a buffer."""
 
     buffer: Any
     shape: torch.Size
@@ -23,7 +23,7 @@ class Array:
 
     @property
     def letters(self) -> str:
-        """As the sources name its dtype."""
+        """Name of its dtype in the sources."""
         return LETTERS[self.dtype]
 
     def numel(self) -> int:
@@ -31,7 +31,7 @@ class Array:
 
 
 def imported(driver: Driver, tensor: Tensor, written: bool) -> Array:
-    """A contiguous tensor: its own memory on a CPU, without a copy, or a copy of what is read."""
+    """Make an Array of a contiguous tensor: on a CPU its own memory, else a new buffer with a copy unless `written`."""
     flags = driver.cl.mem_flags
     if not tensor.numel():
         return Array(None, tensor.shape, tensor.dtype)
@@ -46,7 +46,7 @@ def imported(driver: Driver, tensor: Tensor, written: bool) -> Array:
 
 
 def copied(driver: Driver, tensor: Tensor) -> Any:
-    """A buffer of the driver's own with the values of a contiguous tensor."""
+    """Create a buffer in the driver's memory with the values of a contiguous tensor."""
     _require_fits(driver, tensor.nbytes)
     flags = driver.cl.mem_flags
     if not tensor.numel():
@@ -55,13 +55,13 @@ def copied(driver: Driver, tensor: Tensor) -> Any:
 
 
 def empty(driver: Driver, nbytes: int) -> Any:
-    """New memory of the driver's; none is a few bytes."""
+    """Allocate a buffer in the driver's memory, at least 4 bytes."""
     _require_fits(driver, nbytes)
     return driver.cl.Buffer(driver.context, driver.cl.mem_flags.READ_WRITE, max(nbytes, 4))
 
 
 def bring(driver: Driver, array: Array, tensor: Tensor) -> None:
-    """Wait for what was computed, and have it in the tensor."""
+    """Wait for the computation, and copy its result into the tensor unless they share memory."""
     if not tensor.numel():
         return
     if driver.on_cpu:
@@ -75,7 +75,7 @@ def bring(driver: Driver, array: Array, tensor: Tensor) -> None:
 
 
 def as_bytes(tensor: Tensor) -> "np.ndarray[Any, Any]":
-    """The memory of a contiguous tensor."""
+    """Return the memory of a contiguous tensor as bytes."""
     return tensor.detach().reshape(-1).view(torch.uint8).numpy()
 
 
@@ -83,6 +83,6 @@ def _require_fits(driver: Driver, nbytes: int) -> None:
     if nbytes > driver.largest_bytes:
         raise KernelsFailed(
             "opencl",
-            f"an array of {nbytes} bytes, and {driver.device.name} has at most {driver.largest_bytes} in one",
+            f"an array has {nbytes} bytes; {driver.device.name} allows at most {driver.largest_bytes}",
             "call it on fewer rows at a time",
         )

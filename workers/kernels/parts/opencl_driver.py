@@ -1,4 +1,4 @@
-"""The OpenCL driver: which device, its context and queue, programs built from sources/opencl_*.cl, and launches."""
+"""OpenCL driver: choose a device, build programs from sources/opencl_*.cl, and launch kernels."""
 
 import atexit
 import os
@@ -26,8 +26,8 @@ NO_DRIVER = "no OpenCL driver is installed, such as pocl-opencl-icd for CPUs or 
 
 
 def binding() -> ModuleType:
-    """pyopencl. Raises KernelsFailed where PoCL, which ends the process when it cannot write the programs that it
-    compiles, has no folder for them.
+    """Import pyopencl. Raises KernelsFailed if PoCL has no folder for compiled programs: without one it would end the
+    process.
     """
     folder = os.environ.get("POCL_CACHE_DIR")
     if folder is None or _refused(Path(folder)):
@@ -39,65 +39,69 @@ def binding() -> ModuleType:
 
 @lru_cache(1)
 def _programs_folder() -> Path:
-    wanted = cache() / "opencl"
+    folder = cache() / "opencl"
     with suppress(OSError, UserError):
-        private_dir(wanted)
-    if not (why := _refused(wanted)):
-        return wanted
+        private_dir(folder)
+    if not (why := _refused(folder)):
+        return folder
     with suppress(OSError):
         other = Path(tempfile.mkdtemp(prefix="pf-opencl-"))
         atexit.register(shutil.rmtree, other, ignore_errors=True)
         if not (why := _refused(other)):
             return other
-    raise KernelsFailed("opencl", f"programs cannot be kept: {why}", "make space, or name a folder in POLYFLEET_CACHE")
+    raise KernelsFailed(
+        "opencl",
+        f"compiled programs cannot be stored: {why}",
+        "free disk space, or set POLYFLEET_CACHE to another folder",
+    )
 
 
 def _refused(folder: Path) -> str:
-    """Why the programs cannot be written there, "" where they can."""
+    """Return why programs cannot be written to `folder`, or ""."""
     try:
         with tempfile.NamedTemporaryFile(dir=folder):
             free_bytes = shutil.disk_usage(folder).free
     except OSError as e:
         return f"{folder}: {e.strerror}"
-    return f"{folder} has {free_bytes} bytes free, {LEAST_FREE_BYTES} are needed" * (free_bytes < LEAST_FREE_BYTES)
+    return f"{folder} has {free_bytes} bytes free; {LEAST_FREE_BYTES} are needed" * (free_bytes < LEAST_FREE_BYTES)
 
 
 def unavailable_reason() -> str:
-    """Why no device can be used, "" where one can."""
+    """Return why no OpenCL device can be used, or ""."""
     try:
         return "" if devices() else NO_DRIVER
     except ImportError:
         return NO_BINDING
     except KernelsFailed as e:
         return e.reason
-    except Exception as e:  # a driver's loader may say anything
+    except Exception as e:  # a driver's loader may raise anything
         return f"{NO_DRIVER}: {e}".splitlines()[0]
 
 
 def devices() -> list[Any]:
-    """GPUs first, then accelerators, CPUs last."""
+    """Return the usable devices: GPUs first, then accelerators, then CPUs."""
     cl = binding()
     order = (cl.device_type.GPU, cl.device_type.ACCELERATOR, cl.device_type.CPU)
     try:
-        found = [one for platform in cl.get_platforms() for one in platform.get_devices()]
+        all_devices = [one for platform in cl.get_platforms() for one in platform.get_devices()]
     except cl.LogicError:  # the loader found no driver
         return []
-    usable = [one for one in found if one.type & sum(order) and one.compiler_available]
+    usable = [one for one in all_devices if one.type & sum(order) and one.compiler_available]
     return sorted(usable, key=lambda one: next(n for n, kind in enumerate(order) if one.type & kind))
 
 
 def chosen(name: str) -> Any:
-    """The device whose name has these words, in any case; the first without any. Raises UserError."""
-    found = devices()
-    names = [one.name for one in found]
-    fitting = [one for one in found if name.lower() in one.name.lower()]
-    if not fitting:
-        raise UserError(f"no OpenCL device is called {name!r}", nearest(name, names))
-    return fitting[0]
+    """Return the first device whose name contains `name`, in any case. Raises UserError if there is none."""
+    available = devices()
+    names = [one.name for one in available]
+    matches = [one for one in available if name.lower() in one.name.lower()]
+    if not matches:
+        raise UserError(f"no OpenCL device is named {name!r}", nearest(name, names))
+    return matches[0]
 
 
 class Driver:
-    """A device with one queue, in order. Calls of several threads take turns to launch."""
+    """A device with one in-order queue. Launches from several threads are serialised."""
 
     def __init__(self, device: Any, form: str):
         cl = self.cl = binding()
@@ -117,15 +121,15 @@ class Driver:
     def launch(
         self, program: str, kernel: str, dtypes: tuple[str, str], count: int, local: int, *arguments: Any
     ) -> None:
-        """`count` groups of `local` work-items each; with `local` 0 `count` items, in groups of the driver's choice."""
+        """Launch `count` groups of `local` work-items; if `local` is 0, `count` items in any groups."""
         self.require_own_process()
         with self._turn:
-            made = self._kernel(program, kernel, dtypes)
-            made.set_args(*arguments)
-            self.cl.enqueue_nd_range_kernel(self.queue, made, (count * max(local, 1),), (local,) if local else None)
+            compiled = self._kernel(program, kernel, dtypes)
+            compiled.set_args(*arguments)
+            self.cl.enqueue_nd_range_kernel(self.queue, compiled, (count * max(local, 1),), (local,) if local else None)
 
     def require_own_process(self) -> None:
-        """A fork has none of the driver's threads, and would wait for them for ever."""
+        """Raise KernelsFailed in a forked process: it lacks the driver's threads and would wait for them forever."""
         if os.getpid() != self._process:
             raise KernelsFailed(
                 "opencl",
@@ -140,8 +144,8 @@ class Driver:
     def _kernel(self, program: str, kernel: str, dtypes: tuple[str, str]) -> Any:
         key = program, *dtypes, kernel
         if key not in self._kernels:
-            made = self._built(program, dtypes)
-            self._kernels |= {(program, *dtypes, one.function_name): one for one in made.all_kernels()}
+            built = self._built(program, dtypes)
+            self._kernels |= {(program, *dtypes, one.function_name): one for one in built.all_kernels()}
         return self._kernels[key]
 
     def _built(self, program: str, dtypes: tuple[str, str]) -> Any:
@@ -151,18 +155,18 @@ class Driver:
         values = [f"-D{name}={value}" for name, value in (sizes | masks).items()]
         options = ["-w", f"-DT_{rows}", f"-DW_{weights}", *values]  # -w: PoCL warns about vectors wider than the CPU's
         if self.device.platform.name == POCL and (why := _refused(Path(os.environ["POCL_CACHE_DIR"]))):
-            raise KernelsFailed("opencl", f"a program cannot be kept: {why}", "make space there")
+            raise KernelsFailed("opencl", f"a compiled program cannot be stored: {why}", "free disk space there")
         text = "\n".join((SOURCES / f"{name}.cl").read_text() for name in self._files(program))
-        made = self.cl.Program(self.context, text)
+        unbuilt = self.cl.Program(self.context, text)
         try:
             with warnings.catch_warnings():  # pyopencl warns about any output of a successful build
                 warnings.simplefilter("ignore", self.cl.CompilerWarning)
-                return made.build(options, cache_dir=False)
+                return unbuilt.build(options, cache_dir=False)
         except self.cl.RuntimeError as e:
             raise KernelsFailed(
                 "opencl",
                 f"{self.device.name} does not build opencl_{program}.cl: {_first_error(str(e))}",
-                "use kernels 'torch', and tell us the driver and its version",
+                "use kernels 'torch', and report the driver and its version to us",
             ) from e
 
     def _files(self, program: str) -> list[str]:

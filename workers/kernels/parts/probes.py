@@ -1,4 +1,4 @@
-"""What is measured of each operation: arguments of several sizes, what torch computes of them, and how errors grow."""
+"""Test cases for measuring operations: arguments of several sizes, torch's result, and the growth of errors."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ EPS = 1e-6
 ROWS = (1, 16, 256, 4096)
 COLUMNS = (1024, 4096, 16384, 65536, 131072)
 MOST_ON_THE_CPU, MOST_ON_OTHERS = 1 << 22, 1 << 28
-"""Elements of a matrix of rows: on the CPU some milliseconds of work."""
+"""Maximum elements of a matrix of rows: on the CPU some milliseconds of work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +29,20 @@ class Probe:
     causal: bool = False
 
     def arguments(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Arguments:
-        """The same values in every process."""
+        """Generate the arguments, the same in every process."""
         generator = torch.Generator().manual_seed(seed)
-        found = tuple(torch.randn(shape, generator=generator) for shape in self.shapes)
+        tensors = tuple(torch.randn(shape, generator=generator) for shape in self.shapes)
         if self.operation == "apply_rope":
-            found = (found[0], found[1].cos(), found[1].sin())
-        return tuple(one.to(dtype).to(device) for one in found)
+            tensors = (tensors[0], tensors[1].cos(), tensors[1].sin())
+        return tuple(one.to(dtype).to(device) for one in tensors)
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the kernels' method is given beside the arrays."""
+        """Options of the kernels' method."""
         return {"eps": EPS} if self.operation == "rmsnorm" else {"causal": True} if self.causal else {}
 
     def plain(self, *arrays: Tensor) -> Tensor:
-        """What a model computes without us."""
+        """Compute the operation with torch, as a model without our kernels does."""
         if self.operation == "attention":
             grouped = self.shapes[0][-3] != self.shapes[1][-3]
             q, k, v = arrays
@@ -51,7 +51,7 @@ class Probe:
 
     @property
     def depth(self) -> float:
-        """The longest chain of additions, as in accuracy.py."""
+        """Longest chain of additions, as in accuracy.py."""
         first, last = self.shapes[0], self.shapes[-1]
         if self.operation in ("silu", "swiglu", "apply_rope"):
             return 2
@@ -63,7 +63,7 @@ class Probe:
 
 
 def probes(operation: str, device: torch.device) -> Iterator[Probe]:
-    """Sizes from each class of shapes that models have."""
+    """Iterate over sizes from each class of shapes that occurs in models."""
     if operation not in _SIZES:
         most = MOST_ON_THE_CPU if device.type == "cpu" else MOST_ON_OTHERS
         for rows, columns in ((r, c) for r in ROWS for c in COLUMNS if r * c <= most):

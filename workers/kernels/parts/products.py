@@ -1,6 +1,6 @@
 """Products of matrices and vectors, batched over leading dimensions.
 
-Letters of shapes: M, N, K of a product; B batch; T rows that are weighed, D their width.
+Letters of shapes: M, N, K of a product; B batch; T weighted rows, D their width.
 """
 
 from abc import abstractmethod
@@ -17,10 +17,10 @@ from workers.kernels.parts.device import Device
 
 
 class Products(Device):
-    """Leading dimensions broadcast as in torch.matmul; results have the dtype of the first array. Raise as Rows."""
+    """Leading dimensions broadcast as in torch.matmul; results have the first array's dtype. Methods raise as Rows."""
 
     def matmul(self, a: Any, b: Any, *, out: Any = None) -> Any:
-        """a [B…, M, K] times b [B…, K, N]. An argument that is the transpose of a contiguous matrix is not copied."""
+        """a [B…, M, K] times b [B…, K, N]. The transpose of a contiguous matrix is not copied."""
         call = Call(self)
         left, right = call.take("a", a, 2), call.take("b", b, 2)
         (rows, depth), columns = left.tensor.shape[-2:], right.tensor.shape[-1]
@@ -28,22 +28,25 @@ class Products(Device):
         batch = _batch(left, right, 2, 2)
         filled = call.output(out, (*batch, rows, columns))
         if filled.tensor.numel():
-            turned_a, turned_b = _is_transposed(left), _is_transposed(right)
-            if right.tensor.dim() == 2 and not turned_a:  # one matrix for all: their rows are the rows of one product
+            a_transposed, b_transposed = _is_transposed(left), _is_transposed(right)
+            if right.tensor.dim() == 2 and not a_transposed:  # one matrix for the batch: make it one product
                 rows, batch = rows * batch.numel(), torch.Size()
             size = batch.numel()
             arrays = (
-                call.array(_spread(left, batch, 2, turned_a), (size, depth, rows) if turned_a else (size, rows, depth)),
                 call.array(
-                    _spread(right, batch, 2, turned_b), (size, columns, depth) if turned_b else (size, depth, columns)
+                    _spread(left, batch, 2, a_transposed), (size, depth, rows) if a_transposed else (size, rows, depth)
+                ),
+                call.array(
+                    _spread(right, batch, 2, b_transposed),
+                    (size, columns, depth) if b_transposed else (size, depth, columns),
                 ),
                 call.written(filled, (size, rows, columns)),
             )
-            call.run(self._matmul, *arrays, turned_a, turned_b)
+            call.run(self._matmul, *arrays, a_transposed, b_transposed)
         return call.result(filled)
 
     def matmul_vec(self, a: Any, x: Any, *, out: Any = None) -> Any:
-        """a [B…, M, K] times x [B…, K]: [B…, M]. A single vector or matrix serves all of the other."""
+        """a [B…, M, K] times x [B…, K]: [B…, M]. A single vector or matrix is broadcast."""
         call = Call(self)
         left, right = call.take("a", a, 2), call.take("x", x, 1)
         rows, depth = left.tensor.shape[-2:]
@@ -74,7 +77,7 @@ class Products(Device):
             call.run(self._weighted_sum_rows, array_w, array_r, call.written(filled, (size, width)))
         return call.result(filled)
 
-    # Hooks: contiguous arrays, no dimension is 0 but K or T, for which results are 0. They fill `out`.
+    # Hooks get contiguous arrays and fill `out`. Only K or T may be 0; the results are then 0.
 
     @abstractmethod
     def _matmul(self, a_BMK: Any, b_BKN: Any, out_BMN: Any, a_transposed: bool, b_transposed: bool) -> Tensor | None:
@@ -89,27 +92,27 @@ class Products(Device):
 
 def _require_equal(a: Operand, of_a: int, b: Operand, of_b: int) -> None:
     if a.tensor.shape[of_a] != b.tensor.shape[of_b]:
-        told = f"{a.name} has shape {shape_told(a.tensor)}, {b.name} {shape_told(b.tensor)}"
-        asked = f"dimension {of_a} of {a.name} and {of_b} of {b.name} must be equal"
-        raise UserError(told, asked)
+        shapes = f"{a.name} has shape {shape_told(a.tensor)}, {b.name} {shape_told(b.tensor)}"
+        remedy = f"dimension {of_a} of {a.name} and {of_b} of {b.name} must be equal"
+        raise UserError(shapes, remedy)
 
 
 def _batch(a: Operand, b: Operand, dims_a: int, dims_b: int) -> torch.Size:
-    """The leading dimensions of the result."""
+    """Return the leading dimensions of the result."""
     try:
         return torch.Size(torch.broadcast_shapes(a.tensor.shape[:-dims_a], b.tensor.shape[:-dims_b]))  # type: ignore[no-untyped-call]
     except RuntimeError:
-        told = f"{a.name} has shape {shape_told(a.tensor)}, {b.name} {shape_told(b.tensor)}"
-        raise UserError(told, "leading dimensions must be equal, or 1") from None
+        shapes = f"{a.name} has shape {shape_told(a.tensor)}, {b.name} {shape_told(b.tensor)}"
+        raise UserError(shapes, "leading dimensions must be equal, or 1") from None
 
 
 def _spread(one: Operand, batch: Sequence[int], dims: int, transposed: bool = False) -> Operand:
-    """With the leading dimensions of the result, transposed where memory is. Without any, its own are rows of it."""
+    """Expand to the leading dimensions of the result (if any), transposed as it is in memory."""
     own = one.tensor.shape[:-dims]
     if one.buffer is not None:
         if own != torch.Size(batch) and len(batch):
-            told = f"{one.name} has leading dimensions {list(own)}, the result {list(batch)}"
-            raise UserError(told, f"give {one.name} all of them")
+            shapes = f"{one.name} has leading dimensions {list(own)}, the result {list(batch)}"
+            raise UserError(shapes, f"expand {one.name} to them")
         return one
     tensor = one.tensor.mT if transposed else one.tensor
     if own != torch.Size(batch) and len(batch):

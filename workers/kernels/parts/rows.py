@@ -1,8 +1,8 @@
-"""Operations on rows, each row by itself: norms, softmax, and what gates and rotates.
+"""Operations on single rows: norms, softmax, gates and rotary embedding.
 
 Letters of shapes: R rows, C columns; B batch (all dimensions before those named), T tokens, D width of a head, P
-pairs of values that rotate together, at most D / 2. Sums are kept in float32 whatever the dtype, and each result is
-rounded once.
+pairs of values that rotate together, at most D / 2. Sums are accumulated in float32 for every dtype, and each result
+is rounded once.
 """
 
 from abc import abstractmethod
@@ -20,8 +20,8 @@ LAYOUTS = ("halves", "pairs")
 
 
 class Rows(Device):
-    """The last dimension is the row; results have the shape and dtype of the first array. Raise UserError for arrays
-    that do not fit each other, KernelsFailed for what the driver refuses.
+    """The last dimension is the row; results have the shape and dtype of the first array. Methods raise UserError for
+    arrays that do not match each other, KernelsFailed for errors of the driver.
     """
 
     def rmsnorm(
@@ -34,10 +34,10 @@ class Rows(Device):
         round_before_weight: bool = False,
         out: Any = None,
     ) -> Any:
-        """x / sqrt(mean(x²) + eps) · (offset + weight), where `weight` [C] may be in float32 beside a shorter x.
+        """x / sqrt(mean(x²) + eps) · (offset + weight), where `weight` [C] may be in float32 for a shorter x.
 
-        Llama's checkpoints want `round_before_weight`: the normed row is rounded to x's dtype before the product with
-        the weight, which is rounded again. Gemma's want `offset` 1. `out` may be x.
+        Llama's checkpoints need `round_before_weight`: the normed row is rounded to x's dtype before the product with
+        the weight, which is rounded again. Gemma's need `offset` 1. `out` may be x.
         """
         call = Call(self)
         rows = call.take("x", x, 1)
@@ -65,7 +65,7 @@ class Rows(Device):
         return call.result(filled)
 
     def softmax(self, x: Any, *, out: Any = None) -> Any:
-        """exp(x - max(x)) / its sum. A row of -inf only is NaN, as torch has it. `out` may be x."""
+        """exp(x - max(x)) / its sum. A row that is all -inf becomes NaN, as in torch. `out` may be x."""
         return self._each("x", x, out, self._softmax)
 
     def silu(self, x: Any, *, out: Any = None) -> Any:
@@ -79,7 +79,7 @@ class Rows(Device):
         ups = call.take("up", up, 1)
         if gates.tensor.shape != ups.tensor.shape:
             raise UserError(
-                f"gate has shape {shape_told(gates.tensor)}, up {shape_told(ups.tensor)}", "give two of one shape"
+                f"gate has shape {shape_told(gates.tensor)}, up {shape_told(ups.tensor)}", "pass two of one shape"
             )
         filled = call.like(out, gates, (gates, ups))
         if gates.tensor.numel():
@@ -89,10 +89,10 @@ class Rows(Device):
     def apply_rope(
         self, x: Any, cos: Any, sin: Any, *, position: int = 0, layout: str = "halves", out: Any = None
     ) -> Any:
-        """Rotary position embedding of x [B…, T, D]; token t turns by row `position` + t of `cos` and `sin` [·, P].
+        """Rotary position embedding of x [B…, T, D]; token t is rotated by row `position` + t of `cos`, `sin` [·, P].
 
         `layout` "halves" (NeoX, Llama in transformers) pairs value i with i + P, "pairs" (GPT-J, Llama as published) 2i
-        with 2i + 1. With 2P < D only the first 2P values of a token turn. `cos` and `sin` may be in float32. `out`
+        with 2i + 1. If 2P < D, only the first 2P values of a token rotate. `cos` and `sin` may be in float32. `out`
         may be x.
         """
         call = Call(self)
@@ -105,9 +105,14 @@ class Rows(Device):
         filled = call.like(out, tokens, (tokens,))
         if tokens.tensor.numel():
             shape = (-1, length, width)
-            turned = [call.array(one, one.tensor.shape) for one in tables]
+            table_arrays = [call.array(one, one.tensor.shape) for one in tables]
             call.run(
-                self._rope, call.array(tokens, shape), *turned, call.written(filled, shape), position, layout == "pairs"
+                self._rope,
+                call.array(tokens, shape),
+                *table_arrays,
+                call.written(filled, shape),
+                position,
+                layout == "pairs",
             )
         return call.result(filled)
 
@@ -119,14 +124,14 @@ class Rows(Device):
             call.run(hook, call.rows(rows), call.written(filled))
         return call.result(filled)
 
-    # Hooks: contiguous arrays, at least one row and one column; `out` may be an input. They fill it, or answer
-    # with a tensor of their own that takes its place.
+    # Hooks get contiguous arrays with at least one row and one column; `out` may be an input. They fill it, or
+    # return a new tensor instead.
 
     @abstractmethod
     def _rmsnorm(
         self, x_RC: Any, weight_C: Any, out_RC: Any, eps: float, offset: float, round_before_weight: bool
     ) -> Tensor | None:
-        """`weight_C` may be None, and then `offset` counts for nothing."""
+        """`weight_C` may be None; `offset` is then ignored."""
 
     @abstractmethod
     def _layernorm(self, x_RC: Any, weight_C: Any, bias_C: Any, out_RC: Any, eps: float) -> Tensor | None:
@@ -143,16 +148,16 @@ class Rows(Device):
 
     @abstractmethod
     def _rope(self, x_BTD: Any, cos_SP: Any, sin_SP: Any, out_BTD: Any, position: int, pairs: bool) -> Tensor | None:
-        """Row `position` + t of the tables turns token t."""
+        """Row `position` + t of the tables rotates token t."""
 
 
 def _require_tables(cos: Any, sin: Any, position: int, length: int, width: int) -> None:
     if cos.dim() != 2 or cos.shape != sin.shape or cos.dtype != sin.dtype:
-        told = f"{shape_told(cos)} {cos.dtype} and {shape_told(sin)} {sin.dtype}"
-        raise UserError(f"cos and sin have shapes {told}", "give two tables [positions, pairs] of one dtype")
+        shapes = f"{shape_told(cos)} {cos.dtype} and {shape_told(sin)} {sin.dtype}"
+        raise UserError(f"cos and sin have shapes {shapes}", "pass two tables [positions, pairs] of one dtype")
     positions, pairs = cos.shape
     if not 1 <= pairs <= width // 2:
-        raise UserError(f"cos has {pairs} columns, x {width} values per token", f"give 1 to {width // 2} columns")
+        raise UserError(f"cos has {pairs} columns, x {width} values per token", f"pass 1 to {width // 2} columns")
     if position + length > positions:
         raise UserError(
             f"cos has {positions} rows; {length} tokens from position {position} need {position + length}",

@@ -1,4 +1,4 @@
-"""The committed table of what Triton's kernels take, sources/resources.json, and the page that shows it."""
+"""The committed table of resources of Triton's kernels, sources/resources.json, and its page in the docs."""
 
 import json
 import re
@@ -24,37 +24,39 @@ from workers.kernels.resources import (
 COMMITTED = SOURCES / "resources.json"
 PAGE = Path(__file__).parents[3] / "docs" / "performance" / "kernel-resources.md"
 Data = dict[str, Any]
-HEAD = """# What Triton's kernels take of a GPU
+HEAD = """# Resources of the Triton kernels
 
 <!-- Written by `python -m workers.kernels.resources` from workers/kernels/sources/resources.json. -->
 
-Compiled ahead of time by Triton {releases}, without a device: registers a thread and KiB of shared memory a program,
-the most of what makes one configuration into different programs (masks, transposed matrices, sizes that are not
-multiples of 16). **None spills a register.** Nobody has run them on a GPU yet, and no speed is claimed.
+Compiled ahead of time by Triton {releases}, without a device: registers per thread, and KiB of shared memory per
+program. Each number is the maximum over the programs of one configuration (with masks, transposed matrices, or sizes
+that are not multiples of 16). **None spills a register.** They have not been run on a GPU yet; no speed is claimed.
 
-- `polyfleet kernels resources --target sm_90,gfx942` compiles them anew and tells which spill.
-  `python -m workers.kernels.resources` writes this page and the table that launches are held to.
+- `polyfleet kernels resources --target sm_90,gfx942` compiles them again and shows which spill.
+  `python -m workers.kernels.resources` writes this page and the table that is checked before a launch.
 - A configuration that is not in the table is not launched on these targets. sm_86, sm_120, gfx1100 and Intel's GPUs are
-  not in it: there nothing is refused.
-- Clusters need Triton 3.8; before, rows that wide are read twice.
+  not in it: on them nothing is refused.
+- Clusters need Triton 3.8; older versions read rows of that width twice.
 """
 
 
 def data_of(rows: Sequence[Resources], before: Data | None = None) -> Data:
-    """As sources/resources.json has it, with the lines of `before`, of the same sources, that the table still needs.
-    Raises UserError for rows that may not be launched.
+    """Return the content of sources/resources.json, including lines of `before`, if it is of the same sources, that the
+    table still needs. Raises UserError for rows that must not be launched.
     """
     if refused := spilling(rows):
-        told = "; ".join(f"{row.target} {row.dtype} {row.config}: {row.refused}" for row in refused[:5])
-        raise UserError(f"{len(refused)} configurations may not be launched: {told}", "choose other forms for them")
+        examples = "; ".join(f"{row.target} {row.dtype} {row.config}: {row.refused}" for row in refused[:5])
+        raise UserError(
+            f"{len(refused)} configurations must not be launched: {examples}", "choose other configurations"
+        )
     new = {(f"{row.target} {row.dtype}", str(row.config)): [getattr(row, name) for name in NUMBERS] for row in rows}
-    kept = _lines(before)
+    retained = _lines(before)
     lines: dict[str, dict[str, list[int]]] = {}
     for job in launchable(table.COMMITTED, table.CLUSTERS_SINCE) + launchable(table.COMMITTED, (0, 0)):
         key = f"{job.target} {job.dtype}", str(job.config)
-        if key in new or key in kept:
-            lines.setdefault(key[0], {})[key[1]] = new[key] if key in new else kept[key]
-    releases = sorted({*(before["triton"] if before and kept else ()), *([installed()] if rows else ())})
+        if key in new or key in retained:
+            lines.setdefault(key[0], {})[key[1]] = new[key] if key in new else retained[key]
+    releases = sorted({*(before["triton"] if before and retained else ()), *([installed()] if rows else ())})
     return {"triton": releases, "sources": source_hashes(), "lines": lines}
 
 
@@ -65,10 +67,10 @@ def _lines(before: Data | None) -> dict[tuple[str, str], list[int]]:
 
 
 def page(data: Data) -> str:
-    """docs/performance/kernel-resources.md."""
+    """Return the text of docs/performance/kernel-resources.md."""
     targets = list(dict.fromkeys(at.split()[0] for at in data["lines"]))
     columns = ("configuration", "values", *targets)
-    found = [
+    page_lines = [
         HEAD.format(releases=" and ".join(data["triton"])),
         f"| {' | '.join(columns)} |",
         "|---" * len(columns) + "|",
@@ -77,8 +79,8 @@ def page(data: Data) -> str:
         lines = {target: data["lines"].get(f"{target} {dtype}", {}) for target in targets}
         for config in sorted({config for line in lines.values() for config in line}):
             cells = (_cell(lines[target].get(config)) for target in targets)
-            found.append(f"| {config} | {dtype} | {' | '.join(cells)} |")
-    return "\n".join([*found, ""])
+            page_lines.append(f"| {config} | {dtype} | {' | '.join(cells)} |")
+    return "\n".join([*page_lines, ""])
 
 
 def _cell(line: list[int] | None) -> str:
@@ -86,19 +88,20 @@ def _cell(line: list[int] | None) -> str:
 
 
 def write(targets: Sequence[str] = table.COMMITTED) -> None:
-    """Compile what the committed table lacks of the present sources, and write it and its page. Lines of clusters are
-    of a newer Triton than the others: it is called once with each.
+    """Compile what the committed table lacks for the current sources, and write the table and its page.
+
+    Lines with clusters need a newer Triton than the others: run it once with each version.
     """
     before = json.loads(COMMITTED.read_text()) if COMMITTED.exists() else None
-    known = _lines(before)
+    existing = _lines(before)
     jobs = launchable(targets, major_minor(installed()))
-    lacking = [job for job in jobs if (f"{job.target} {job.dtype}", str(job.config)) not in known]
+    lacking = [job for job in jobs if (f"{job.target} {job.dtype}", str(job.config)) not in existing]
     data = data_of(measured(lacking), before)
     COMMITTED.write_text(_text(data))
     PAGE.write_text(page(data))
 
 
 def _text(data: Data) -> str:
-    """JSON with a line for each configuration."""
+    """Format as JSON with one line per configuration."""
     plain = json.dumps(data, indent=1)
     return re.sub(r"\[\s*(\d+),\s*(\d+),\s*(\d+)\s*\]", r"[\1, \2, \3]", plain) + "\n"

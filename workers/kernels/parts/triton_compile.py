@@ -1,8 +1,8 @@
-"""Compile kernels ahead of time, without a device, and read what a program of them takes. A process of its own:
+"""Compile kernels ahead of time, without a device, and read the resources that a program needs. A separate process:
 
     python -m workers.kernels.parts.triton_compile
 
-reads jobs as lines of JSON and answers each with one. It must not be interpreted: TRITON_INTERPRET is not set in it.
+reads jobs as lines of JSON and writes one line for each. TRITON_INTERPRET must not be set in it.
 """
 
 import importlib
@@ -21,24 +21,24 @@ IN_FLOAT32 = {"lse", "delta", "partial"}
 INTEGERS = {"R", "C", "N", "D", "P", "K", "M", "T", "S", "H", "share", "position", "stride_b", "stride_h", "stride_t"}
 FLOATS = {"eps", "offset", "scale"}
 MULTIPLES_OF_16 = {"C", "N", "D", "P", "K", "M", "T", "S", "stride_b", "stride_h", "stride_t"}
-"""Where sizes are such, Triton is told: it then moves 16 bytes a lane."""
+"""Sizes that Triton is told are multiples of 16, if they are: it then moves 16 bytes per lane."""
 ALL = {"HAS_WEIGHT": True, "HAS_BIAS": True, "HAS_LSE": True, "ROUNDED": True, "REST": True, "IN_FLOAT32": False}
-"""Compile-time flags with which a program has most to hold."""
+"""Compile-time flags with which a program needs most registers."""
 
 WITH_TILES = {table.PRODUCTS, table.ATTENTION}
-"""Whose variants differ in more than addresses."""
+"""Modules whose variants differ in more than addresses."""
 
 Flags = dict[str, Any]
 
 
 def variants(config: table.Config, dtype: str, on: table.Target) -> list[tuple[bool, Flags]]:
-    """(whether sizes are multiples of 16, flags) for what makes one configuration into different programs; what takes
-    most is first.
+    """List (whether sizes are multiples of 16, flags) of the different programs of one configuration, the one that
+    needs most resources first.
     """
     if config.kernel == "matmul":
-        turned = [{"A_TRANSPOSED": a, "B_TRANSPOSED": b} for a in (False, True) for b in (False, True)]
+        transposes = [{"A_TRANSPOSED": a, "B_TRANSPOSED": b} for a in (False, True) for b in (False, True)]
         odd = config.blocks[0] < 128
-        return [*([(False, turned[0])] if odd else []), *((True, one) for one in turned)]
+        return [*([(False, transposes[0])] if odd else []), *((True, one) for one in transposes)]
     if config.kernel == "attention_delta":
         return [(True, {"E": config.blocks[-1]})]
     if config.module == table.ATTENTION:
@@ -46,20 +46,20 @@ def variants(config: table.Config, dtype: str, on: table.Target) -> list[tuple[b
     if config.kernel == "rope":
         return [(False, {"PAIRS": True}), (True, {"PAIRS": True}), (True, {"PAIRS": False})]
     if config.module in (table.NORMS, table.BACKWARD) and config.kernel.endswith("_rows"):
-        way = "backward" if config.module == table.BACKWARD else "forward"
-        return [(True, {})] if config.blocks[1] > table.WIDEST_ODD[way] else [(False, {}), (True, {})]
+        direction = "backward" if config.module == table.BACKWARD else "forward"
+        return [(True, {})] if config.blocks[1] > table.WIDEST_ODD[direction] else [(False, {}), (True, {})]
     return [(False, {}), (True, {})]
 
 
 def _of_attention(config: table.Config, dtype: str, on: table.Target) -> list[tuple[bool, Flags]]:
-    """A configuration may serve plain calls, those with masks and odd heads, or both."""
-    width, itemsize, found = config.blocks[-1], 4 if dtype == "fp32" else 2, []
-    whole, padded, odd = ({"D": width - less, "E": width - less, "CAUSAL": True} for less in (0, 8, 6))
+    """Variants of attention: a configuration may serve plain calls, calls with masks and odd heads, or both."""
+    width, itemsize, result = config.blocks[-1], 4 if dtype == "fp32" else 2, []
+    plain, padded, odd = ({"D": width - less, "E": width - less, "CAUSAL": True} for less in (0, 8, 6))
     if table.attention(config.kernel, width, width, itemsize, on, masked=True) == config:
-        found += [(False, odd | {"MASK": 1}), (True, whole | {"MASK": 2})]
+        result += [(False, odd | {"MASK": 1}), (True, plain | {"MASK": 2})]
     if table.attention(config.kernel, width, width, itemsize, on) == config:
-        found += [(True, whole | {"MASK": 0}), (True, padded | {"MASK": 0})]
-    return found
+        result += [(True, plain | {"MASK": 0}), (True, padded | {"MASK": 0})]
+    return result
 
 
 def compiled(config: table.Config, dtype: str, on: table.Target, aligned: bool, flags: Flags) -> Any:
@@ -67,13 +67,13 @@ def compiled(config: table.Config, dtype: str, on: table.Target, aligned: bool, 
     from triton.compiler import ASTSource
 
     kernel = getattr(importlib.import_module(f"workers.kernels.sources.{config.module}"), config.kernel)
-    known = ALL | flags | config.named()
+    values = ALL | flags | config.named()
     signature, constants, attributes = {}, {}, {}
     for number, parameter in enumerate(kernel.params):
         name = parameter.name
         signature[name] = _type(name, parameter.is_constexpr, dtype, flags)
         if signature[name] == "constexpr":
-            constants[(number,)] = 1 if name == "stride_s" else known[name]
+            constants[(number,)] = 1 if name == "stride_s" else values[name]
         elif signature[name].startswith("*") or (aligned and name in MULTIPLES_OF_16):
             attributes[(number,)] = [["tt.divisibility", 16]]
     options = {"num_warps": config.warps, "num_stages": config.stages}
@@ -83,7 +83,7 @@ def compiled(config: table.Config, dtype: str, on: table.Target, aligned: bool, 
 
 
 def _type(name: str, is_constexpr: bool, dtype: str, flags: Flags) -> str:
-    """As the launcher would specialise: a stride of 1 is a constant."""
+    """Type of a parameter, as the launcher would specialise it: a stride of 1 is a constant."""
     if is_constexpr or name == "stride_s":
         return "constexpr"
     if name in INTEGERS:
@@ -104,7 +104,7 @@ def _gpu(on: table.Target) -> Any:
 
 
 def measured(made: Any) -> tuple[int, int, int]:
-    """(registers a thread, spilled ones, bytes of shared memory a program)."""
+    """Return (registers per thread, spilled registers, bytes of shared memory per program)."""
     if "cubin" in made.asm:
         return (*_of_cubin(made.asm["cubin"]), made.metadata.shared)
     text = made.asm["amdgcn"]
@@ -120,7 +120,7 @@ def _tools() -> Path:
 
 
 def _of_cubin(cubin: bytes) -> tuple[int, int]:
-    """Registers from cuobjdump; spills are loads and stores of local memory, which no kernel here has of its own."""
+    """Read registers with cuobjdump, and count spills: loads and stores of local memory, otherwise unused here."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -130,35 +130,36 @@ def _of_cubin(cubin: bytes) -> tuple[int, int]:
     return registers, max(len(re.findall(r"\b(?:LDL|STL)\b", code)), 1 if stack else 0)
 
 
-def _told(*words: Any) -> str:
-    return subprocess.run([str(word) for word in words], capture_output=True, text=True, check=True).stdout
+def _told(*command: Any) -> str:
+    return subprocess.run([str(argument) for argument in command], capture_output=True, text=True, check=True).stdout
 
 
 def answer(job: dict[str, Any]) -> dict[str, Any]:
-    """The most that a variant takes, or what the compiler said. Where the first one, which takes most, has half of the
-    registers free, the others are not compiled.
+    """Compile a job's variants. Return the maximum resources, or the compiler's error.
+
+    If the first variant, which needs most, leaves half of the registers free, the others are not compiled.
     """
     config = table.Config(job["kernel"], tuple(job["blocks"]), job["warps"], job["stages"], job["ctas"])
     on = table.target(job["target"])
-    found: list[tuple[int, int, int]] = []
+    measurements: list[tuple[int, int, int]] = []
     try:
         for aligned, flags in variants(config, job["dtype"], on):
-            found.append(measured(compiled(config, job["dtype"], on, aligned, flags)))
-            if found[0][0] <= table.registers(config, on) // 2 and config.module not in WITH_TILES:
+            measurements.append(measured(compiled(config, job["dtype"], on, aligned, flags)))
+            if measurements[0][0] <= table.registers(config, on) // 2 and config.module not in WITH_TILES:
                 break
-    except Exception as e:  # a compiler may raise anything, and the next job is to be done
+    except Exception as e:  # a compiler may raise anything, and the next job must still run
         return {"error": f"{type(e).__name__}: {e}".splitlines()[0][:300]}
-    return {name: max(one[i] for one in found) for i, name in enumerate(("registers", "spills", "shared_bytes"))}
+    return {name: max(one[i] for one in measurements) for i, name in enumerate(("registers", "spills", "shared_bytes"))}
 
 
 def main() -> None:
     import os
 
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # compilers write to stdout; answers have a line each to themselves
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # compilers write to stdout, which must contain only our lines
     for line in sys.stdin:
-        answers.write(json.dumps(answer(json.loads(line))) + "\n")
-        answers.flush()
+        replies.write(json.dumps(answer(json.loads(line))) + "\n")
+        replies.flush()
 
 
 if __name__ == "__main__":

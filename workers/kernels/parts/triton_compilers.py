@@ -1,5 +1,6 @@
-"""Compiles configurations of Triton kernels in as many processes as there are CPUs: a compiler that ends a process (it
-may) costs its job alone. Imports neither torch nor Triton.
+"""Compile configurations of Triton kernels in one process per CPU.
+
+If a compiler crashes its process, only that job fails. Imports neither torch nor Triton.
 """
 
 import json
@@ -15,11 +16,11 @@ from typing import Any
 
 WAIT_S = 300
 Job = dict[str, Any]
-"""What parts/triton_compile.py reads: `target`, `dtype` and the fields of a Config."""
+"""Input of parts/triton_compile.py: `target`, `dtype` and the fields of a Config."""
 
 
 def compiled(jobs: Sequence[Job]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The number of each job with its `registers`, `spills` and `shared_bytes`, or `error`, as they are done."""
+    """Yield each job's number with its `registers`, `spills` and `shared_bytes`, or `error`, as jobs finish."""
     if not jobs:
         return
     waiting: SimpleQueue[int | None] = SimpleQueue()
@@ -38,7 +39,7 @@ def compiled(jobs: Sequence[Job]) -> Iterator[tuple[int, dict[str, Any]]]:
                     ended += 1
                 else:
                     yield one
-        finally:  # whoever asked may have been interrupted: what nobody began is not compiled
+        finally:  # if the caller was interrupted, drop the jobs that have not started
             with suppress(Empty):
                 while True:
                     waiting.get_nowait()
@@ -64,16 +65,16 @@ def _compile_in_a_process(jobs: Sequence[Job], waiting: Any, done: Any, cache: s
 def _process(cache: str) -> Any:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TRITON_CACHE_DIR": cache}
-    words = [sys.executable, "-m", "workers.kernels.parts.triton_compile"]
+    command = [sys.executable, "-m", "workers.kernels.parts.triton_compile"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen(words, text=True, env=environment, **pipes)  # type: ignore[call-overload]
+    return subprocess.Popen(command, text=True, env=environment, **pipes)  # type: ignore[call-overload]
 
 
 def _asked(process: Any, job: Job) -> dict[str, Any]:
     try:
         process.stdin.write(json.dumps(job) + "\n")
         process.stdin.flush()
-        told: dict[str, Any] = json.loads(process.stdout.readline())
+        reply: dict[str, Any] = json.loads(process.stdout.readline())
     except (OSError, ValueError):
         return {"error": f"the compiler's process ended with code {process.wait(WAIT_S)}"}
-    return told
+    return reply

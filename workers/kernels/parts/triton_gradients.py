@@ -1,7 +1,7 @@
 """Backward kernels in Triton, as hooks of workers/kernels/triton.py.
 
-Sums over rows: each of P persistent programs gives one row of a table in float32, and a second kernel adds these up in
-their order, so that runs repeat bit for bit on devices of one kind.
+Sums over rows: each of P persistent programs writes one row of a float32 table, and a second kernel adds these rows in
+a fixed order, so that runs are bit-identical on devices of one kind.
 """
 
 from abc import abstractmethod
@@ -35,11 +35,11 @@ class TritonGradients(Gradients):
         count, columns = x_RC.shape
         config, grad = self.rows("rmsnorm_backward", columns), torch.empty_like(x_RC)
         programs = min(-(-count // config.blocks[0]), self.launch.programs)
-        weighed = weight_C is not None
-        partial = x_RC.new_empty((1, programs, columns), dtype=torch.float32) if weighed else grad
+        has_weight = weight_C is not None
+        partial = x_RC.new_empty((1, programs, columns), dtype=torch.float32) if has_weight else grad
         self.launch(
             config, x_RC.dtype, (programs,), g_RC, x_RC, x_RC if weight_C is None else weight_C, grad, partial, count,
-            columns, eps, offset, HAS_WEIGHT=weighed,
+            columns, eps, offset, HAS_WEIGHT=has_weight,
         )  # fmt: skip
         return grad, self._added(partial, weight_C.dtype)[0] if weight_C is not None else None
 
@@ -49,21 +49,21 @@ class TritonGradients(Gradients):
         count, columns = x_RC.shape
         config, grad = self.rows("layernorm_backward", columns), torch.empty_like(x_RC)
         programs = min(-(-count // config.blocks[0]), self.launch.programs)
-        weighed = weight_C is not None
-        summed = weighed or with_bias
+        has_weight = weight_C is not None
+        summed = has_weight or with_bias
         partial = x_RC.new_empty((2, programs, columns), dtype=torch.float32) if summed else grad
         self.launch(
             config, x_RC.dtype, (programs,), g_RC, x_RC, x_RC if weight_C is None else weight_C, grad, partial, count,
-            columns, eps, HAS_WEIGHT=weighed, HAS_BIAS=with_bias,
+            columns, eps, HAS_WEIGHT=has_weight, HAS_BIAS=with_bias,
         )  # fmt: skip
         if not summed:
             return grad, None, None
-        first, last = 0 if weighed else 1, 2 if with_bias else 1
+        first, last = 0 if has_weight else 1, 2 if with_bias else 1
         sums = self._added(partial[first:last], x_RC.dtype if weight_C is None else weight_C.dtype)
-        return grad, sums[0] if weighed else None, sums[-1] if with_bias else None
+        return grad, sums[0] if has_weight else None, sums[-1] if with_bias else None
 
     def _added(self, partial: Tensor, dtype: torch.dtype) -> Tensor:
-        """[n, P, C] in float32: [n, C]."""
+        """Sum partial results [n, P, C] in float32 to [n, C]."""
         many, programs, columns = partial.shape
         out, config = partial.new_empty((many, columns), dtype=dtype), table.add_partials()
         self.launch(config, dtype, (-(-columns // config.blocks[1]), many), partial, out, programs, columns)
@@ -109,10 +109,10 @@ class TritonGradients(Gradients):
         one = table.attention_delta(values)
         count = batch * heads * length
         self.launch(one, dtype, (-(-count // one.blocks[0]),), g_BHTE, out_BHTE, delta, count, E=values)
-        mask, strides, how = mask_given(mask_BHTS, q_BHTD)
+        mask, strides, mask_kind = mask_given(mask_BHTS, q_BHTD)
         arrays = g_BHTE, q_BHTD, k_BGSD, v_BGSE, mask, lse_BHT, delta
         sizes: tuple[Any, ...] = (length, many, heads, heads // groups, scale, *strides)
-        flags = {"D": width, "E": values, "CAUSAL": causal, "MASK": how, "IN_FLOAT32": self.interpreted}
+        flags = {"D": width, "E": values, "CAUSAL": causal, "MASK": mask_kind, "IN_FLOAT32": self.interpreted}
         size, masked = q_BHTD.element_size(), mask_BHTS is not None
         to_q, to_kv = (
             table.attention(f"attention_backward_{which}", width, values, size, self.target, masked)
@@ -124,9 +124,9 @@ class TritonGradients(Gradients):
 
 
 def mask_given(mask_BHTS: Tensor | None, like: Tensor) -> tuple[Tensor, Strides, int]:
-    """(what kernels read, its strides with 0 where it serves all, and what it is: MASK of triton_attention.py)."""
+    """Return (tensor to read, its strides, 0 for broadcast dimensions, and its kind: MASK of triton_attention.py)."""
     if mask_BHTS is None:
         return like, (0, 0, 0, 1), 0
     strides = [0 if size == 1 else stride for size, stride in zip(mask_BHTS.shape, mask_BHTS.stride(), strict=True)]
-    given = mask_BHTS.view(torch.uint8) if mask_BHTS.dtype == torch.bool else mask_BHTS
-    return given, (strides[0], strides[1], strides[2], strides[3]), 1 if mask_BHTS.dtype == torch.bool else 2
+    values = mask_BHTS.view(torch.uint8) if mask_BHTS.dtype == torch.bool else mask_BHTS
+    return values, (strides[0], strides[1], strides[2], strides[3]), 1 if mask_BHTS.dtype == torch.bool else 2

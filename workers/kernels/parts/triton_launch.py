@@ -1,7 +1,7 @@
-"""Triton as it is in this process, and how one of its kernels is launched.
+"""Check whether Triton is usable in this process, and launch its kernels.
 
-Whether kernels are compiled or interpreted is settled for a whole process when Triton is imported, by the variable
-TRITON_INTERPRET: its own functions (sums, maxima) are then either the one or the other.
+The variable TRITON_INTERPRET determines, when Triton is imported, whether kernels are compiled or interpreted. This
+applies to the entire process, because Triton's own functions (sums, maxima) are then one or the other.
 """
 
 import importlib
@@ -28,49 +28,49 @@ OLDEST_NVIDIA = (8, 0)
 
 @cache
 def installed() -> Version | None:
-    """(major, minor) of Triton, None where it is not there."""
+    """Return Triton's version as (major, minor), or None if it is not installed."""
     for name in ("triton", "triton-xpu", "pytorch-triton-rocm", "pytorch-triton-xpu"):
         try:
-            found = version(name).split(".")
+            parts = version(name).split(".")
         except PackageNotFoundError:
             continue
-        return int(found[0]), int(found[1])
+        return int(parts[0]), int(parts[1])
     return None
 
 
 def asked_to_interpret() -> bool:
-    """As Triton reads the variable."""
+    """Return whether the variable requests the interpreter, by Triton's own rules."""
     return os.environ.get(INTERPRET, "").lower() in ("1", "true", "on", "yes", "y")
 
 
 @cache
 def interpreted() -> bool:
-    """Imports Triton. Raises UserError where it was imported before the variable was set, or the other way round."""
+    """Import Triton and return whether it interprets. Raises UserError if the variable changed after the import."""
     import triton.language as tl
 
     compiles = hasattr(tl.sum, "device_caches") or type(tl.sum).__name__ == "JITFunction"
     if compiles == asked_to_interpret():
         was, now = ("without", "set") if compiles else ("with", "not set")
         raise UserError(
-            f"this process imported Triton {was} {INTERPRET}, which is {now} since",
+            f"this process imported Triton {was} {INTERPRET}, which is {now} now",
             "set the variable before Python starts, or not at all",
         )
     return not compiles
 
 
 def unavailable_reason() -> str:
-    """Why Triton's kernels cannot compute in this process, with what to do; "" when they can."""
+    """Return why Triton's kernels cannot compute in this process, with the remedy, or ""."""
     if (have := installed()) is None:
         return "Triton is not installed: pip install triton==3.7.1"
     if asked_to_interpret():
         if have < (3, 5):
             return (
-                f"the interpreter of Triton {have[0]}.{have[1]} cannot loop beside NumPy 2.4: pip install triton==3.7.1"
+                f"the interpreter of Triton {have[0]}.{have[1]} cannot loop with NumPy 2.4: pip install triton==3.7.1"
             )
         return _import_failure()
     kind = _kind_here()
     if not kind:
-        return f"torch sees no GPU of NVIDIA, AMD or Intel here; {REMEDY}"
+        return f"torch finds no GPU of NVIDIA, AMD or Intel here; {REMEDY}"
     if kind == "cuda" and not torch.version.hip and (have_cc := torch.cuda.get_device_capability()) < OLDEST_NVIDIA:
         return f"the GPU has compute capability {have_cc[0]}.{have_cc[1]}; these kernels need 8.0; {REMEDY}"
     return _import_failure()
@@ -87,37 +87,37 @@ def _import_failure() -> str:
 
 
 def _kind_here() -> str:
-    """torch's word for the GPUs it sees, "" for none."""
+    """Return torch's device type of the GPUs in this process, "" if there are none."""
     if torch.cuda.is_available():
         return "cuda"
     return "xpu" if hasattr(torch, "xpu") and torch.xpu.is_available() else ""
 
 
-def device_here(wanted: torch.device | None) -> torch.device:
-    """With its number. Raises UserError for one that Triton does not compute on in this process."""
+def device_here(device: torch.device | None) -> torch.device:
+    """Return the device with its index. Raises UserError if Triton does not compute on it in this process."""
     kind = "cpu" if interpreted() else _kind_here()
-    if wanted is None:
-        wanted = torch.device(kind)
-    if wanted.type != kind:
+    if device is None:
+        device = torch.device(kind)
+    if device.type != kind:
         why = "Triton is interpreted, on the CPU" if kind == "cpu" else f"they compute on {kind}"
-        raise UserError(f"kernels 'triton' do not compute on {wanted}: {why}", f"name {kind}, or use kernels 'torch'")
+        raise UserError(f"kernels 'triton' do not compute on {device}: {why}", f"name {kind}, or use kernels 'torch'")
     if kind == "cpu":
-        return wanted
+        return device
     module = torch.get_device_module(kind)
-    index = module.current_device() if wanted.index is None else wanted.index
+    index = module.current_device() if device.index is None else device.index
     if index >= module.device_count():
-        raise UserError(f"there is no {wanted}", f"name one of {kind}:0 to {kind}:{module.device_count() - 1}")
+        raise UserError(f"there is no {device}", f"name one of {kind}:0 to {kind}:{module.device_count() - 1}")
     return torch.device(kind, index)
 
 
 def target_of(device: torch.device) -> table.Target:
-    """The target whose lines of the table hold for a device; for one that has none, the next smaller of its kind."""
+    """Return the target whose lines of the table apply to a device: its own, else the next smaller of its kind."""
     if device.type == "xpu":
         return table.TARGETS["xpu"]
     if torch.version.hip:
         arch = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
-        known = arch if arch in table.TARGETS else "gfx942" if arch.startswith("gfx9") else "gfx1100"
-        return table.TARGETS[known]
+        name = arch if arch in table.TARGETS else "gfx942" if arch.startswith("gfx9") else "gfx1100"
+        return table.TARGETS[name]
     major, minor = torch.cuda.get_device_capability(device)
     exact = f"sm_{major}{minor}"
     fallback = {8: "sm_86", 9: "sm_90", 10: "sm_100"}.get(major, "sm_120")
@@ -126,13 +126,13 @@ def target_of(device: torch.device) -> table.Target:
 
 @cache
 def committed() -> dict[str, dict[str, list[int]]]:
-    """{target and dtype: {configuration: [registers, spills, bytes of shared memory]}} of sources/resources.json."""
+    """Read sources/resources.json: {target and dtype: {configuration: [registers, spills, bytes of shared memory]}}."""
     lines: dict[str, dict[str, list[int]]] = json.loads((SOURCES / "resources.json").read_text())["lines"]
     return lines
 
 
 class Launcher:
-    """Launches kernels on one device. `programs`: so many run at once there, and persistent ones are started."""
+    """Launch kernels on one device. `programs`: how many run at once there; as many persistent ones are started."""
 
     def __init__(self, device: torch.device, target: table.Target):
         self.device, self.target = device, target
@@ -143,21 +143,21 @@ class Launcher:
         self._module = None if self.interpreted else torch.get_device_module(device.type)
 
     def __call__(
-        self, config: table.Config, dtype: torch.dtype, grid: tuple[int, ...], *given: Any, **flags: Any
+        self, config: table.Config, dtype: torch.dtype, grid: tuple[int, ...], *arguments: Any, **flags: Any
     ) -> None:
-        """`given` in the order of the kernel's parameters; `flags` are its compile-time ones but for the blocks."""
+        """Launch a kernel with `arguments` in the order of its parameters; `flags` are compile-time, except blocks."""
         kernel, options = self._kernels.get(config) or self._load(config)
         if (config, dtype) not in self._allowed:
             self._require_allowed(config, dtype)
         if self.interpreted:
-            with np.errstate(all="ignore"):  # infinities and NaN are answers
-                kernel[grid](*given, **flags, **options)
+            with np.errstate(all="ignore"):  # infinities and NaN are valid results
+                kernel[grid](*arguments, **flags, **options)
             return
         with self._here():
-            kernel[grid](*given, **flags, **options)
+            kernel[grid](*arguments, **flags, **options)
 
     def close(self) -> None:
-        """Compiled programs stay with Triton's functions, which other launchers of the process share."""
+        """Forget the kernels. Triton keeps compiled programs, which other launchers of the process share."""
         self._kernels.clear()
 
     def _load(self, config: table.Config) -> tuple[Any, dict[str, int]]:
@@ -171,13 +171,13 @@ class Launcher:
         return kernel, options
 
     def _require_allowed(self, config: table.Config, dtype: torch.dtype) -> None:
-        """Raises UserError for a configuration that is not in the committed table, or spills there."""
+        """Raise UserError for a configuration that is not in the committed table, or spills there."""
         if not self.interpreted and self.target.name in table.COMMITTED:
             require_committed(config, dtype, self.target)
         self._allowed.add((config, dtype))
 
     def _here(self) -> Any:
-        """Triton launches on the device that is chosen now."""
+        """Make this device current, because Triton launches on the current device."""
         assert self._module is not None
         if self._module.current_device() == self.device.index:
             return nullcontext()
@@ -185,17 +185,17 @@ class Launcher:
 
 
 SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-"""As lines of the committed table name them."""
+"""Names of dtypes in the committed table."""
 
 
 def require_committed(config: table.Config, dtype: torch.dtype, on: table.Target) -> None:
-    """Raises UserError where the committed table does not hold the configuration, or says that it spills."""
+    """Raise UserError if the committed table does not contain the configuration, or it spills."""
     line = committed().get(f"{on.name} {SHORT[dtype]}", {}).get(str(config))
     if line is None or line[1]:
-        told = "has not been compiled ahead of time" if line is None else f"spills {line[1]} registers"
+        problem = "has not been compiled ahead of time" if line is None else f"spills {line[1]} registers"
         raise UserError(
-            f"{config} {told} for {on.name} in {SHORT[dtype]}: it is not launched",
-            "`polyfleet kernels resources` compiles the table anew; kernels 'torch' compute without it",
+            f"{config} {problem} for {on.name} in {SHORT[dtype]}: it is not launched",
+            "use kernels 'torch', or run `python -m workers.kernels.resources` to compile the table",
         )
 
 

@@ -1,8 +1,8 @@
-"""Which form of a kernel is launched, with which blocks, for rows of a width on a target: a table, not a search at a
-first call, so that all ranks and all runs take the same.
+"""Choose the form and the blocks of a kernel for a width of rows and a target.
 
-Nothing of Triton is imported here. What may be launched is what workers/kernels/resources.py has compiled and found
-without spills: `sources/resources.json` has the proof of each line.
+This is a table, not a search at the first call, so that all ranks and all runs use the same. Does not import Triton.
+Only configurations that workers/kernels/resources.py compiled without spills may be launched:
+`sources/resources.json` contains the numbers of each.
 """
 
 from collections.abc import Iterator
@@ -34,15 +34,15 @@ KERNELS: dict[str, tuple[str, tuple[str, ...]]] = {
     **dict.fromkeys(ATTENDING, (ATTENTION, ("BLOCK_T", "BLOCK_S", "BLOCK_D", "BLOCK_E"))),
     "attention_delta": (ATTENTION, ("BLOCK_R", "BLOCK_E")),
 }
-"""The file of each kernel, and its blocks in the order of Config.blocks."""
+"""Module of each kernel, and the names of its blocks in the order of Config.blocks."""
 
 
 class Target(NamedTuple):
-    """A kind of device to compile for, and what a program of it may have. `units`: the kind of its matrix units, by
-    the first that had it; `clusters`: programs that share memory.
+    """A kind of device to compile for, with its limits per program. `units`: the kind of its matrix units, named after
+    the first generation that had it; `clusters`: programs can share memory.
 
-    Sources: the tables of compute capabilities of the CUDA C++ Programming Guide (registers a thread, shared memory a
-    block); AMD's instruction set manuals of CDNA 3, CDNA 4 and RDNA 3 (VGPRs, LDS a work-group).
+    Sources: the tables of compute capabilities in the CUDA C++ Programming Guide (registers per thread, shared memory
+    per block); AMD's instruction set manuals of CDNA 3, CDNA 4 and RDNA 3 (VGPRs, LDS per work-group).
     """
 
     name: str
@@ -70,14 +70,14 @@ TARGETS = {
     )
 }
 COMMITTED = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950")
-"""Targets whose lines are in the committed table. Intel's registers are known to its driver alone."""
+"""Targets in the committed table. Only Intel's driver knows the registers of its GPUs."""
 CLUSTERS_SINCE = (3, 8)
-"""Before, Triton fails on a reduction over `num_ctas` (triton#9663)."""
+"""Older versions of Triton fail on a reduction over `num_ctas` (triton#9663)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A form of a kernel: `blocks` in the order of KERNELS, warps a program, stages of loads, programs a cluster."""
+    """A configuration of a kernel: `blocks` as in KERNELS, warps per program, load stages, programs per cluster."""
 
     kernel: str
     blocks: tuple[int, ...]
@@ -98,15 +98,16 @@ class Config:
 
 
 def target(name: str) -> Target:
-    """Raises UserError naming the nearest."""
+    """Look up a target. Raises UserError, which names the nearest."""
     if name not in TARGETS:
         raise UserError(f"unknown target {name!r}", nearest(name, tuple(TARGETS)))
     return TARGETS[name]
 
 
 def registers(config: Config, on: Target) -> int:
-    """What a thread can have where so many share those of a processor: 65,536 on NVIDIA; on AMD 512 a lane of each of
-    its four units, of which a program's warps have a fourth each.
+    """Maximum registers of a thread, given the warps that share a processor's registers.
+
+    NVIDIA: 65,536 per processor. AMD: 512 per lane in each of four units, over which a program's warps are spread.
     """
     if on.vendor == "nvidia":
         return min(on.registers, 65536 // (config.warps * on.lanes))
@@ -114,7 +115,7 @@ def registers(config: Config, on: Target) -> int:
 
 
 def wide(count: int, least: int = 128) -> int:
-    """The power of two that holds so many."""
+    """Round up to a power of two of at least `least`."""
     return max(least, 1 << max(count - 1, 0).bit_length())
 
 
@@ -127,50 +128,50 @@ WIDEST = {
     "intel": {"softmax_backward": 4096, "rmsnorm_backward": 2048, "layernorm_backward": 2048},
 }
 ALIGNED = 16
-"""Where sizes are a multiple of it Triton is told so, and moves 16 bytes a lane; else each value takes an address."""
+"""For multiples of this, Triton moves 16 bytes per lane; otherwise each value needs an address."""
 WIDEST_ODD = {"forward": 1024, "backward": 2048}
 WIDEST_FORWARD = {"nvidia": 32768, "amd": 32768, "intel": 8192}
 PER_CLUSTER_PROGRAM = {"rmsnorm": 16384, "layernorm": 16384, "softmax": 16384, "softmax_backward": 8192}
-"""Columns that each program of a cluster has; the others have no such form."""
+"""Columns per program of a cluster. Other operations have no such form."""
 MOST_IN_CLUSTER = 8
-"""More are not portable (CUDA C++ Programming Guide, "Thread Block Clusters")."""
+"""Larger clusters are not portable (CUDA C++ Programming Guide, "Thread Block Clusters")."""
 ONE_TILE = {"forward": 4096, "backward": 1024}
-"""Values of a program that has several rows."""
+"""Maximum values of a program with several rows."""
 MOST_ROWS = {"rmsnorm": 8, "layernorm_backward": 4}
-"""More of them in float32 spill on sm_80 (16 of 256), and on sm_100 (8 of 128)."""
+"""More rows in float32 spill on sm_80 (16 of 256), and on sm_100 (8 of 128)."""
 LOOP = {"forward": (4096, 8), "backward": (2048, 8)}
-"""(values at a time, warps) where a row is read twice."""
+"""(values at a time, warps) if a row is read twice."""
 
 
 def rows(operation: str, columns: int, on: Target, triton: tuple[int, int]) -> Config:
-    """`operation` is rmsnorm, layernorm or softmax, or its `…_backward`; `triton` its version."""
-    width, way = wide(columns, NARROWEST), "backward" if operation.endswith("_backward") else "forward"
+    """Choose the configuration for rmsnorm, layernorm or softmax, or its `…_backward`; `triton` is the version."""
+    width, direction = wide(columns, NARROWEST), "backward" if operation.endswith("_backward") else "forward"
     widest = WIDEST[on.vendor].get(operation, WIDEST_FORWARD[on.vendor])
     if columns % ALIGNED:
-        widest = min(widest, WIDEST_ODD[way])
+        widest = min(widest, WIDEST_ODD[direction])
     if width <= widest:
-        several = max(1, ONE_TILE[way] // width)
+        several = max(1, ONE_TILE[direction] // width)
         several = min(several, MOST_ROWS.get(operation, several))
-        return Config(f"{operation}_rows", (several, width), _row_warps(several * width, way, on))
+        return Config(f"{operation}_rows", (several, width), _row_warps(several * width, direction, on))
     programs = width // PER_CLUSTER_PROGRAM.get(operation, width)
     if on.clusters and triton >= CLUSTERS_SINCE and 1 < programs <= MOST_IN_CLUSTER and not columns % ALIGNED:
         return Config(f"{operation}_cluster", (width,), 16, ctas=programs)
-    values, warps = LOOP[way]
+    values, warps = LOOP[direction]
     two = operation in ("rmsnorm_backward", "layernorm_backward")
     return Config(f"{operation}_loop", (2, values // 2) if two else (values,), warps)
 
 
-def _row_warps(values: int, way: str, on: Target) -> int:
-    """So many that a thread has 32 values of a row, 16 where it adds up gradients too."""
-    per_thread = 32 if way == "forward" else 16
+def _row_warps(values: int, direction: str, on: Target) -> int:
+    """Choose warps such that a thread has 32 values of a row, or 16 if it also sums gradients."""
+    per_thread = 32 if direction == "forward" else 16
     return min(max(values // (per_thread * on.lanes), 4), on.threads // on.lanes)
 
 
-# Values one by one, and rotation.
+# Element-wise operations, and rotation.
 
 
 def gate(kernel: str, itemsize: int, on: Target) -> Config:
-    """16 bytes for each lane."""
+    """Choose a block of 16 bytes per lane of 4 warps."""
     return Config(kernel, (4 * on.lanes * 16 // itemsize,), 4)
 
 
@@ -246,7 +247,7 @@ PLAIN: dict[str, dict[str, Blocks]] = {
         "attention_backward_kv": ((128, 64, 64, 4, 1), (256, 32, 32, 4, 1)),
     },
 }
-"""(widest head, tokens that ask, tokens kept, warps, stages) by matrix unit and kernel, for values of 16 bits."""
+"""(widest head, query tokens, key tokens, warps, stages) by matrix unit and kernel, for 16-bit values."""
 MASKED_KV = ((64, 32, 32, 8, 2), (128, 32, 32, 8, 2), (256, 16, 32, 8, 2))
 MASKED: dict[str, Blocks] = {
     "attention": ((128, 64, 32, 8, 2), (256, 16, 32, 8, 2)),
@@ -258,23 +259,23 @@ ODD: dict[str, dict[str, Blocks]] = {
     "ampere": MASKED | {"attention_backward_kv": ((32, 32, 32, 8, 2), (64, 32, 32, 4, 2), *MASKED_KV[1:])},
     "amd": PLAIN["amd"] | {"attention": ((64, 128, 64, 4, 1), (128, 64, 32, 4, 1), (256, 32, 32, 4, 1))},
 }
-"""With a mask, whose addresses take registers, or with heads whose rows do not begin at multiples of 16 bytes."""
+"""With a mask, whose addresses need registers, or with heads whose rows do not start at multiples of 16 bytes."""
 
 
 def attention(kernel: str, width: int, values: int, itemsize: int, on: Target, masked: bool = False) -> Config:
-    """`width` of a head that asks, `values` of what it gets. Raises UserError for heads wider than WIDEST_HEAD."""
+    """`width` of a query head, `values` of its result. Raises UserError for heads wider than WIDEST_HEAD."""
     if max(width, values) > WIDEST_HEAD:
-        told = f"heads are {max(width, values)} wide; Triton's kernels take up to {WIDEST_HEAD}"
-        raise UserError(told, "use kernels 'torch'")
+        message = f"heads are {max(width, values)} wide; Triton's kernels support up to {WIDEST_HEAD}"
+        raise UserError(message, "use kernels 'torch'")
     widest = wide(max(width, values), 64 if itemsize == 4 else HEADS[0])
     odd = masked or width % 8 or values % 8
-    known = (FLOAT32 if itemsize == 4 else ODD if odd else PLAIN)[on.units][kernel]
-    asks, keeps, warps, stages = next(given[1:] for given in known if widest <= given[0])
-    return Config(kernel, (asks, keeps, widest, widest), warps, stages)
+    forms = (FLOAT32 if itemsize == 4 else ODD if odd else PLAIN)[on.units][kernel]
+    query_block, key_block, warps, stages = next(form[1:] for form in forms if widest <= form[0])
+    return Config(kernel, (query_block, key_block, widest, widest), warps, stages)
 
 
 def has_attention_backward(width: int, values: int, itemsize: int) -> bool:
-    """In float32 beyond 128 no form was found that does not spill on sm_90: torch computes these."""
+    """Return False for float32 wider than 128: every form spills on sm_90, so torch computes these."""
     return itemsize < 4 or max(width, values) <= 128
 
 
@@ -283,31 +284,31 @@ def attention_delta(values: int) -> Config:
     return Config("attention_delta", (2048 // width, width), 4)
 
 
-# All of it.
+# All configurations.
 
 WIDTHS = tuple(1 << n for n in range(7, 21))
 WIDTHS_OF_ROPE = (16, 32, 64, 128)
 
 
 def configs(on: Target, itemsize: int, triton: tuple[int, int]) -> Iterator[Config]:
-    """Every configuration that the functions above may give for values of a size."""
-    found = [
-        rows(f"{operation}{way}", width, on, triton)
+    """Yield every configuration that the functions above may return for an item size."""
+    result = [
+        rows(f"{operation}{suffix}", width, on, triton)
         for operation in ("rmsnorm", "layernorm", "softmax")
-        for way in ("", "_backward")
+        for suffix in ("", "_backward")
         for width in (*WIDTHS, *(each - 1 for each in WIDTHS))
     ]
-    found += [gate(one, itemsize, on) for one in ("silu", "swiglu", "silu_backward", "swiglu_backward")]
-    found += [rope(width) for width in WIDTHS_OF_ROPE]
-    found += [matmul(m, n, 64, itemsize, on) for m in (16, 64, 128) for n in (16, 128)]
-    found += [matmul_vec(width) for width in WIDTHS]
-    found += [weighted_sum_rows(width) for width in (32, 64, 128)]
-    found += [add_partials(), *map(attention_delta, HEADS)]
-    found += [
+    result += [gate(one, itemsize, on) for one in ("silu", "swiglu", "silu_backward", "swiglu_backward")]
+    result += [rope(width) for width in WIDTHS_OF_ROPE]
+    result += [matmul(m, n, 64, itemsize, on) for m in (16, 64, 128) for n in (16, 128)]
+    result += [matmul_vec(width) for width in WIDTHS]
+    result += [weighted_sum_rows(width) for width in (32, 64, 128)]
+    result += [add_partials(), *map(attention_delta, HEADS)]
+    result += [
         attention(kernel, width, width, itemsize, on, masked)
         for kernel in ATTENDING
         for width in HEADS
         for masked in (False, True)
         if kernel == "attention" or has_attention_backward(width, width, itemsize)
     ]
-    yield from dict.fromkeys(found)
+    yield from dict.fromkeys(result)

@@ -1,8 +1,8 @@
-// One pass over stored bytes: read, hash, convert and count while they are in the processor's cache.
+// Process stored bytes in one pass: read, hash, convert and count them while they are in the processor's cache.
 //
-// What is in the page cache is mapped, eight MiB at most, and so is not copied once more; the rest is read. Where a
-// mapped page cannot be had, since the file was shortened or the disk fails, SIGBUS ends the attempt, and the same bytes
-// are read instead, which says what is wrong.
+// Bytes in the page cache are mapped, at most 8 MiB at a time, which avoids a copy; others are read. If a mapped page
+// is not available because the file was truncated or the disk fails, SIGBUS ends that attempt, and the same bytes are
+// read instead, which reports the error.
 #include <cerrno>
 #include <csetjmp>
 #include <csignal>
@@ -17,10 +17,10 @@
 
 namespace {
 
-constexpr size_t BLOCK = 4 << 10;       // hashed, then converted: both from the first cache
-constexpr size_t READ = 512 << 10;      // read at once: in the second cache
-constexpr size_t PROBED = 512 << 10;    // a page in so many bytes is looked for in the page cache
-constexpr size_t STREAMED = 256 << 10;  // parts from this size on are written past the caches
+constexpr size_t BLOCK = 4 << 10;       // hashed, then converted, both from the L1 cache
+constexpr size_t READ = 512 << 10;      // read at once: fits the L2 cache
+constexpr size_t PROBED = 512 << 10;    // one page per this many bytes is looked up in the page cache
+constexpr size_t STREAMED = 256 << 10;  // parts of at least this size are written without caching
 
 // SIGBUS
 
@@ -33,10 +33,10 @@ void on_bus_error(int number, siginfo_t* info, void* context) {
   if (rescue) siglongjmp(*rescue, 1);
   if (earlier.sa_flags & SA_SIGINFO) return earlier.sa_sigaction(number, info, context);
   if (earlier.sa_handler != SIG_DFL && earlier.sa_handler != SIG_IGN) return earlier.sa_handler(number);
-  signal(number, SIG_DFL);  // the access is tried again, and ends the process as it would have
+  signal(number, SIG_DFL);  // the access is retried and ends the process, as without us
 }
 
-// While it lives a handler of ours is installed; afterwards the one of before, unless somebody installed another.
+// Installs our handler while it exists; then restores the previous one, unless another was installed since.
 struct Guard {
   Guard() {
     const std::lock_guard<std::mutex> lock(guarding);
@@ -80,13 +80,13 @@ struct Work {
   xxh3::State* hash;        // or nullptr
   floats::Convert convert;  // or nullptr: bytes are copied
   size_t from_bytes, to_bytes;
-  uint8_t* target;  // or nullptr: nothing is kept
+  uint8_t* target;  // or nullptr: nothing is stored
   floats::Change* change;
   bool streamed;
 
   void block(const uint8_t* data, size_t size) {
     alignas(64) uint8_t proved[BLOCK];
-    if (hash && target && target != data) {  // what is kept is what was hashed, whoever writes into the file meanwhile
+    if (hash && target && target != data) {  // store what was hashed, even if the file is written now
       std::memcpy(proved, data, size);
       data = proved;
     }
@@ -124,7 +124,7 @@ bool in_page_cache(int descriptor, int64_t offset, size_t size) {
 #endif
 }
 
-// False where the bytes must be read: not mapped, or a page of it could not be had. Then nothing of `work` counts.
+// Returns false if the bytes must be read: they are not mapped, or a page is not available. Discard `work` then.
 __attribute__((noinline)) bool mapped(int descriptor, int64_t offset, size_t size, Work* work) {
   const int64_t page = sysconf(_SC_PAGESIZE), begin = offset / page * page;
   const size_t length = size + static_cast<size_t>(offset - begin);
@@ -142,7 +142,7 @@ __attribute__((noinline)) bool mapped(int descriptor, int64_t offset, size_t siz
   return whole;
 }
 
-// Bytes read into `into`; fewer at the end of the file. Negative: errno.
+// Returns the number of bytes read into `into`, fewer at the end of the file, or -errno.
 int64_t filled(int descriptor, uint8_t* into, size_t size, int64_t offset) {
   size_t done = 0;
   while (done < size) {
@@ -189,8 +189,8 @@ void polyfleet_hash_begin(uint8_t* memory) { state_in(memory)->begin(); }
 void polyfleet_hash_update(uint8_t* memory, const uint8_t* data, uint64_t size) { state_in(memory)->update(data, size); }
 void polyfleet_hash_digest(uint8_t* memory, uint8_t* out) { state_in(memory)->digest(out); }
 
-// `size` bytes of a file from `offset` on: hashed where `hash` is given, and converted, or copied where `from` is -1, to
-// `target` where that is given. 0; 1 where the file ends at *at; negative errno where it cannot be read at *at.
+// Processes `size` bytes of a file from `offset` on: hashes them if `hash` is set, and converts them (copies them if
+// `from` is -1) to `target` if that is set. Returns 0; 1 if the file ends at *at; -errno if it cannot be read at *at.
 int64_t polyfleet_pass(int32_t descriptor, int64_t offset, uint64_t size, uint8_t* hash, int32_t from, int32_t to,
                        uint8_t* target, floats::Change* change, int64_t* at) {
   xxh3::State* const state = hash ? state_in(hash) : nullptr;
@@ -214,7 +214,7 @@ int64_t polyfleet_pass(int32_t descriptor, int64_t offset, uint64_t size, uint8_
   return result;
 }
 
-// Whether all of a part of a file can be had by mapping it: 1, or 0 where a page of it cannot.
+// Returns 1 if an entire part of a file can be read by mapping it, 0 if a page of it cannot.
 int32_t polyfleet_maps(int32_t descriptor, int64_t offset, uint64_t size) {
   xxh3::State state;
   state.begin();
@@ -222,7 +222,7 @@ int32_t polyfleet_maps(int32_t descriptor, int64_t offset, uint64_t size) {
   return mapped(descriptor, offset, size, &work);
 }
 
-// `n` values in memory. 0, or 1 for dtypes it does not know. `to_memory` may be null: they are only counted.
+// Converts `n` values in memory. Returns 0, or 1 for unknown dtypes. `to_memory` may be null: only counts then.
 int32_t polyfleet_convert(const uint8_t* from_memory, uint8_t* to_memory, uint64_t n, int32_t from, int32_t to,
                           floats::Change* change) {
   const floats::Convert convert = floats::chosen(from, to);
@@ -234,7 +234,7 @@ int32_t polyfleet_convert(const uint8_t* from_memory, uint8_t* to_memory, uint64
   return 0;
 }
 
-// Copied and hashed. `hash` may be null.
+// Copies and hashes bytes. `hash` may be null.
 void polyfleet_copy(const uint8_t* from, uint8_t* to, uint64_t size, uint8_t* hash) {
   Work work = {hash ? state_in(hash) : nullptr, nullptr, 1, 1, to, nullptr, size >= STREAMED};
   work.all(from, size);

@@ -1,6 +1,6 @@
-// Conversions between float64, float32, bfloat16 and float16 that count what they change, a few KiB at a time.
-// Rounding is to the nearest, ties to even; by way of float32, as torch does it. NaN keeps its sign and the first bits of
-// its payload and is quiet; only bfloat16 to float32, which adds zero bits, leaves it as it is.
+// Convert between float64, float32, bfloat16 and float16, and count the changes, a few KiB at a time.
+// Rounding is to nearest, ties to even, through float32, as in torch. NaN keeps its sign and the first bits of its
+// payload and becomes quiet; only bfloat16 to float32, which appends zero bits, does not change it.
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -74,7 +74,7 @@ inline To converted(From x) {
   else return narrow<To>(static_cast<float>(wide(x)));
 }
 
-// A difference in these is what is counted: float32, or float64 where one side is.
+// Differences are counted in this type: float32, or float64 if one side is float64.
 template <class From, class To>
 using Common = typename std::conditional<std::is_same<From, double>::value || std::is_same<To, double>::value, double,
                                          float>::type;
@@ -108,8 +108,8 @@ void count_special(const From* from, const To* to, size_t n, Change& change) {
   }
 }
 
-// Magnitudes are compared as integers, which order alike and which compilers vectorize. The division is made only where
-// the relative error may exceed the greatest so far: where error >= most * |before|, rounded.
+// Magnitudes are compared as integers, which have the same order and which compilers vectorize. The division is done
+// only if the relative error may exceed the maximum so far: if error >= most * |before|, rounded.
 template <class From, class To>
 void count(const From* from, const To* to, size_t n, Change& change) {
   using W = Common<From, To>;
@@ -166,7 +166,7 @@ Convert chosen(int to) {
   return nullptr;
 }
 
-// 0 float64, 1 float32, 2 bfloat16, 3 float16; nullptr for another number.
+// Dtypes: 0 float64, 1 float32, 2 bfloat16, 3 float16; nullptr for any other number.
 inline Convert chosen(int from, int to) {
   switch (from) {
     case 0: return chosen<double>(to);

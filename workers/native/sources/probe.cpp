@@ -1,4 +1,4 @@
-// The smallest library there is: shows that a compiler, its headers, and loading what it built all work here.
+// Minimal library, to check that the compiler, its headers, and loading the built library work here.
 #include <cmath>
 #include <cstdint>
 #include <cstring>

@@ -1,5 +1,5 @@
-// XXH3, 128 bits, seed 0, in a stream: the form for more than 240 bytes, which all but the shortest chunks have.
-// Written from the specification in xxHash's doc/xxhash_spec.md; the tests compare it with the reference implementation.
+// Streaming XXH3, 128 bits, seed 0, in its form for more than 240 bytes; only the shortest chunks have fewer.
+// Written from the specification in xxHash's doc/xxhash_spec.md; tests compare it with the reference implementation.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace xxh3 {
 
 constexpr size_t STRIPE = 64, STRIPES_PER_BLOCK = 16, SECRET_BYTES = 192;
-constexpr size_t AHEAD = 1024;  // bytes that are fetched before they are needed
+constexpr size_t AHEAD = 1024;  // bytes to prefetch
 constexpr uint64_t P32_1 = 0x9E3779B1u, P32_2 = 0x85EBCA77u, P32_3 = 0xC2B2AE3Du;
 constexpr uint64_t P64_1 = 0x9E3779B185EBCA87u, P64_2 = 0xC2B2AE3D27D4EB4Fu, P64_3 = 0x165667B19E3779F9u;
 constexpr uint64_t P64_4 = 0x85EBCA77C2B2AE63u, P64_5 = 0x27D4EB2F165667C5u;
@@ -85,10 +85,10 @@ inline uint64_t merged(const uint64_t* acc, const uint8_t* secret, uint64_t star
   return start ^ (start >> 32);
 }
 
-// A stripe enters the sums once a byte after it is known: the last 64 bytes are treated apart, by `digest`.
+// A stripe is added to the sums only when a later byte is known: `digest` handles the last 64 bytes separately.
 struct State {
   alignas(64) uint64_t acc[8];
-  uint8_t waiting[STRIPE], before[STRIPE];  // bytes not in the sums yet; the last stripe that is
+  uint8_t waiting[STRIPE], before[STRIPE];  // bytes not yet in the sums; the last stripe in them
   uint64_t total, held, in_block;
 
   void begin() {
@@ -125,7 +125,7 @@ struct State {
     std::memcpy(waiting, data, size), held = size;
   }
 
-  // The canonical form: 16 bytes, most significant first. For more than 240 bytes only.
+  // Writes the canonical form: 16 bytes, most significant first. Only for more than 240 bytes.
   void digest(uint8_t* out) const {
     alignas(64) uint64_t sums[8];
     uint8_t last[STRIPE];

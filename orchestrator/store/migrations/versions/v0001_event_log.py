@@ -1,4 +1,4 @@
-"""The tables of version 1. Databases of that version have all or most of them, and no note of Alembic's."""
+"""Tables of version 1. Databases of that version have most or all of them, without a revision of Alembic."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""A row for each job, folded from its events when it is first needed; what is left to remove of old jobs; `at`."""
+"""Add `jobs`, one row per job, built from events when first needed; `removals` and `counters`; `reports.at`."""
 
 import time
 
@@ -16,7 +16,7 @@ def upgrade() -> None:
     op.add_column("requests", sa.Column("time", sa.Double(), nullable=False, server_default="0"))
     op.execute(
         sa.text("UPDATE requests SET time = :now").bindparams(now=time.time())
-    )  # as old as the upgrade, not 1970
+    )  # existing keys count as used at the time of the upgrade
     op.create_index("requests_by_time", "requests", ["time"])
     op.add_column("reports", sa.Column("at", sa.BigInteger(), nullable=False, server_default="0"))
     jobs = op.create_table(

@@ -1,5 +1,5 @@
-"""Jobs of events and reports are compared byte by byte, as ids of jobs are: PostgreSQL used no index to look up one by
-the other. SQLite compares so always.
+"""Compare job ids in `events` and `reports` byte by byte, as in `jobs`: with different collations PostgreSQL used no
+index for joins. SQLite always compares bytes.
 """
 
 import sqlalchemy as sa
