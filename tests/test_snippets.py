@@ -19,6 +19,7 @@ from orchestrator.job_spec import load_job, parse_job
 from orchestrator.simulate.fleets import read_fleet, with_faults
 
 LINK = re.compile(r"\]\((?!https?://)(?P<path>[^)#\s]*)(#(?P<anchor>[^)\s]+))?\)")
+INLINE = re.compile(r"`(polyfleet [^`]+)`")
 FIELD = re.compile(r"""\{[^{}]*\}|"\s+f?"|\bf"|,\s+f?\"""")
 
 
@@ -50,11 +51,21 @@ def test_an_example_is_taken_by_its_parser(file: Path):
 @pytest.mark.parametrize("block", [b for b in of("console") if not b.run], ids=str)
 def test_a_command_that_is_not_run_exists_with_its_options(block: Block):
     for line in commands(block):
-        words = shlex.split(line)
-        if words.pop(0) == "polyfleet":
-            command = typer.main.get_command(app)
-            while hasattr(command, "commands"):
-                command = command.commands[words.pop(0)]
+        check_command(line)
+
+
+@pytest.mark.parametrize("line", INLINE.findall((ROOT / "docs" / "guides" / "coming-from.md").read_text()))
+def test_a_command_in_a_table_exists_with_its_options(line: str):
+    check_command(line)
+
+
+def check_command(line: str) -> None:
+    words = shlex.split(line)
+    if words.pop(0) == "polyfleet":
+        command = typer.main.get_command(app)
+        while words and hasattr(command, "commands"):
+            command = command.commands[words.pop(0)]
+        if words:
             command.make_context(line, words)
 
 
