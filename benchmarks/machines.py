@@ -224,8 +224,8 @@ class Copies:
 
     def _copy(self) -> None:
         told = self.fleet.user("checkpoint", "copy", "left:big", f"right:copy-{next(self.number)}", "-o", "json")
-        if json.loads(told.stdout)["travelled_bytes"] < 0.99 * self.bench.bytes:
-            raise SystemExit(f"not all of it travelled: {told.stdout}")
+        if json.loads(told.stdout)["transferred_bytes"] < 0.99 * self.bench.bytes:
+            raise SystemExit(f"not all of it transferred: {told.stdout}")
 
     def _stream(self, source: str) -> None:
         receiver = self.fleet.m3.popen([sys.executable, "-c", RECEIVE], stdout=subprocess.PIPE)

@@ -224,7 +224,7 @@ class Peers:
         return [partial(self._actor, "actor.warm", "start_and_call"), *self._sdk("ray_job.warm"), *self._commands()]
 
     def short(self) -> list[Any]:
-        return [partial(self._actor, "limit.call", "call"), partial(self._actor, "inventory.agent", "hello")]
+        return [partial(self._actor, "limit.call", "call"), partial(self._actor, "inventory.agent", "register")]
 
     def _actor(self, case: str, what: str) -> None:
         self.samples.add(case, self.actor.ask(what))

@@ -68,7 +68,7 @@ def fleet(devices: int) -> Any:
     file = home / "fleet.yaml"
     file.write_text(f"name: turns\npools:\n  cpu: {{backend: cpu, nodes: 1, devices: {devices}}}\n")
     try:
-        subprocess.run([CLI, "up", "-f", str(file)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([CLI, "up", "--file", str(file)], check=True, stdout=subprocess.DEVNULL)
         yield home
     finally:
         subprocess.run([CLI, "down"], check=False, stdout=subprocess.DEVNULL)
@@ -116,7 +116,9 @@ def waiting(jobs: Jobs, count: int) -> tuple[float, list[float]]:
     client = server.connect()
     try:
         began_s = perf_counter()
-        ids = [row["id"] for row in client.submit_many([{"spec": NO_OP, "package": ""} for _ in range(count)])["jobs"]]
+        ids = [
+            row["id"] for row in client.submit_many([{"spec": NO_OP, "code_archive": ""} for _ in range(count)])["jobs"]
+        ]
         jobs.until_finished(set(ids), LOOK_EVERY_S)
         rate, printed = count / (perf_counter() - began_s), defaultdict(list)
         for job in ids:

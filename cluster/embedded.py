@@ -66,7 +66,9 @@ def up(
             interpreters.make_all()
         if current is not None:
             policy = spec.policy.model_dump(mode="json")
-            updated = replace(current, found=dict(accelerators), pools=plain_pools(spec), policy_spec=policy)
+            updated = replace(
+                current, accelerator_counts=dict(accelerators), pools=plain_pools(spec), policy_spec=policy
+            )
             return start_with_head(updated, local_spec, interpreters, progress)
         try:
             new_record = _new_record(spec, left_out, accelerators)
@@ -221,7 +223,7 @@ def _current(progress: Progress) -> FleetRecord | None:
     What is left of a fleet that did not stop completely is cleaned up first.
     """
     fleet = fleet_record.read()
-    if fleet is None or fleet.state == "up" or fleet.before:
+    if fleet is None or fleet.state == "up" or fleet.previous_temp_dir:
         return fleet
     _clean_up(fleet, progress)
     return None
@@ -297,8 +299,8 @@ def _new_record(spec: FleetSpec, left_out: Sequence[tuple[str, str]], accelerato
         started_s=time.time(),
         token_path=str(token),
         pools=plain_pools(spec),
-        left_out=tuple((pool, why) for pool, why in left_out),
-        found=dict(accelerators),
+        skipped_pools=tuple((pool, why) for pool, why in left_out),
+        accelerator_counts=dict(accelerators),
         umask=umask(),
         loopback=not spec.head.address,
         node_address=spec.head.address or "127.0.0.1",

@@ -42,6 +42,9 @@ class NodeProcess:
         return ProcessId(self.pid, self.created)
 
 
+OLD_KEYS = {"before": "previous_temp_dir", "found": "accelerator_counts", "left_out": "skipped_pools"}
+
+
 @dataclass(frozen=True, slots=True)
 class HostRecord:
     """A machine that this fleet reaches over SSH.
@@ -73,10 +76,10 @@ class FleetRecord:
     `state` is starting, up, stopping, leaving or left; `pools` and `projects` are those of the fleet file as plain
     data.
 
-    `temp_dir` belongs to this fleet alone; Ray's own folder is in it. `before` is the folder of the previous Ray
-    cluster, while nodes of it may run. `joined_dir` is the folder of our own node in a cluster that others run.
-    `left_out` pairs a pool that cannot exist here with the reason. `found` counts this machine's accelerators by
-    backend. `umask` is that of the user who ran `up`: jobs write files as they would in that user's shell.
+    `temp_dir` belongs to this fleet alone; Ray's own folder is in it. `previous_temp_dir` is the folder of the previous
+    Ray cluster, while nodes of it may run. `joined_dir` is the folder of our own node in a cluster that others run.
+    `skipped_pools` pairs a pool that cannot exist here with the reason. `accelerator_counts` counts this machine's
+    accelerators by backend. `umask` is that of the user who ran `up`: jobs write files as they would in that user's shell.
 
     `node_address` is the address of this machine's nodes. `host` names this machine in a fleet whose head is elsewhere;
     `pools` are then those of this machine. `tls_dir` has the certificates of this machine, if the fleet spans several.
@@ -95,10 +98,10 @@ class FleetRecord:
     loopback: bool = True
     processes: tuple[NodeProcess, ...] = ()
     pools: dict[str, dict[str, Any]] = field(default_factory=dict)
-    left_out: tuple[tuple[str, str], ...] = ()
-    found: dict[str, int] = field(default_factory=dict)
+    skipped_pools: tuple[tuple[str, str], ...] = ()
+    accelerator_counts: dict[str, int] = field(default_factory=dict)
     umask: int = 0o022
-    before: str = ""
+    previous_temp_dir: str = ""
     node_address: str = "127.0.0.1"
     host: str = ""
     tls_dir: str = ""
@@ -159,11 +162,16 @@ def read() -> FleetRecord | None:
     """
     check_owner(home())
     try:
-        return from_plain(FleetRecord, json.loads(path().read_text()))
+        return from_plain(FleetRecord, _renamed(json.loads(path().read_text())))
     except FileNotFoundError:
         return None
     except (ValueError, UserError, RecursionError) as e:
         raise DamagedRecord(str(path()), str(e).splitlines()[0]) from None
+
+
+def _renamed(data: Any) -> Any:
+    """`data` with today's keys: a fleet that an older checkout brought up may still run."""
+    return {OLD_KEYS.get(key, key): value for key, value in data.items()} if isinstance(data, dict) else data
 
 
 def write(record: FleetRecord) -> None:

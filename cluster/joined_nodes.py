@@ -137,7 +137,9 @@ def join(request: Request, accelerators: dict[str, int], progress: Progress) -> 
         interpreters = {pool: Path(python) for pool, python in request.interpreters.items()}
         try:
             record = _kept(
-                embedded.start_missing_nodes(replace(record, found=accelerators), spec, interpreters, progress)
+                embedded.start_missing_nodes(
+                    replace(record, accelerator_counts=accelerators), spec, interpreters, progress
+                )
             )
         except BaseException:
             if (started := fleet_record.read()) is not None and not started.head_spec:  # others need the head

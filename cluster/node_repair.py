@@ -104,9 +104,9 @@ def lost_nodes(record: FleetRecord | None) -> tuple[str, ...]:
     Only the head if that is lost: without it the other nodes are useless. A new head counts as lost until it has its
     nodes, because the process that was starting them may have been killed.
     """
-    if record is None or not record.embedded or (record.state != "up" and not record.before):
+    if record is None or not record.embedded or (record.state != "up" and not record.previous_temp_dir):
         return ()
-    if record.headless or record.before:
+    if record.headless or record.previous_temp_dir:
         return (HEAD,)
     running = {p.node for p in record.living()}
     return tuple(node for node in embedded.declared_nodes(embedded.spec_of(record), record.host) if node not in running)

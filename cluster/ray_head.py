@@ -115,7 +115,7 @@ def _new_cluster(record: FleetRecord, progress: Progress) -> FleetRecord:
     progress("starting a new head")
     token = new_token()
     try:
-        return start(new_cluster_record(replace(record, before=record.temp_dir, token_path=str(token))))
+        return start(new_cluster_record(replace(record, previous_temp_dir=record.temp_dir, token_path=str(token))))
     except BaseException:
         if (failed := fleet_record.read()) is not None and failed.temp_dir != record.temp_dir:
             _remove(Path(failed.temp_dir))
@@ -130,12 +130,12 @@ def kill_previous_nodes(record: FleetRecord) -> FleetRecord:
     They get no notice, which would end their attempts. Until then they run beside the new nodes, because their agents
     renew the leases of the attempts.
     """
-    if not record.before:
+    if not record.previous_temp_dir:
         return record
-    _remove(Path(record.before))
+    _remove(Path(record.previous_temp_dir))
     remove_tokens(but=record.token_path)
     terminate(p.process for p in record.processes)
-    record = replace(record, before="")
+    record = replace(record, previous_temp_dir="")
     fleet_record.write(record)
     return record
 

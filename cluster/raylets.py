@@ -65,7 +65,7 @@ def start_worker(
         "polyfleet.io/backend": pool.backend,
         "polyfleet.io/environment": pool.environment_name,
     } | pool.labels
-    devices = record.found.get(pool.backend, pool.devices)
+    devices = record.accelerator_counts.get(pool.backend, pool.devices)
     counts = resource_counts(pool.backend, devices, cpu_count(), pool.emulated)
     node_interpreter = interpreters.for_nodes(interpreter) if pool.environment.is_named else interpreter
     command = worker_command(node_interpreter, record.address, labels, counts)
@@ -74,7 +74,7 @@ def start_worker(
     rank_variables = {"POLYFLEET_INTERPRETER": str(interpreter)} if node_interpreter != interpreter else {}
     variables = _variables(name, spec.pools, node) | umask | rank_variables
     if not record.host:  # on other machines, fences are read from Ray's own store only
-        variables["POLYFLEET_FENCES"] = str(fences.local_folder())
+        variables["POLYFLEET_FENCE_DIR"] = str(fences.local_folder())
     stop_leftover_processes(record.cwd(node))
     terminate(p.process for p in record.processes if p.node == node)
     termination_notice.clear_notice(node_dir(node))
@@ -101,7 +101,7 @@ def _variables(name: str, pools: Mapping[str, PoolSpec], node: str) -> dict[str,
         "POLYFLEET_DEVICES": str(pool.devices),
         "POLYFLEET_NODE_DIR": str(node_dir(node)),
         "POLYFLEET_STORAGE": str(make_storage(name, pool)),
-        "POLYFLEET_NEIGHBOURS": json.dumps(neighbours),
+        "POLYFLEET_LOCAL_POOLS": json.dumps(neighbours),
         "POLYFLEET_POOL_VARIABLES": ",".join(pool.env),
     } | pool.env
 
@@ -207,7 +207,7 @@ def stop_processes(record: FleetRecord) -> None:
     # A node that ends notifies its head; without a head it would try in vain, so it gets no time for that.
     stop([p.process for p in record.processes if p.role != "head"], 0.0 if record.headless else GRACE_S)
     stop([p.process for p in record.processes if p.role == "head"], GRACE_S)
-    for folder in filter(None, (record.temp_dir, record.before, record.joined_dir)):
+    for folder in filter(None, (record.temp_dir, record.previous_temp_dir, record.joined_dir)):
         stop_leftover_processes(Path(folder))
         remove_temp_dir(Path(folder))
     terminate(p.process for p in record.processes)

@@ -96,7 +96,7 @@ def run(folder: str, case_s: float) -> None:
             recover(o, folder, second)
         with step("benchmark", "6. Compare the pools"):
             benchmark(o, folder, case_s)
-        summary["jobs"] = [{k: job[k] for k in ("id", "task", "state", "kind", "pool", "epoch")} for job in o.jobs()]
+        summary["jobs"] = [{k: job[k] for k in ("id", "task", "state", "kind", "pool", "attempt")} for job in o.jobs()]
         console.print(o.jobs())
     finally:
         with step("down", "7. Take it down: nothing of it stays"):
@@ -182,7 +182,9 @@ def recover(o: Any, folder: str, pool: str) -> None:
     result = job.result()
     told = job.view
     for attempt in told["attempts"]:
-        console.print(f"  attempt {attempt['epoch']} on {attempt['kind']}: {attempt['outcome']} ({attempt['reason']})")
+        console.print(
+            f"  attempt {attempt['attempt']} on {attempt['kind']}: {attempt['outcome']} ({attempt['reason']})"
+        )
     console.print(f"{job.id}: {told['state']}, resumed at step {told['resumed_step']}, {describe(result)}")
     summary["recovered"] = {
         "state": told["state"],
@@ -223,7 +225,7 @@ def benchmark(o: Any, folder: str, case_s: float) -> None:
     )
     console.print(compared)
     told = (
-        "column",
+        "target",
         "pool",
         "kind",
         "case",
@@ -236,9 +238,9 @@ def benchmark(o: Any, folder: str, case_s: float) -> None:
         "accuracy",
     )
     summary["benchmark"] = {
-        "cells": [{name: cell.get(name) for name in told} for cell in compared["cells"]],
+        "results": [{name: cell.get(name) for name in told} for cell in compared["results"]],
         "hosts": compared["hosts"],
-        "failed": [cell["id"] for cell in compared["cells"] if cell["status"] != "measured"] + list(compared["lost"]),
+        "failed": [cell["id"] for cell in compared["results"] if cell["status"] != "measured"] + list(compared["lost"]),
     }
 
 

@@ -63,7 +63,7 @@ def up(client: "Client", source: str, target: str, progress: Progress) -> Data:
         result = {
             "source": str(folder),
             "target": path,
-            "travelled_bytes": sent,
+            "transferred_bytes": sent,
             "already_there": begin_reply["arrived"],
         }
         return result | {name: begin_reply[name] for name in ("step", "files", "bytes")} | {"verified": True}
@@ -93,7 +93,7 @@ def down(client: "Client", source: str, target: str, progress: Progress) -> Data
         result = {
             "source": ref,
             "target": arrived["path"],
-            "travelled_bytes": fetched,
+            "transferred_bytes": fetched,
             "already_there": begin_reply["arrived"],
         }
         return result | {name: begin_reply[name] for name in ("step", "files", "bytes")} | {"verified": True}
@@ -123,7 +123,7 @@ def bring_in(client: "Client", source: str, target: str, options: Data, progress
                 client.upload_discard(destination["node"], upload)
             raise type(e)(*(_named(text, there, source) for text in e.args)) from None
         client.upload_discard(destination["node"], upload)
-        return result | {"notes": [_named(note, there, source) for note in result["notes"]], "travelled_bytes": sent}
+        return result | {"notes": [_named(note, there, source) for note in result["notes"]], "transferred_bytes": sent}
 
     with _turn(local, lambda: client.tell(f"another import of {local} is running; this one starts after it")):
         return until_reached(client, run)

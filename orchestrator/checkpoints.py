@@ -160,18 +160,18 @@ class CheckpointService:
         reader, location = source
         folder, name = str(PurePosixPath(final).parent), PurePosixPath(final).name
         text = self._text(reader, location)
-        begin_reply = self._agents.call(writer, "begin_checkpoint", folder, name, text, timeout_s=VERIFY_S)
+        begin_reply = self._agents.call(writer, "begin_checkpoint_upload", folder, name, text, timeout_s=VERIFY_S)
         result = {key: begin_reply[key] for key in ("step", "files", "bytes")} | {"verified": True}
         if begin_reply["arrived"]:
-            return result | {"travelled_bytes": 0, "already_there": True}
+            return result | {"transferred_bytes": 0, "already_there": True}
         try:
-            travelled = self._send((reader, location), writer, (folder, name), begin_reply, progress)
-            self._agents.call(writer, "commit_checkpoint", folder, name, timeout_s=VERIFY_S)
+            transferred = self._send((reader, location), writer, (folder, name), begin_reply, progress)
+            self._agents.call(writer, "commit_checkpoint_upload", folder, name, timeout_s=VERIFY_S)
         except BaseException:
             with suppress(PolyfleetError):  # the first error is the one to report
-                self._agents.call(writer, "leave_checkpoint", folder, name)
+                self._agents.call(writer, "close_checkpoint_upload", folder, name)
             raise
-        return result | {"travelled_bytes": travelled, "already_there": False}
+        return result | {"transferred_bytes": transferred, "already_there": False}
 
     def _text(self, reader: str, location: CheckpointLocation) -> bytes:
         """Read the manifest in pieces of at most CHUNK_BYTES, the limit of one call."""
@@ -200,14 +200,14 @@ class CheckpointService:
 
         reader, location = source
         pending: deque[Any] = deque()
-        travelled, total = 0, begin_reply["bytes"]
+        transferred, total = 0, begin_reply["bytes"]
         present_bytes = max(total - len(begin_reply["missing"]) * CHUNK_BYTES, 0)
 
         def finish_oldest() -> None:
-            nonlocal travelled
-            travelled += answer(pending.popleft(), f"node {writer}: write_chunk", 120)
+            nonlocal transferred
+            transferred += answer(pending.popleft(), f"node {writer}: write_checkpoint_chunk", 120)
             if progress:
-                progress(min(present_bytes + travelled, total), total)
+                progress(min(present_bytes + transferred, total), total)
 
         ends = [node.facts if (node := self._agents.get(name)) else None for name in (reader, writer)]
         for file, index in begin_reply["missing"]:
@@ -216,12 +216,12 @@ class CheckpointService:
             data = self._agents.actor(reader).read_file.remote(
                 f"{location.path}/{file}", index * CHUNK_BYTES, CHUNK_BYTES, location.pool
             )
-            pending.append(self._agents.actor(writer).write_chunk.remote(*to, file, index, data))
+            pending.append(self._agents.actor(writer).write_checkpoint_chunk.remote(*to, file, index, data))
             if len(pending) >= IN_FLIGHT:
                 finish_oldest()
         while pending:
             finish_oldest()
-        return travelled
+        return transferred
 
     # -- between a client and a pool
 
@@ -261,18 +261,18 @@ class CheckpointService:
         that the client can begin it again.
         """
         reply: dict[str, Any] = self._agents.call(
-            node, "begin_checkpoint", folder, name, text, CLIENT_IDLE_S, timeout_s=VERIFY_S
+            node, "begin_checkpoint_upload", folder, name, text, CLIENT_IDLE_S, timeout_s=VERIFY_S
         )
         return reply
 
     def write(self, node: str, to: tuple[str, str], file: str, index: int, data: bytes) -> None:
-        self._agents.call(node, "write_chunk", *to, file, index, data, timeout_s=CHUNK_S)
+        self._agents.call(node, "write_checkpoint_chunk", *to, file, index, data, timeout_s=CHUNK_S)
 
     def leave(self, node: str, folder: str, name: str) -> None:
-        self._agents.call(node, "leave_checkpoint", folder, name)
+        self._agents.call(node, "close_checkpoint_upload", folder, name)
 
     def commit(self, node: str, folder: str, name: str) -> "dict[str, Any]":
-        self._agents.call(node, "commit_checkpoint", folder, name, timeout_s=VERIFY_S)
+        self._agents.call(node, "commit_checkpoint_upload", folder, name, timeout_s=VERIFY_S)
         return {"path": f"{folder}/{name}"}
 
     def tool(self, verb: str, named: "dict[str, str]", options: "dict[str, Any]", progress: Progress) -> Any:
@@ -316,7 +316,7 @@ class CheckpointService:
         number, cursor = self._agents.call(node, "start_tool", verb, arguments), 0
         try:
             while True:
-                status = self._agents.call(node, "tool_news", number, cursor, TOOL_NEWS_S, timeout_s=TOOL_NEWS_S + 30)
+                status = self._agents.call(node, "poll_tool", number, cursor, TOOL_NEWS_S, timeout_s=TOOL_NEWS_S + 30)
                 if status["result"] is not None:
                     return status["result"]
                 cursor = status["seen"]

@@ -60,11 +60,12 @@ class Client(FileClient):
         """Submit a job and return it as accepted. Raises ResponseLost if no response arrives; repeating the call with
         the same key submits the job only once.
         """
-        return self.once("/v1/jobs", {"spec": spec, "package": package}, key)
+        return self.once("/v1/jobs", {"spec": spec, "code_archive": package}, key)
 
     def submit_many(self, jobs: list[Data], key: str = "") -> Data:
-        """Submit up to 1,000 of {"spec", "package"}, all or none. Returns {"jobs": [{"id", "name"}], "note"}; raises as
-        `submit` does.
+        """Submit up to 1,000 of {"spec", "code_archive"}, all or none. Returns {"jobs": [{"id", "name"}], "note"}.
+
+        Raises as `submit` does.
         """
         return self.once("/v1/jobs/bulk", {"jobs": jobs}, key)
 
@@ -163,28 +164,28 @@ class Client(FileClient):
         ref: str,
         *,
         rank: int | None = None,
-        epoch: int | None = None,
+        attempt: int | None = None,
         tail: int | None = None,
         cursor: dict[str, int] | None = None,
     ) -> Data:
         """One page of the log: {"job", "lines", "cursor", "ended", "away"}. To read all, repeat with the job and cursor
         of the last page until a page has no lines.
         """
-        where = {"rank": rank, "epoch": epoch, "tail": tail, "cursor": json.dumps(cursor) if cursor else None}
+        where = {"rank": rank, "attempt": attempt, "tail": tail, "cursor": json.dumps(cursor) if cursor else None}
         return self.get(f"/v1/jobs/{segment(ref)}/logs", **where)
 
     def follow_logs(
-        self, ref: str, *, rank: int | None = None, epoch: int | None = None, tail: int | None = None
+        self, ref: str, *, rank: int | None = None, attempt: int | None = None, tail: int | None = None
     ) -> Iterator[Data]:
         """Yield every log line as it arrives, until the job has ended and its log is read to the end."""
-        for lines in self.follow_log_pages(ref, rank=rank, epoch=epoch, tail=tail):
+        for lines in self.follow_log_pages(ref, rank=rank, attempt=attempt, tail=tail):
             yield from lines
 
     def follow_log_pages(
-        self, ref: str, *, rank: int | None = None, epoch: int | None = None, tail: int | None = None
+        self, ref: str, *, rank: int | None = None, attempt: int | None = None, tail: int | None = None
     ) -> Iterator[list[Data]]:
         """Yield the same lines in the batches in which they arrive. A job's name is resolved once, at the beginning."""
-        for page in self.log_pages(ref, rank=rank, epoch=epoch, tail=tail):
+        for page in self.log_pages(ref, rank=rank, attempt=attempt, tail=tail):
             yield page["lines"]
 
     def log_pages(
@@ -192,14 +193,14 @@ class Client(FileClient):
         ref: str,
         *,
         rank: int | None = None,
-        epoch: int | None = None,
+        attempt: int | None = None,
         tail: int | None = None,
         cursor: dict[str, int] | None = None,
     ) -> Iterator[Data]:
         """Yield the same batches as {"job", "lines", "cursor"}: an interrupted caller can continue from the cursor."""
         while True:
             at = json.dumps(cursor) if cursor else None
-            where = non_empty(rank=rank, epoch=epoch, tail=tail, cursor=at)
+            where = non_empty(rank=rank, attempt=attempt, tail=tail, cursor=at)
             try:
                 for name, data in self.events("GET", f"/v1/jobs/{segment(ref)}/logs/stream", params=where):
                     if name == "end":
@@ -214,7 +215,7 @@ class Client(FileClient):
             self.reconnect(error)
 
     def exec_run(self, ref: str, order: Data) -> Iterator[tuple[str, Data]]:
-        """Run a command in a job. Yields ("started", {"exec", "job", "epoch", "rank", "node"}), then ("output",
+        """Run a command in a job. Yields ("started", {"exec", "job", "attempt", "rank", "node"}), then ("output",
         {"stream", "data"}) as it arrives, then ("end", {"code", "reason"}). Closing this iterator ends the command.
         `order` has the fields of the server's Command.
         """
@@ -233,7 +234,7 @@ class Client(FileClient):
 
     def benchmark_begin(self, request: Data, package: str = "", key: str = "") -> Data:
         """Start a benchmark run. Raises ResponseLost as `submit` does."""
-        return self.once("/v1/benchmarks", {"request": request, "package": package}, key)
+        return self.once("/v1/benchmarks", {"request": request, "code_archive": package}, key)
 
     def benchmarks(self) -> list[Data]:
         return self.rows("/v1/benchmarks")
@@ -262,7 +263,7 @@ class Client(FileClient):
         """Send a code archive unless the server has it. Its content hash is its name, so sending it twice is safe."""
         for tries_left in reversed(range(TRIES)):
             try:
-                self._upload(f"/v1/packages/{sha}", archive)
+                self._upload(f"/v1/code-archives/{sha}", archive)
                 return
             except ServerUnreachable as e:
                 if not tries_left:

@@ -32,7 +32,7 @@ class FileClient(ServerConnection):
         return self._told(f"/v1/jobs/{segment(job)}/files/hashes", **_spot(spot), path=path, first=first)
 
     def file_place(self, ref: str, path: str) -> Data:
-        """Where a file that is put is stored: {"epoch", "node", "pool", "path", "running"}."""
+        """Where a file that is put is stored: {"attempt", "node", "pool", "path", "running"}."""
         return self._told(f"/v1/jobs/{segment(ref)}/files/place", path=path)
 
     def files_put(self, job: str, spot: Data, upload: str, files: list[Data], force: bool) -> Data:
@@ -118,4 +118,4 @@ class FileClient(ServerConnection):
 
 
 def _spot(spot: Data) -> Data:
-    return {name: spot[name] for name in ("epoch", "node", "pool")}
+    return {name: spot[name] for name in ("attempt", "node", "pool")}

@@ -83,7 +83,7 @@ class _Get:
         self._links([entry for entry in entries if entry["type"] == "link"])
         self._report.files = [self._local(entry) for entry in files]
         self._report.bytes = sum(entry["bytes"] for entry in files)
-        self._report.travelled_bytes = counter.travelled
+        self._report.transferred_bytes = counter.transferred
         return self._report
 
     def _travels(self, entry: Entry) -> bool:

@@ -27,13 +27,13 @@ TRIES = 4
 
 @dataclass
 class Report:
-    """Result of a transfer. `files`: those now at their final paths; `travelled_bytes`: bytes sent for them."""
+    """Result of a transfer. `files`: those now at their final paths; `transferred_bytes`: bytes sent for them."""
 
     job: str
     target: str
     files: list[str] = field(default_factory=list)
     bytes: int = 0
-    travelled_bytes: int = 0
+    transferred_bytes: int = 0
     notes: list[str] = field(default_factory=list)
 
     def to_plain(self) -> Data:
@@ -45,12 +45,12 @@ class Told:
 
     def __init__(self, total: int, progress: Progress | None):
         self._total, self._done, self._progress, self._lock = total, 0, progress, threading.Lock()
-        self.travelled = 0
+        self.transferred = 0
 
-    def more(self, size_bytes: int, travelled: bool) -> None:
+    def more(self, size_bytes: int, transferred: bool) -> None:
         with self._lock:
             self._done += size_bytes
-            self.travelled += size_bytes if travelled else 0
+            self.transferred += size_bytes if transferred else 0
             if self._progress is not None:
                 self._progress(min(self._done, self._total), self._total)
 

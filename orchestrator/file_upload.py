@@ -72,7 +72,7 @@ class _Put:
         counter.more(sum(entry["bytes"] for entry in files if entry["path"] not in sent_now), False)
         self._report.files = [self._remote(entry) for entry in files]
         self._report.bytes = sum(entry["bytes"] for entry in files)
-        self._report.travelled_bytes = counter.travelled
+        self._report.transferred_bytes = counter.transferred
         return self._report
 
     def _travels(self, entry: Entry) -> bool:
@@ -194,4 +194,4 @@ def send_folder(client: "Client", node: str, upload: str, local: Path, progress:
         send_file(client, node, upload, tree, entry["path"], same, counter.more)
 
     each_file(send, entries)
-    return counter.travelled
+    return counter.transferred

@@ -145,4 +145,4 @@ def _wait(is_done: Callable[[], bool]) -> None:
 
 
 def _busy(nodes: list[Data], names: tuple[str, ...]) -> bool:
-    return any(device["leased_by"] for node in nodes if node["node"] in names for device in node["devices"])
+    return any(device["allocated_to"] for node in nodes if node["node"] in names for device in node["devices"])

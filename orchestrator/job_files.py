@@ -41,7 +41,7 @@ class JobFiles:
     def page(self, record: Record, path: str, after: str) -> dict[str, Any]:
         """One page of a listing.
 
-        {"job", "running", "folders": [{"prefix", "epoch", "node", "pool"}], "entries", "after", "notes"}
+        {"job", "running", "folders": [{"prefix", "attempt", "node", "pool"}], "entries", "after", "notes"}
 
         Paths begin with the prefix of their folder, which is "" unless the job ran on several nodes without a shared
         storage.
@@ -67,7 +67,7 @@ class JobFiles:
 
     def _page(self, job: str, folder: dict[str, Any], inside: str, cursor: str) -> dict[str, Any]:
         """One page of one folder; paths get its prefix."""
-        base = f"{job}/output-{folder['epoch']}"
+        base = f"{job}/output-{folder['attempt']}"
         page: dict[str, Any] = self._agents.call(
             folder["node"], "list_files", base, inside, cursor, folder["pool"], timeout_s=PIECE_S
         )
@@ -97,7 +97,7 @@ class JobFiles:
         return reply
 
     def place(self, record: Record, path: str) -> dict[str, Any]:
-        """Where a file that is put is stored: {"epoch", "node", "pool", "path", "running"}, `path` without node prefix.
+        """Return where a file is stored: {"attempt", "node", "pool", "path", "running"}, `path` without node prefix.
 
         Raises UserError for a job that never ran: no node has a folder of it yet.
         """
@@ -110,14 +110,14 @@ class JobFiles:
         folders, inside = _chosen(_prefixed(located), plain(path))
         folder = folders[0]
         node = self._writer(folder["node"], folder["pool"])
-        return {"epoch": folder["epoch"], "node": node, "pool": folder["pool"], "path": inside, "running": running}
+        return {"attempt": folder["attempt"], "node": node, "pool": folder["pool"], "path": inside, "running": running}
 
     def _made(self, record: Record) -> dict[str, Any]:
         """Create a folder for a job that has none, on the node where it ran last."""
         last = next(one for one in ran(record.attempts) if one.started)
         node = self._writer(last.nodes[0], last.pool)
         self._agents.call(node, "make_files", record.job.id, last.epoch)
-        return {"epoch": last.epoch, "node": node, "pool": last.pool}
+        return {"attempt": last.epoch, "node": node, "pool": last.pool}
 
     def _writer(self, reader: str, pool: str) -> str:
         """The node, if it can write: a node writes only to its own pool's storage. Raises FleetError."""
@@ -161,7 +161,7 @@ class JobFiles:
 def _prefixed(located: Found) -> list[dict[str, Any]]:
     several = len(located.folders) > 1
     return [
-        {"prefix": f"node-{f.node_rank}/" if several else "", "epoch": f.epoch, "node": f.node, "pool": f.pool}
+        {"prefix": f"node-{f.node_rank}/" if several else "", "attempt": f.epoch, "node": f.node, "pool": f.pool}
         for f in located.folders
     ]
 

@@ -86,12 +86,12 @@ class JobFailed(PolyfleetError):
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line of a log. `stream` is stdout or stderr, `epoch` the attempt. A line that was read before its end is
+    """One line of a log. `stream` is stdout or stderr, `attempt` its number. A line that was read before its end is
     `unfinished`; its rest is another LogLine of the same rank and stream, which has `continues`.
     """
 
     time: str
-    epoch: int
+    attempt: int
     rank: int
     stream: str
     text: str
@@ -150,12 +150,12 @@ class JobHandle:
             raise JobFailed(self.id, view["state"], "\n".join(filter(None, messages)))
         return KeyValueView(view["result"] or {}, lambda result: show.result(view["task"], result))
 
-    def logs(self, *, rank: int | None = None, epoch: int | None = None, tail: int | None = None) -> Log:
+    def logs(self, *, rank: int | None = None, attempt: int | None = None, tail: int | None = None) -> Log:
         """Lines of the log so far. Raises FleetError if all of them are on nodes that do not answer."""
-        page = self._client.logs(self.id, rank=rank, epoch=epoch, tail=tail)
+        page = self._client.logs(self.id, rank=rank, attempt=attempt, tail=tail)
         lines = page["lines"]
         while tail is None and page["lines"]:
-            page = self._client.logs(self.id, rank=rank, epoch=epoch, cursor=page["cursor"])
+            page = self._client.logs(self.id, rank=rank, attempt=attempt, cursor=page["cursor"])
             lines += page["lines"]
         if page["away"] and not lines and tail != 0:
             raise FleetError("; ".join(page["away"]))

@@ -89,8 +89,8 @@ def _spread(
 def change(fleet: FleetSpec, progress: Progress) -> None:
     """Change the running fleet to have the hosts of `fleet`."""
     record = embedded.record()
-    counts = record.found if record is not None else {}
-    expected = _expected(_spread(fleet, record.left_out if record is not None else (), counts, progress))
+    counts = record.accelerator_counts if record is not None else {}
+    expected = _expected(_spread(fleet, record.skipped_pools if record is not None else (), counts, progress))
     with connect(progress=progress) as client:
         _await_nodes(client, expected, progress)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from cluster.errors import FleetError, PolyfleetError, UserError
 
-SWITCH = "POLYFLEET_MOST_WAITING"
+SWITCH = "POLYFLEET_MAX_WAITING_JOBS"
 MOST_WAITING = 1_000_000
 MOST_IN_FLIGHT = 512
 """Requests in progress, without streams, which have a separate limit."""

@@ -32,7 +32,7 @@ def local_node() -> Data:
         "pool": "",
         "state": "ready",
         "versions": versions(),
-        "devices": [{**to_plain(device), "leased_by": ""} for device in devices],
+        "devices": [{**to_plain(device), "allocated_to": ""} for device in devices],
         "findings": [to_plain(finding) for finding in findings],
     }
 

@@ -16,14 +16,14 @@ def parsed(text: str, epoch: int, rank: int) -> Data:
     time, _, rest = text.partition(" ")
     marked, _, content = rest.partition(" ")
     stream = marked.removeprefix(MARK).removesuffix(MARK)
-    line = {"time": time, "epoch": epoch, "rank": rank, "stream": STREAMS.get(stream, stream), "text": content}
+    line = {"time": time, "attempt": epoch, "rank": rank, "stream": STREAMS.get(stream, stream), "text": content}
     marks = {"continues": marked.startswith(MARK), "unfinished": marked.endswith(MARK)}
     return line | {name: True for name, is_so in marks.items() if is_so}
 
 
 def source(line: Data) -> tuple[int, int, str]:
     """Attempt, rank and stream of a line: the pieces of one line have these in common."""
-    return line["epoch"], line["rank"], line["stream"]
+    return line["attempt"], line["rank"], line["stream"]
 
 
 def joined(lines: Iterable[Data]) -> list[Data]:

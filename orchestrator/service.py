@@ -50,7 +50,7 @@ from orchestrator.runtime.log_preservation import Keeping
 from orchestrator.runtime.logs import Logs
 from orchestrator.runtime.repair import RepairThread
 from orchestrator.runtime.submissions import Submission, Submissions, digest
-from orchestrator.runtime.views import FIELDS, accepted_view
+from orchestrator.runtime.views import FIELDS, accepted_view, from_one
 from orchestrator.service_benchmarks import BenchmarkVerbs
 from orchestrator.service_checkpoints import CheckpointVerbs
 from orchestrator.service_files import FileVerbs
@@ -212,18 +212,18 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
     def offers(self, spec: dict[str, Any], content_sha: str) -> dict[str, Any]:
         """List where `spec` could run if it were submitted now; `content_sha` as in `plan`."""
         job, fleet = _as_new(spec, content_sha), self._fleet.snapshot()
-        result: dict[str, Any] = to_plain(offers(job, fleet, growth(self.runtime.control, fleet.now_s)))
+        result: dict[str, Any] = from_one(to_plain(offers(job, fleet, growth(self.runtime.control, fleet.now_s))))
         return result
 
     def _what_if(self, job: Job, fleet: Any, changes: Sequence[str]) -> dict[str, Any]:
         running = {attempt.job: self.jobs_table.find(attempt.job).job for attempt in fleet.running}
         outcome = what_if(job, fleet, changes, running)
         effects: dict[str, Any] = {"changes": list(outcome.changes), "others": to_plain(outcome.others)}
-        return {**to_plain(outcome.explanation), "if": effects}
+        return {**from_one(to_plain(outcome.explanation)), "if": effects}
 
     def _explained(self, job: Job, fleet: Any) -> dict[str, Any]:
         explanation: Explanation = explain(job, fleet)
-        plain: dict[str, Any] = to_plain(explanation)
+        plain: dict[str, Any] = from_one(to_plain(explanation))
         return plain
 
     def history(self, ref: str) -> list[dict[str, Any]]:
@@ -262,10 +262,10 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
 
     # -- folders
 
-    def store_package(self, sha: str, data_path: Path) -> None:
+    def store_code_archive(self, sha: str, data_path: Path) -> None:
         self.packages.keep(sha, data_path)
 
-    def has_package(self, sha: str) -> bool:
+    def has_code_archive(self, sha: str) -> bool:
         return self.packages.has(sha)
 
 

@@ -72,7 +72,7 @@ class FleetVerbs:
             "name": record.name,
             "address": record.address,
             "state": self.runtime.trouble or record.state,
-            "left_out": [list(pair) for pair in record.left_out],
+            "skipped_pools": [list(pair) for pair in record.skipped_pools],
             "pools": [pool_view(name, spec, state, at.s, allocations) for name, spec in sorted(pools.items())],
             "policy": to_plain(state.policy),
             "projects": to_plain(holdings(state.projects, self.runtime.snapshot().running)),

@@ -36,7 +36,7 @@ class LogVerbs:
         return record
 
     def exec_start(self, ref: str, request: Asked) -> dict[str, Any]:
-        """Run a command beside a rank of a running job: {"exec", "job", "epoch", "rank", "node"}."""
+        """Run a command beside a rank of a running job: {"exec", "job", "attempt", "rank", "node"}."""
         return self._execs.start(self._ran(ref), request)
 
     def exec_read(self, exec_id: str, cursor: int, timeout_s: float) -> dict[str, Any]:

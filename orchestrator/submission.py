@@ -36,7 +36,7 @@ def submit_many(client: "Client", jobs: Sequence[JobSpec | Data], key: str = "",
     archive_shas = _sent(client, specs)
     data_upload.send(client, specs, progress)
     response = client.submit_many(
-        [{"spec": to_dict(spec), "package": archive_shas.get(spec.working_dir, "")} for spec in specs], key
+        [{"spec": to_dict(spec), "code_archive": archive_shas.get(spec.working_dir, "")} for spec in specs], key
     )
     client.tell(response["note"])
     return [row["id"] for row in response["jobs"]]

@@ -146,7 +146,7 @@ def _device(device: Data, node: Data, use: Data) -> DeviceNow:
         "kind": device["kind"],
         "index": device["index"],
         "name": device["name"],
-        "job": device.get("leased_by"),
+        "job": device.get("allocated_to"),
         "busy_percent": use.get("busy_percent"),
         "used_memory_bytes": used if used is not None else (total - free if total and free is not None else None),
         "total_memory_bytes": total,

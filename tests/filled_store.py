@@ -14,7 +14,7 @@ def fill(store, first=0, count=5):
     for number in range(first, first + count):
         submit(store, f"job-{number}")
         store.report(f"job-{number}", 1, number, 1.0, {"loss": 0.5})
-        store.benchmarks.append("run", {"line": "cell", "number": number, "text": "é 🙂 \0"})
+        store.benchmarks.append("run", {"line": "result", "number": number, "text": "é 🙂 \0"})
 
 
 def submit(store, key):

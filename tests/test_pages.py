@@ -27,7 +27,7 @@ MEASURES = "polyfleet benchmark run"
 COMPARES = f"{MEASURES} model.py:make_model --working-dir examples/digits --batch-size 64"
 # The pages' fleet is ours for all of them: it comes up before the first and is taken down after the last. What the
 # README compares the guide to benchmarks compares too, in fewer rounds.
-INSTEAD = {"polyfleet up --demo": 'polyfleet up -f "$FLEET"', "polyfleet down": "true", COMPARES: "true"}
+INSTEAD = {"polyfleet up --demo": 'polyfleet up --file "$FLEET"', "polyfleet down": "true", COMPARES: "true"}
 FEW = "--rounds 3 --max-rounds 3 --case-seconds 0.1"
 """Of a benchmark run here: that it works is asked, not what it finds. The last of two equal options counts."""
 
@@ -46,7 +46,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     fleet.write_text(f"name: pages\npools:\n  cpu: {{backend: cpu}}\n  xla: {xla}\n")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     variables = os.environ | {"POLYFLEET_HOME": str(folder / "home"), "FLEET": str(fleet), "PATH": path}
-    run_shell('polyfleet up -f "$FLEET"', variables)
+    run_shell('polyfleet up --file "$FLEET"', variables)
     yield variables
     run_shell("polyfleet down", variables)
 

@@ -83,7 +83,7 @@ class Agent(NodeFiles, NodeExecs):
         self._generation = ControllerGeneration(self._place.node_dir / "generation")
         is_own_fleet = self._place.fleet == os.environ.get("POLYFLEET_FLEET", "")
         fences_variable = (
-            os.environ.get("POLYFLEET_FENCES") if is_own_fleet else None
+            os.environ.get("POLYFLEET_FENCE_DIR") if is_own_fleet else None
         )  # the variable is about the node's own fleet
         shared = fences or (Path(fences_variable) if fences_variable else None)
         self._fences = FenceReader(self._place.fleet, shared, _stored if _ray() is not None else None)
@@ -115,7 +115,7 @@ class Agent(NodeFiles, NodeExecs):
         machine_cores = cores(Machine())
         return max(1, min(machine_cores, int(self._cpus))) if self._cpus else machine_cores
 
-    def hello(self, generation: int) -> dict[str, Any]:
+    def register(self, generation: int) -> dict[str, Any]:
         """Discover devices again and return the state of the node.
 
         Returns {"facts", "generation": newest seen, "epochs": {job: highest seen}, "clock_s"}. An older controller gets
@@ -157,13 +157,13 @@ class Agent(NodeFiles, NodeExecs):
         except InvalidMessage as e:
             raise UserError(f"the order {e}", "install the same Polyfleet version on server and node") from None
         if not parsed_order.master_address:
-            address, port = self.meeting_place()
+            address, port = self.rendezvous_address()
             parsed_order = replace(parsed_order, master_address=address, master_port=port)
         visible_as = {
             str(d.index): str(d.properties["visible_as"]) for d in self._devices if "visible_as" in d.properties
         }
         interface = network_interfaces.of_this_machine(self.address())
-        self._attempts.start(replace(parsed_order, visible_as=visible_as), secrets, interface)
+        self._attempts.start(replace(parsed_order, visibility_names=visible_as), secrets, interface)
         if ScriptCheckpoint.of(parsed_order.task, parsed_order.arguments):
             self._script_checkpoints.follow()
 
@@ -172,7 +172,7 @@ class Agent(NodeFiles, NodeExecs):
         self._generation.admit(generation)
         self._attempts.stop(job, epoch, how)
 
-    def watch(
+    def poll(
         self,
         generation: int,
         cursors: dict[str, int],
@@ -183,10 +183,10 @@ class Agent(NodeFiles, NodeExecs):
     ) -> dict[str, Any]:
         """Renew all leases and wait for changes. Returns at once for a new phase, else within `timeout_s`.
 
-        Returns {"facts": NodeFacts or None, "reports": [AttemptStatus], "attempts": [key], "poison": {key: {"count",
-        "reason"}}, "clock_s"}. `cursors` and `last_phases`, the newest that the caller has, are by key, which is
-        `job.epoch.node_rank`. "attempts" lists every attempt of this node, "poison" those whose ranks wrote unreadable
-        data. Events of ranks are collected for up to `gather_s`. So that leases hold until the next call, a call lasts
+        Returns {"facts": NodeFacts or None, "reports": [AttemptStatus], "attempts": [key], "unreadable_output": {key:
+        {"count", "reason"}}, "clock_s"}. `cursors` and `last_phases`, the newest that the caller has, are by key, which is
+        `job.epoch.node_rank`. "attempts" lists every attempt of this node, "unreadable_output" those whose ranks
+        wrote unreadable data. Events of ranks are collected for up to `gather_s`. So that leases hold until the next call, a call lasts
         at most a third of the shortest lease. `clock_s` is that of this node's last reply: leases are counted from it,
         so that a call that was late, or was held in a frozen process, does not extend any.
         """
@@ -199,7 +199,7 @@ class Agent(NodeFiles, NodeExecs):
         fields = {
             "reports": [r.to_plain() for r in reports],
             "attempts": self._attempts.known(),
-            "poison": self._attempts.poison(),
+            "unreadable_output": self._attempts.poison(),
         }
         return {"facts": self._facts_if_due(), **fields, "clock_s": lease.now_s()}
 
@@ -209,13 +209,13 @@ class Agent(NodeFiles, NodeExecs):
             threading.Thread(target=self._discover, name="discovery", daemon=True).start()
         return self._facts() if now - self._told_s >= FACTS_EVERY_S else None
 
-    def forget(self, generation: int, job: str, epoch: int) -> None:
+    def remove_shared_files(self, generation: int, job: str, epoch: int) -> None:
         """Remove the ranks' folders, keep logs and records. Called once the controller has stored the outcome."""
         self._generation.admit(generation)
         self._attempts.forget(job, epoch)
         self._job_files.remove_empty(job, epoch)
 
-    def remove(self, generation: int, attempts: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    def remove_all_files(self, generation: int, attempts: list[tuple[str, int]]) -> list[tuple[str, int]]:
         """Remove records, logs and files of attempts of removed jobs. Returns the (job, epoch) removed."""
         self._generation.admit(generation)
         removed_attempts = self._attempts.remove([(str(job), int(epoch)) for job, epoch in attempts])
@@ -223,7 +223,7 @@ class Agent(NodeFiles, NodeExecs):
             self._job_files.remove(job, epoch)
         return removed_attempts
 
-    def hand_on_checkpoint(self, job: str, epoch: int, *arguments: Any) -> dict[str, Any]:
+    def copy_script_checkpoint(self, job: str, epoch: int, *arguments: Any) -> dict[str, Any]:
         """Prepare a script's checkpoint for an attempt that is about to start here. Returns {"found", "text"}.
 
         `arguments`: path and format of the checkpoint, then backend and number of the devices that will load it.
@@ -236,7 +236,7 @@ class Agent(NodeFiles, NodeExecs):
         """Return complete lines of a rank's log from byte `offset`: {"data", "next", "more", "ended"}."""
         return self._attempts.log(job, epoch, rank, offset, limit_bytes)
 
-    def log_tail(self, job: str, epoch: int, rank: int, count: int) -> dict[str, int]:
+    def log_tail_range(self, job: str, epoch: int, rank: int, count: int) -> dict[str, int]:
         """Return the byte range of the last `count` lines of a rank's log: {"start", "end"}."""
         return self._attempts.log_tail(job, epoch, rank, count)
 
@@ -247,7 +247,7 @@ class Agent(NodeFiles, NodeExecs):
         """
         return request(self._attempts.folder(job, epoch), message, timeout_s)
 
-    def meeting_place(self) -> tuple[str, int]:
+    def rendezvous_address(self) -> tuple[str, int]:
         """Return the address and a free port of this node, where the ranks of an attempt can meet."""
         return self.address(), self.free_port()
 

@@ -16,7 +16,7 @@ __all__ = ["FAILURES", "FENCE_KEY", "LAUNCHES", "OUTCOMES", "PHASES", "PROTOCOL"
 __all__ += ["CHECKPOINT_FORMATS", "OWN_FOLDER", "AttemptStatus", "Failure", "Order", "Outcome", "RankEvent"]
 __all__ += ["InvalidMessage", "ScriptCheckpoint"]
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Version of the messages, raised when one changes its meaning. Agents with another version may not join."""
 
 FENCE_KEY = "polyfleet/{fleet}/fence/{job}"
@@ -66,9 +66,9 @@ class Order:
 
     Never contains secrets, as it is written to disk. There is one rank per allocated device for `train`, and for a
     command with `launch` ranks; else one rank per node. Ranks of `train` see one allocated device, others all of them.
-    `launch` is used for commands only. `visible_as`: values of the visibility variable for devices that it does not
-    name by their index. `arguments`: the task's own JSON (see workers/tasks; for a command its ScriptCheckpoint, if
-    any). `package`: SHA-256 of the code archive, "" if none. `hang_after_s` 0: the rule of the task, -1: never (see
+    `launch` is used for commands only. `visibility_names`: values of the visibility variable for devices that it does
+    not name by their index. `arguments`: the task's own JSON (see workers/tasks; for a command its ScriptCheckpoint, if
+    any). `code_archive`: SHA-256 of the code archive, "" if none. `hang_after_s` 0: the rule of the task, -1: never (see
     workers/attempt/hang_detector.py). `stop_on_nan`: a training ends when its loss is NaN or infinite.
     `output_limit_bytes` 0: no limit of the job. `data` is in the node's cache.
     """
@@ -91,8 +91,8 @@ class Order:
     command: tuple[str, ...] = ()
     launch: str = "node"
     arguments: dict[str, Any] = field(default_factory=dict)
-    package: str = ""
-    visible_as: dict[str, str] = field(default_factory=dict)
+    code_archive: str = ""
+    visibility_names: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     checkpoint_root: str = ""
     resume_from: str = ""
@@ -135,10 +135,10 @@ class Order:
             command=_command(f.optional("command")),
             launch=f.word("launch", LAUNCHES, "node"),
             arguments=f.object("arguments", {}),
-            visible_as=f.texts("visible_as", {}),
+            visibility_names=f.texts("visibility_names", {}),
             environment=f.texts("environment", {}),
             entry=f.text("entry", ""),
-            package=f.text("package", ""),
+            code_archive=f.text("code_archive", ""),
             checkpoint_root=f.text("checkpoint_root", ""),
             resume_from=f.text("resume_from", ""),
             precision=f.text("precision", ""),

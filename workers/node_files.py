@@ -30,18 +30,18 @@ class NodeFiles:
         self._data = DataCache(identity.storage)
         self._tools = CheckpointTools(self._storage, identity.pool, self._readable)
 
-    def has_package(self, sha: str) -> bool:
+    def has_code_archive(self, sha: str) -> bool:
         return self._packages.has(sha)
 
-    def put_package(self, sha: str, offset: int, data: bytes, last: bool) -> None:
+    def put_code_archive_part(self, sha: str, offset: int, data: bytes, last: bool) -> None:
         """Append a piece of a code archive; after the last one check it. Raises Conflict, UserError."""
         self._packages.put(sha, offset, data, last)
 
-    def idle_packages(self) -> list[str]:
+    def idle_code_archives(self) -> list[str]:
         """Return the code archives that were not used for an hour."""
         return self._packages.idle()
 
-    def remove_packages(self, names: list[str]) -> None:
+    def remove_code_archives(self, names: list[str]) -> None:
         """Remove those of the code archives that are still idle: no job refers to them any more."""
         self._packages.remove(map(str, names))
 
@@ -58,26 +58,28 @@ class NodeFiles:
             )
         return PoolStorage(self._place.neighbours[pool])
 
-    def begin_checkpoint(self, folder: str, name: str, manifest: bytes, idle_s: float = IDLE_S) -> dict[str, Any]:
+    def begin_checkpoint_upload(
+        self, folder: str, name: str, manifest: bytes, idle_s: float = IDLE_S
+    ) -> dict[str, Any]:
         """Begin to receive a checkpoint in `folder`, by its manifest.
 
         Returns the chunks that are missing here.
         """
         return self._incoming.begin(folder, name, manifest, idle_s)
 
-    def write_chunk(self, folder: str, name: str, file: str, index: int, data: bytes) -> int:
+    def write_checkpoint_chunk(self, folder: str, name: str, file: str, index: int, data: bytes) -> int:
         return self._incoming.write(folder, name, file, index, data)
 
-    def commit_checkpoint(self, folder: str, name: str) -> None:
+    def commit_checkpoint_upload(self, folder: str, name: str) -> None:
         self._incoming.commit(folder, name)
 
-    def leave_checkpoint(self, folder: str, name: str) -> None:
+    def close_checkpoint_upload(self, folder: str, name: str) -> None:
         self._incoming.leave(folder, name)
 
     def start_tool(self, verb: str, arguments: dict[str, Any]) -> str:
         return self._tools.start(verb, arguments)
 
-    def tool_news(self, number: str, last_seen: int, timeout_s: float) -> dict[str, Any]:
+    def poll_tool(self, number: str, last_seen: int, timeout_s: float) -> dict[str, Any]:
         return self._tools.news(number, last_seen, timeout_s)
 
     def stop_tool(self, number: str) -> None:

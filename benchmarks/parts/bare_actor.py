@@ -48,13 +48,13 @@ def call() -> float:
     return perf_counter() - start
 
 
-def hello() -> float:
+def register() -> float:
     """The node's agent looks for its devices anew and tells all its facts."""
     import ray
 
     agent = ray.get_actor(f"agent-{NODE}", namespace=namespace(fleet_identity(home())))
     start = perf_counter()
-    ray.get(agent.hello.remote(0))
+    ray.get(agent.register.remote(0))
     return perf_counter() - start
 
 
@@ -74,4 +74,4 @@ class Runner:
         return None
 
 
-answer({"join": join, "start_and_call": start_and_call, "call": call, "hello": hello}, sys.stdin)
+answer({"join": join, "start_and_call": start_and_call, "call": call, "register": register}, sys.stdin)

@@ -118,7 +118,7 @@ class Agents:
             self._answers.append((number, self._end(*arguments)))
             return
         agent = self.agents[node]
-        if method == "watch":
+        if method == "poll":
             _, cursors, known, timeout_s, _, *numbers_s = arguments
             now = time.monotonic()
             agent.watch = Watch(number, cursors, known, now + timeout_s, now + (numbers_s[0] if numbers_s else 0.0))
@@ -127,14 +127,14 @@ class Agents:
             if numbers_s:
                 self._later(numbers_s[0], lambda: self._look(node))
             return
-        self._answers.append((number, getattr(self, f"_{method}")(node, *arguments[method != "meeting_place" :])))
+        self._answers.append((number, getattr(self, f"_{method}")(node, *arguments[method != "rendezvous_address" :])))
 
-    def _hello(self, node: str) -> Data:
+    def _register(self, node: str) -> Data:
         agent = self.agents[node]
         agent.told_s = time.monotonic()
         return {"facts": to_plain(agent.facts), "generation": 0, "epochs": {}, "clock_s": time.monotonic()}
 
-    def _meeting_place(self, node: str) -> tuple[str, int]:
+    def _rendezvous_address(self, node: str) -> tuple[str, int]:
         return "10.0.0.1", 29500
 
     def _start(self, node: str, order: Data, secrets: Data) -> None:
@@ -146,7 +146,7 @@ class Agents:
         if attempt := self.agents[node].attempts.get(f"{job}.{epoch}.0"):
             self._ended(node, attempt, "cancelled")
 
-    def _forget(self, node: str, job: str, epoch: int) -> None:
+    def _remove_shared_files(self, node: str, job: str, epoch: int) -> None:
         self.agents[node].attempts.pop(f"{job}.{epoch}.0", None)
 
     # -- what attempts do
@@ -205,7 +205,7 @@ class Agents:
         agent.watch, plain = None, None
         if now - agent.told_s >= FACTS_EVERY_S:
             agent.told_s, plain = now, to_plain(agent.facts)
-        told = {"attempts": list(agent.attempts), "poison": {}, "clock_s": now, "facts": plain}
+        told = {"attempts": list(agent.attempts), "unreadable_output": {}, "clock_s": now, "facts": plain}
         self._answers.append((watch.number, {"reports": [r.to_plain() for r in reports], **told}))
 
 

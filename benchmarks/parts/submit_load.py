@@ -31,9 +31,9 @@ class Load:
 
     def request(self) -> bytes:
         numbers = [secrets.randbelow(10**9) for _ in range(self.jobs or 1)]
-        body: Any = {"spec": spec(numbers[0]), "package": ""}
+        body: Any = {"spec": spec(numbers[0]), "code_archive": ""}
         if self.jobs:
-            body = {"jobs": [{"spec": spec(number), "package": ""} for number in numbers]}
+            body = {"jobs": [{"spec": spec(number), "code_archive": ""} for number in numbers]}
         data = json.dumps(body).encode()
         path = "/v1/jobs/bulk" if self.jobs else "/v1/jobs"
         return HEAD.format(path, self.token, secrets.token_hex(16), len(data)).encode() + data

@@ -59,7 +59,7 @@ class Fleet:
         (self.m1.disk / self._file).write_text(json.dumps(fleet))  # JSON is YAML
 
     def up(self) -> None:
-        self.user("up", "-f", str(HOME / self._file))
+        self.user("up", "--file", str(HOME / self._file))
 
     def down(self) -> None:
         self.user("down")

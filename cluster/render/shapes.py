@@ -76,7 +76,7 @@ class Shape:
         if storage:
             variables["POLYFLEET_STORAGE"] = storage
         if neighbours:
-            variables["POLYFLEET_NEIGHBOURS"] = json.dumps(dict(neighbours))
+            variables["POLYFLEET_LOCAL_POOLS"] = json.dumps(dict(neighbours))
         return variables | self.spec.env
 
 

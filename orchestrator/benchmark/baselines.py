@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from cluster.errors import NotFound
+from orchestrator.benchmark_format import FORMAT
 
 Data = dict[str, Any]
 
@@ -43,12 +44,12 @@ def choose(baselines: Iterable[Iterable[Data]], run: Iterable[Data]) -> list[Dat
             "make a run the baseline with `polyfleet benchmark baseline RUN`, or use --against RUN",
         )
     names = dict.fromkeys(_name(lines) for lines in lines_by_kind.values())
-    header = {"line": "begun", "run": ", ".join(names), "request": {}, "columns": [], "time": 0.0}
+    header = {"line": "started", "format": FORMAT, "run": ", ".join(names), "request": {}, "targets": [], "time": 0.0}
     return [header, *(line for kind, lines in lines_by_kind.items() for line in _of_kind(lines, kind))]
 
 
 def _columns(lines: Iterable[Data]) -> list[Data]:
-    return [line["facts"] for line in lines if line["line"] == "column"]
+    return [line["facts"] for line in lines if line["line"] == "target"]
 
 
 def _has(lines: list[Data], kind: str, expected_hash: str) -> bool:
@@ -56,9 +57,9 @@ def _has(lines: list[Data], kind: str, expected_hash: str) -> bool:
 
 
 def _name(lines: list[Data]) -> str:
-    return next((str(line["run"]) for line in lines if line["line"] == "begun"), "")
+    return next((str(line["run"]) for line in lines if line["line"] == "started"), "")
 
 
 def _of_kind(lines: list[Data], kind: str) -> list[Data]:
-    targets = {line["column"] for line in lines if line["line"] == "column" and line["facts"]["kind"] == kind}
-    return [line for line in lines if line["line"] in ("column", "cell") and line["column"] in targets]
+    targets = {line["target"] for line in lines if line["line"] == "target" and line["facts"]["kind"] == kind}
+    return [line for line in lines if line["line"] in ("target", "result") and line["target"] in targets]

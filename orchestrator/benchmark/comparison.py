@@ -1,7 +1,7 @@
 """Choose each result's reference and compare the two by their rounds. Pure.
 
-A result here is a line of a run, with its samples: {"case", "column" (the target), "host", "precision", "level",
-"regime", "id", "blocks": [{"round", "calls", "parts_s", …}], "blocks_again"}.
+A result here is a line of a run, with its samples: {"case", "target" (the target), "host", "precision", "level",
+"regime", "id", "blocks": [{"round", "calls", "parts_s", …}], "control_blocks"}.
 """
 
 from collections.abc import Iterable
@@ -20,11 +20,11 @@ def find_reference(result: Data, measured: Iterable[Data]) -> Data | None:
     that target, it is the first settings. With several kernels, it is the first kernels on the same target.
     """
     of_case = [c for c in measured if c["case"] == result["case"]]
-    kernel_variants = [c for c in of_case if c["column"] == result["column"] and _way(c)[:3] == _way(result)[:3]]
+    kernel_variants = [c for c in of_case if c["target"] == result["target"] and _way(c)[:3] == _way(result)[:3]]
     if kernel_variants and kernel_variants[0]["id"] != result["id"]:
         return kernel_variants[0]
-    of_first_target = [c for c in of_case if c["column"] == of_case[0]["column"]]
-    equal_settings = [c for c in of_first_target if _way(c) == _way(result) and c["column"] != result["column"]]
+    of_first_target = [c for c in of_case if c["target"] == of_case[0]["target"]]
+    equal_settings = [c for c in of_first_target if _way(c) == _way(result) and c["target"] != result["target"]]
     reference = (equal_settings or of_first_target)[0]
     return None if reference["id"] == result["id"] else reference
 

@@ -46,12 +46,12 @@ def same(compared: Data) -> bool:
 def _row(a: Data, b: Data, limit: float) -> Data:
     if a["shape"] != b["shape"] or a["not_finite"] != b["not_finite"]:
         differing = "shapes" if a["shape"] != b["shape"] else "numbers of NaN and infinities"
-        return {"name": a["name"], "apart": None, "limit": limit, "ok": False, "note": f"the {differing} differ"}
+        return {"name": a["name"], "difference": None, "limit": limit, "ok": False, "note": f"the {differing} differ"}
     if a["sha256"] == b["sha256"]:
-        return {"name": a["name"], "apart": 0.0, "limit": limit, "ok": True, "note": "bit for bit"}
+        return {"name": a["name"], "difference": 0.0, "limit": limit, "ok": True, "note": "bit for bit"}
     distance = math.dist(a["sketch"], b["sketch"]) / math.sqrt(math.prod(a["shape"]))
     difference = distance / (max(a["rms"], b["rms"]) or 1.0)
-    return {"name": a["name"], "apart": difference, "limit": limit, "ok": difference <= limit, "note": ""}
+    return {"name": a["name"], "difference": difference, "limit": limit, "ok": difference <= limit, "note": ""}
 
 
 def _step(number: int, a: float, b: float, limit: float) -> Data:
@@ -59,7 +59,7 @@ def _step(number: int, a: float, b: float, limit: float) -> Data:
     difference = abs(one - other) / max(abs(one), abs(other), 1e-30)
     return {
         "name": f"step {number}",
-        "apart": difference,
+        "difference": difference,
         "limit": limit,
         "ok": difference <= limit,
         "note": f"{one:.6g}, {other:.6g}",

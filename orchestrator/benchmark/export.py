@@ -23,12 +23,12 @@ def to_jsonl(lines: Iterable[Data]) -> str:
 def to_pytest_benchmark(lines: Iterable[Data]) -> str:
     """Write the format of `pytest --benchmark-json`, for `pytest-benchmark compare`. One time per call and block."""
     lines = list(lines)
-    header = next((line for line in lines if line["line"] == "begun"), {})
-    results = [line for line in lines if line["line"] == "cell" and line["blocks"]]
+    header = next((line for line in lines if line["line"] == "started"), {})
+    results = [line for line in lines if line["line"] == "result" and line["blocks"]]
     timestamp = datetime.fromtimestamp(header.get("time") or 0, UTC).isoformat()
     return json.dumps(
         {
-            "machine_info": {line["column"]: line["facts"] for line in lines if line["line"] == "column"},
+            "machine_info": {line["target"]: line["facts"] for line in lines if line["line"] == "target"},
             "commit_info": {"id": header.get("run", ""), "time": timestamp, "dirty": False, "branch": ""},
             "benchmarks": [_benchmark(result) for result in results],
             "datetime": timestamp,
@@ -47,7 +47,7 @@ def _benchmark(result: Data) -> Data:
         "outliers": "0;0", "ld15iqr": min(times), "hd15iqr": max(times), "ops": 1 / fmean(times),
         "total": sum(times), "data": times, "iterations": result["blocks"][0]["calls"],
     }  # fmt: skip
-    names = [name for name in ("precision", "level", "regime", "kernels", "column") if name in result]
+    names = [name for name in ("precision", "level", "regime", "kernels", "target") if name in result]
     return {
         "group": result["case"], "name": result["id"], "fullname": f"polyfleet::{result['id']}", "param": None,
         "params": {name: result[name] for name in names}, "extra_info": {"accuracy": result.get("accuracy")},
@@ -58,10 +58,10 @@ def _benchmark(result: Data) -> Data:
 def to_asv(lines: Iterable[Data], column: str = "") -> str:
     """Write an asv results file (version 2) for one target, by default the first: asv has one environment per file."""
     lines = list(lines)
-    header = next((line for line in lines if line["line"] == "begun"), {})
-    targets = {line["column"]: line["facts"] for line in lines if line["line"] == "column"}
+    header = next((line for line in lines if line["line"] == "started"), {})
+    targets = {line["target"]: line["facts"] for line in lines if line["line"] == "target"}
     target = column or next(iter(targets), "")
-    results = [c for c in lines if c["line"] == "cell" and c["column"] == target and c["blocks"]]
+    results = [c for c in lines if c["line"] == "result" and c["target"] == target and c["blocks"]]
     started_ms = int((header.get("time") or 0) * 1000)
     keys = (
         "result",
@@ -113,11 +113,11 @@ def to_parquet(lines: Iterable[Data]) -> bytes:
         import pyarrow.parquet as pq
     except ModuleNotFoundError:
         raise UserError("Parquet needs pyarrow", 'run `pip install "polyfleet[parquet]"`') from None
-    names = ("id", "case", "workload", "family", "mode", "precision", "level", "regime", "column", "host", "status")
+    names = ("id", "case", "workload", "family", "mode", "precision", "level", "regime", "target", "host", "status")
     rows = [
         {name: str(result[name]) for name in names} | {"kernels": str(result.get("kernels", ""))}
         | {k: v for k, v in block.items() if k != "parts_s"} | {"parts_s": [float(part) for part in block["parts_s"]]}
-        for result in lines if result["line"] == "cell"
+        for result in lines if result["line"] == "result"
         for block in result["blocks"]
     ]  # fmt: skip
     out = io.BytesIO()

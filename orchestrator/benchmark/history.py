@@ -29,28 +29,28 @@ def key(result: Data, targets: dict[str, Data]) -> Key:
 
     If a run has several devices of one kind, their target replaces the kind.
     """
-    kind = str(targets.get(result["column"], {}).get("kind", result["column"]))
+    kind = str(targets.get(result["target"], {}).get("kind", result["target"]))
     is_only_device = sum(target.get("kind") == kind for target in targets.values()) < 2
     settings = result["precision"], result["level"], result["regime"], str(result.get("kernels", ""))
-    return result["case"], *settings, kind if is_only_device else result["column"]
+    return result["case"], *settings, kind if is_only_device else result["target"]
 
 
-def compare(before: Iterable[Data], after: Iterable[Data], trust_shared: bool = False) -> Data:
-    """Return {"cells": [row], "only_before", "only_after", "environment": [differences]}.
+def compare(before: Iterable[Data], after: Iterable[Data], allow_busy_host: bool = False) -> Data:
+    """Return {"results": [row], "only_before", "only_after", "environment": [differences]}.
 
     A row has ratio, interval, noise and verdict of the later run. If a host was not quiet, SLOWER requires
-    `trust_shared`.
+    `allow_busy_host`.
     """
     old, new = _run(before), _run(after)
     both = [k for k in new.cells if k in old.cells]
     ratios = [(k, _ratio(old.cells[k], new.cells[k])) for k in both if _timed(old, k) and _timed(new, k)]
     significant = dict(zip([k for k, _ in ratios], statistics.holm([ratio.p for _, ratio in ratios]), strict=True))
-    rows = [_row(k, ratio, old, new, significant[k], trust_shared) for k, ratio in ratios]
+    rows = [_row(k, ratio, old, new, significant[k], allow_busy_host) for k, ratio in ratios]
     rows += [_untimed(k, old, new) for k in both if not (_timed(old, k) and _timed(new, k))]
     return {
         "before": old.told["run"],
         "after": new.told["run"],
-        "cells": rows,
+        "results": rows,
         "only_before": [" ".join(filter(None, k)) for k in old.cells if k not in new.cells],
         "only_after": [" ".join(filter(None, k)) for k in new.cells if k not in old.cells],
         "environment": _differences(old.told, new.told),
@@ -59,8 +59,8 @@ def compare(before: Iterable[Data], after: Iterable[Data], trust_shared: bool = 
 
 def gate(compared: Data) -> int:
     """Exit code of a comparison: 2 if a result is wrong, failed or lost, 1 slower, 3 inconclusive, 0 same or faster."""
-    statuses = {row["status"] for row in compared["cells"]}
-    verdicts = {row["verdict"] for row in compared["cells"] if row["status"] == MEASURED}
+    statuses = {row["status"] for row in compared["results"]}
+    verdicts = {row["verdict"] for row in compared["results"] if row["status"] == MEASURED}
     if statuses & {"wrong", "failed", "lost"}:
         return WRONG
     if Verdict.SLOWER in verdicts:
@@ -76,10 +76,10 @@ class _Run:
 def _run(lines: Iterable[Data]) -> _Run:
     lines = list(lines)
     summary = summarize(lines)
-    targets = {target["column"]: target for target in summary["columns"]}
-    lines_by_id = {line["id"]: line for line in lines if line["line"] == "cell"}
+    targets = {target["target"]: target for target in summary["targets"]}
+    lines_by_id = {line["id"]: line for line in lines if line["line"] == "result"}
     results = {key(result, targets): result for result in lines_by_id.values()}
-    summaries = {key(result, targets): result for result in summary["cells"]}
+    summaries = {key(result, targets): result for result in summary["results"]}
     return _Run(summary, results, summaries, {host["host"]: host["class"] for host in summary["hosts"]})
 
 
@@ -91,13 +91,13 @@ def _ratio(old: Data, new: Data) -> statistics.Ratio:
     return statistics.unpaired([fastest_part_s(b) for b in old["blocks"]], [fastest_part_s(b) for b in new["blocks"]])
 
 
-def _row(k: Key, ratio: statistics.Ratio, old: _Run, new: _Run, is_significant: bool, trust_shared: bool) -> Data:
+def _row(k: Key, ratio: statistics.Ratio, old: _Run, new: _Run, is_significant: bool, allow_busy_host: bool) -> Data:
     noise = max(_noise(old, k), _noise(new, k))
     classes = {run.classes.get(run.cells[k]["host"], "quiet") for run in (old, new)}
     verdict = statistics.verdict(ratio, noise, is_significant, "unusable" not in classes)
     is_quiet = classes == {"quiet"}
-    note, before_s = "", old.summaries[k]["undisturbed_s"]
-    if verdict is Verdict.SLOWER and not is_quiet and not trust_shared:
+    note, before_s = "", old.summaries[k]["fastest_part_s"]
+    if verdict is Verdict.SLOWER and not is_quiet and not allow_busy_host:
         verdict, note = Verdict.INCONCLUSIVE, "slower, but a host was not quiet: measure both again on a quiet host"
     return {
         **_names(k), "status": MEASURED, **asdict(ratio), "noise": noise, "verdict": str(verdict), "note": note,
@@ -127,9 +127,9 @@ def _names(k: Key) -> Data:
 
 def _differences(old: Data, new: Data) -> list[Data]:
     """List changes between the runs per kind: torch, driver, versions, threads."""
-    before = {target.get("kind"): software(target) for target in old["columns"]}
+    before = {target.get("kind"): software(target) for target in old["targets"]}
     changes = []
-    for target in new["columns"]:
+    for target in new["targets"]:
         was, now = before.get(target.get("kind"), {}), software(target)
         changes += [{"kind": target.get("kind"), "what": name, "before": was.get(name, ""), "after": now.get(name, "")}
                   for name in sorted({*was, *now}) if was and was.get(name) != now.get(name)]  # fmt: skip
@@ -139,14 +139,14 @@ def _differences(old: Data, new: Data) -> list[Data]:
 def series(runs: Iterable[Iterable[Data]], case: str) -> list[Data]:
     """Return one series per settings and kind of a case: {"kind", "precision", …, "points", "steps"}.
 
-    `points` is [{"run", "began_s", "call_s"}], oldest run first.
+    `points` is [{"run", "started_s", "call_s"}], oldest run first.
     """
     points_by_key: dict[Key, list[Data]] = {}
     for lines in runs:
         run = _run(lines)
         for k, result in run.summaries.items():
             if (k[0] == case or k[0].startswith(f"{case}/")) and result["call_s"]:
-                point = {"run": run.told["run"], "began_s": run.told["began_s"], "call_s": result["undisturbed_s"]}
+                point = {"run": run.told["run"], "started_s": run.told["started_s"], "call_s": result["fastest_part_s"]}
                 points_by_key.setdefault(k, []).append(point)
     return [
         _names(k) | {"points": points, "steps": steps([p["call_s"] for p in points])}

@@ -13,6 +13,7 @@ from typing import Any
 from cluster.errors import FleetError, UserError
 from orchestrator.benchmark import suite
 from orchestrator.benchmark.round_runner import RoundRunner, SessionEnded, TargetLost
+from orchestrator.benchmark_format import FORMAT
 from workers.benchmark.session_server import request
 
 UP_S = 180.0
@@ -105,7 +106,7 @@ def measure(request: Data, backends: list[str], progress: Callable[[str], None])
         names = ", ".join(backends)
         raise UserError(f"{names} names a device twice", "name it once: every run compares a device with itself")
     if benchmark.entry:
-        raise UserError("your own model is measured in a fleet's environments only", "omit --here")
+        raise UserError("your own model is measured in a fleet's environments only", "omit --local")
     started_s = time.time()
     lines: list[Data] = []
 
@@ -118,18 +119,19 @@ def measure(request: Data, backends: list[str], progress: Callable[[str], None])
     with ExitStack() as stack:
         targets = [stack.enter_context(LocalTarget(*name, seed=benchmark.seed)) for name in devices]
         descriptions = [
-            {"column": c.id, "kind": c.facts["kind"], "pool": "", "job": "", "number": c.number} for c in targets
+            {"target": c.id, "kind": c.facts["kind"], "pool": "", "job": "", "number": c.number} for c in targets
         ]
         lines.append(
             {
-                "line": "begun",
+                "line": "started",
+                "format": FORMAT,
                 "run": f"here-{int(started_s)}",
                 "request": benchmark.to_plain(),
-                "columns": descriptions,
+                "targets": descriptions,
                 "time": started_s,
             }
         )
-        lines += [{"line": "column", "column": c.id, "host": c.host, "facts": c.facts} for c in targets]
+        lines += [{"line": "target", "target": c.id, "host": c.host, "facts": c.facts} for c in targets]
         RoundRunner(benchmark, targets, on_line).run(suite.groups(benchmark))
     return [*lines, {"line": "ended", "state": "SUCCEEDED", "reason": "", "time": time.time()}]
 

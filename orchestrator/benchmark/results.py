@@ -21,19 +21,19 @@ Data = dict[str, Any]
 
 
 def summarize(lines: Iterable[Data]) -> Data:
-    """Return {"run", "request", "columns" (targets), "cells" (results), "hosts", "state", …}.
+    """Return {"run", "request", "targets" (targets), "results" (results), "hosts", "state", …}.
 
     Of a result measured twice the last counts. `time_s` is consistent with the ratio: the reference's `time_s` over it
     is the ratio.
     """
     lines = list(lines)
-    header = next((line for line in lines if line["line"] == "begun"), {})
+    header = next((line for line in lines if line["line"] == "started"), {})
     footer = next((line for line in reversed(lines) if line["line"] == "ended"), None)
-    targets = {line["column"]: {"host": line["host"], **line["facts"]} for line in lines if line["line"] == "column"}
-    lines_by_id = {line["id"]: line for line in lines if line["line"] == "cell"}
+    targets = {line["target"]: {"host": line["host"], **line["facts"]} for line in lines if line["line"] == "target"}
+    lines_by_id = {line["id"]: line for line in lines if line["line"] == "result"}
     order = {name: position for position, name in enumerate(_column_order(header, targets))}
-    results = sorted(lines_by_id.values(), key=lambda c: order.get(c["column"], len(order)))
-    summaries = {result["id"]: _summary(result, targets.get(result["column"], {})) for result in results}
+    results = sorted(lines_by_id.values(), key=lambda c: order.get(c["target"], len(order)))
+    summaries = {result["id"]: _summary(result, targets.get(result["target"], {})) for result in results}
     _compare(results, summaries, targets)
     for summary in summaries.values():
         summary["time_s"] = _time_s(summary, summaries)
@@ -42,13 +42,13 @@ def summarize(lines: Iterable[Data]) -> Data:
         "schema": SCHEMA,
         "run": header.get("run", ""),
         "request": header.get("request", {}),
-        "columns": [{"column": name, **targets[name]} for name in sorted(targets, key=lambda n: order.get(n, 0))],
-        "lost": {line["column"]: line["reason"] for line in lines if line["line"] == "lost"},
-        "cells": [summaries[line["id"]] for line in lines_by_id.values()],
+        "targets": [{"target": name, **targets[name]} for name in sorted(targets, key=lambda n: order.get(n, 0))],
+        "lost": {line["target"]: line["reason"] for line in lines if line["line"] == "lost"},
+        "results": [summaries[line["id"]] for line in lines_by_id.values()],
         "hosts": _hosts(lines_by_id.values()),
         "state": footer["state"] if footer else "RUNNING",
         "reason": footer["reason"] if footer else "",
-        "began_s": header.get("time"),
+        "started_s": header.get("time"),
         "ended_s": footer.get("time") if footer else None,
     }
 
@@ -59,31 +59,31 @@ def merge_runs(runs: Iterable[Iterable[Data]]) -> list[Data]:
     Targets of the first run come first; a later target with the same name gets its run as a suffix.
     """
     first, *others = [list(lines) for lines in runs]
-    merged, names_in_use = list(first), {line["column"] for line in first if line["line"] == "column"}
+    merged, names_in_use = list(first), {line["target"] for line in first if line["line"] == "target"}
     for lines in others:
-        run = next((line["run"] for line in lines if line["line"] == "begun"), "another")
-        names = {line["column"]: line["column"] for line in lines if line["line"] == "column"}
+        run = next((line["run"] for line in lines if line["line"] == "started"), "another")
+        names = {line["target"]: line["target"] for line in lines if line["line"] == "target"}
         names = {name: f"{name}@{run}" if name in names_in_use else name for name in names}
         names_in_use |= set(names.values())
-        merged += [_renamed(line, names) for line in lines if line["line"] in ("column", "cell", "lost")]
+        merged += [_renamed(line, names) for line in lines if line["line"] in ("target", "result", "lost")]
     return merged
 
 
 def _renamed(line: Data, names: dict[str, str]) -> Data:
-    name = names.get(line["column"], line["column"])
+    name = names.get(line["target"], line["target"])
     new_id = {"id": f"{line['case']}@{name}/{line['id'].rpartition('@')[2].partition('/')[2]}"} if "id" in line else {}
-    return line | {"column": name} | new_id
+    return line | {"target": name} | new_id
 
 
 def _column_order(header: Data, targets: Data) -> list[str]:
     """Names of targets in the order of the request: the others are compared with the first."""
-    requested = [target["column"] for target in header.get("columns", [])]
+    requested = [target["target"] for target in header.get("targets", [])]
     return [*requested, *(name for name in targets if name not in requested)]
 
 
 def _summary(result: Data, target: Data) -> Data:
     """Summarize one result, without its samples."""
-    fields = {k: v for k, v in result.items() if k not in ("line", "blocks", "blocks_again", "seq", "time")}
+    fields = {k: v for k, v in result.items() if k not in ("line", "blocks", "control_blocks", "seq", "time")}
     fields |= {"kind": target.get("kind", ""), "pool": target.get("pool", "")}
     if result["status"] != MEASURED or not result["blocks"]:
         return fields | {"status": result["status"] if result["status"] != MEASURED else "skipped", "call_s": None}
@@ -91,12 +91,12 @@ def _summary(result: Data, target: Data) -> Data:
     call = statistics.spread([statistics.call_s(b) for b in blocks])
     return fields | {
         "call_s": call,
-        "alone_s": statistics.spread([b["alone_s"] for b in blocks]),
-        "undisturbed_s": median(statistics.fastest_part_s(b) for b in blocks),
+        "single_call_s": statistics.spread([b["single_call_s"] for b in blocks]),
+        "fastest_part_s": median(statistics.fastest_part_s(b) for b in blocks),
         "cpu_s": median(b["cpu_s"] / b["calls"] / len(b["parts_s"]) for b in blocks),
         "rounds": len(blocks),
         "preempted": sum(b["preempted"] > 0 for b in blocks) / len(blocks),
-        "noise": statistics.noise(result["blocks"], result["blocks_again"]),
+        "noise": statistics.noise(result["blocks"], result["control_blocks"]),
         "compile_s": max(result.get("first_call_s", call["median"]) - call["median"], 0.0),
         **_rates(result, call["median"]),
         **_prices(result, target, call["median"]),
@@ -153,9 +153,9 @@ def _compare(results: list[Data], summaries: dict[str, Data], targets: dict[str,
         noise = max(_host_noise(result, summaries), _host_noise(other, summaries))
         summaries[result["id"]]["versus"] = {
             "reference": other["id"],
-            "column": other["column"],
-            "twins": _twins(result["column"], other["column"], targets),
-            "how": "paired" if result["host"] == other["host"] else "apart",
+            "target": other["target"],
+            "same_device_kind": _twins(result["target"], other["target"], targets),
+            "how": "paired" if result["host"] == other["host"] else "unpaired",
             **asdict(ratio),
             "noise": noise,
             "verdict": str(statistics.verdict(ratio, noise, is_significant, _usable(result) and _usable(other))),
@@ -171,7 +171,7 @@ def _time_s(summary: Data, summaries: dict[str, Data]) -> float | None:
         return None
     versus = summary.get("versus")
     if versus is None:
-        return float(summary["undisturbed_s"])
+        return float(summary["fastest_part_s"])
     reference_s = _time_s(summaries[versus["reference"]], summaries)
     return None if reference_s is None else float(reference_s / versus["ratio"])
 
@@ -200,7 +200,7 @@ def _host_noise(result: Data, summaries: dict[str, Data]) -> float:
 def _limits(summaries: dict[str, Data], targets: Data) -> None:
     """Add shares of the vendor's peak, and of the rates this device reached in this run's products and copies."""
     for name, target in targets.items():
-        of_target = [c for c in summaries.values() if c["column"] == name and c["call_s"]]
+        of_target = [c for c in summaries.values() if c["target"] == name and c["call_s"]]
         vendor = peaks.vendor_peak(target.get("kind", ""))
         products = {precision: _most(of_target, "flops_per_s", "matmul", precision) for precision in SHORT_OF.values()}
         copies = _most(of_target, "bytes_per_s", "memory-copy")
@@ -230,11 +230,11 @@ def _hosts(results: Iterable[Data]) -> list[Data]:
         before, after = result.get("host_before"), result.get("host_after")
         if not before or not after:
             continue
-        host = by_host.setdefault(result["host"], {"host": result["host"], "columns": []})
+        host = by_host.setdefault(result["host"], {"host": result["host"], "targets": []})
         state = classify(before, after)
         if "class" not in host or _badness(state) > _badness(host):
             host |= state
-        host["columns"] += [result["column"]] if result["column"] not in host["columns"] else []
+        host["targets"] += [result["target"]] if result["target"] not in host["targets"] else []
     return list(by_host.values())
 
 

@@ -172,7 +172,9 @@ class RoundRunner:
             case_settings |= {"kernels": measurement.way.kernels} if measurement.way.kernels else {}
             measurement.facts = (
                 self._call(
-                    measurement, {"do": "open", "arm": measurement.id, "cell": case_settings, "limit_s": OPEN_S}, local
+                    measurement,
+                    {"do": "prepare", "measurement": measurement.id, "case": case_settings, "limit_s": OPEN_S},
+                    local,
                 )
                 or {}
             )
@@ -197,7 +199,7 @@ class RoundRunner:
             for measurement, is_control in turns:
                 if not measurement.alive:
                     continue
-                reply = self._call(measurement, {"do": "block", "arm": measurement.id, "limit_s": BLOCK_S}, local)
+                reply = self._call(measurement, {"do": "run", "measurement": measurement.id, "limit_s": BLOCK_S}, local)
                 if reply and "failed" in reply:
                     measurement.stop("failed", reply["failed"])
                 elif reply:
@@ -209,7 +211,8 @@ class RoundRunner:
         for measurement in local:
             if measurement.alive and measurement.column.facts.get("counts_energy"):
                 measurement.facts["energy"] = (
-                    self._aside(measurement.column, {"do": "energy", "arm": measurement.id, "limit_s": BLOCK_S}) or {}
+                    self._aside(measurement.column, {"do": "energy", "measurement": measurement.id, "limit_s": BLOCK_S})
+                    or {}
                 )
 
     def _close(self, local: list[Measurement]) -> None:
@@ -290,9 +293,9 @@ def _cell(group: CaseGroup, measurement: Measurement, before: Data | None, after
     blocks = [{"round": n, **measurement.rounds[n]} for n in sorted(measurement.rounds)]
     control_blocks = [{"round": n, **measurement.again[n]} for n in sorted(measurement.again)]
     return {
-        "line": "cell",
+        "line": "result",
         "id": f"{group.case}@{measurement.id}",
-        "column": measurement.column.id,
+        "target": measurement.column.id,
         "host": measurement.column.host,
         **group.about,
         "precision": measurement.way.precision,
@@ -303,7 +306,7 @@ def _cell(group: CaseGroup, measurement: Measurement, before: Data | None, after
         "reason": measurement.problem,
         **facts,
         "blocks": blocks,
-        "blocks_again": control_blocks,
+        "control_blocks": control_blocks,
         "host_before": before,
         "host_after": after,
     }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cluster.errors import NotFound, UserError
 from orchestrator import code_archive, entry_check
 from orchestrator.benchmark import suite
+from orchestrator.benchmark_format import in_current_format
 
 if TYPE_CHECKING:
     from orchestrator.client import Client
@@ -81,5 +82,5 @@ def read_lines(path: Path) -> list[Data]:
                 f"{path}:{number} is not a line of a benchmark run",
                 "give a file in which each line is a JSON object with the key `line`",
             )
-        lines.append(parsed)
+        lines.append(in_current_format(parsed))
     return lines

@@ -20,17 +20,17 @@ DEFAULT_LEVEL = "O1"
 def rows(lines: Iterable[Data]) -> Iterator[tuple[Key, Measured]]:
     """Yield the rates of one run. Only correct results at level O1, hot and without special kernels count."""
     lines = list(lines)
-    header: Data = next((line for line in lines if line["line"] == "begun"), {})
-    kinds = {line["column"]: line["facts"].get("kind", "") for line in lines if line["line"] == "column"}
+    header: Data = next((line for line in lines if line["line"] == "started"), {})
+    kinds = {line["target"]: line["facts"].get("kind", "") for line in lines if line["line"] == "target"}
     for result in lines:
-        if result["line"] != "cell" or not _counts(result):
+        if result["line"] != "result" or not _counts(result):
             continue
         rate = _measured(result, str(header.get("run", "")))
         names = [str(result["workload"])]
         if result["case"].startswith("user/"):
             names.append(of_folder(header.get("content_sha", "")))
         for name in filter(None, names):
-            yield (name, result.get("mode", "forward"), kinds.get(result["column"], ""), result["precision"]), rate
+            yield (name, result.get("mode", "forward"), kinds.get(result["target"], ""), result["precision"]), rate
 
 
 def _counts(result: Data) -> bool:
@@ -118,7 +118,7 @@ class RateTable:
         read_to = self._read_to.get(run, 0)
         new_lines = self._lines.read(run, after=read_to)
         lines = [*self._heads.get(run, []), *new_lines]
-        self._heads[run] = [line for line in lines if line["line"] in ("begun", "column")]
+        self._heads[run] = [line for line in lines if line["line"] in ("started", "target")]
         self._read_to[run] = max((line["seq"] for line in new_lines), default=read_to)
         for key, rate in rows(lines):
             if key not in self._rows or self._rows[key].at_s <= rate.at_s:

@@ -99,7 +99,7 @@ def run(
     priority: Annotated[int, typer.Option(help="Queue priority of the run's jobs")] = 0,
     key: Annotated[str, typer.Option("--key", help="Idempotency key: a run with the same key starts once")] = "",
     detach: Annotated[bool, typer.Option("--detach", help="Print the run id and return without waiting")] = False,
-    here: Annotated[
+    local: Annotated[
         str,
         typer.Option(
             help="Comma-separated back ends of this machine to measure without a fleet",
@@ -119,8 +119,8 @@ def run(
         regimes=_words(regime), kernels=_words(kernels), scale=scale.value, rounds=rounds, max_rounds=max_rounds,
         case_s=case_seconds, max_minutes=max_minutes, seed=seed, all_devices=all_devices, priority=priority,
     )  # fmt: skip
-    if here:
-        lines = _measure_here(request, _words(here))
+    if local:
+        lines = _measure_locally(request, _words(local))
     else:
         measured = _measure_fleet(request, working_dir, (key, detach), output)
         if measured is None:
@@ -171,7 +171,7 @@ def _measure_fleet(
         return client.benchmark_lines(started["run"])
 
 
-def _measure_here(request: dict[str, Any], backends: list[str]) -> list[dict[str, Any]]:
+def _measure_locally(request: dict[str, Any], backends: list[str]) -> list[dict[str, Any]]:
     from orchestrator.benchmark.local_run import measure
 
     with progress_line("benchmark") as update:
@@ -193,7 +193,7 @@ def _tell(lines: list[dict[str, Any]], output: Format) -> None:
 
     summary = summarize(lines)
     emit(summary, output, show_report)
-    if summary["lost"] or any(result["status"] in PROBLEMS for result in summary["cells"]):
+    if summary["lost"] or any(result["status"] in PROBLEMS for result in summary["results"]):
         raise typer.Exit(NOT_WHOLE)
 
 

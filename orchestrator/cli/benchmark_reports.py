@@ -11,7 +11,7 @@ from cluster.errors import UserError
 from orchestrator.cli.output import Format, Output, emit, print_message, write
 
 Run = Annotated[str, typer.Argument(metavar="RUN|FILE", help="Run id, `latest`, or a file of result lines")]
-TRUST_SHARED = "Accept slower results from a host that ran other work"
+ALLOW_BUSY_HOST = "Accept slower results from a host that ran other work"
 Lines = list[dict[str, Any]]
 
 
@@ -29,11 +29,13 @@ class ReportFormat(StrEnum):
 
 def report(
     run: Run = "latest",
-    form: Annotated[ReportFormat, typer.Option("--format", "-f", show_choices=True)] = ReportFormat.table,
+    form: Annotated[ReportFormat, typer.Option("--format", show_choices=True)] = ReportFormat.table,
     vs: Annotated[str, typer.Option(metavar="RUN|FILE", help="Earlier run to compare with")] = "",
     beside: Annotated[
         list[str] | None,
-        typer.Option("--with", metavar="RUN|FILE", help="Another run to include, e.g. of a machine outside the fleet"),
+        typer.Option(
+            "--include", metavar="RUN|FILE", help="Another run to include, e.g. of a machine outside the fleet"
+        ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write (default: standard output)")
@@ -99,14 +101,14 @@ def _reported(lines: Lines, form: ReportFormat, before: Lines | None) -> str | b
 def compare(
     before: Annotated[str, typer.Argument(metavar="RUN|FILE")],
     after: Annotated[str, typer.Argument(metavar="RUN|FILE")],
-    trust_shared: Annotated[bool, typer.Option("--trust-shared", help=TRUST_SHARED)] = False,
+    allow_busy_host: Annotated[bool, typer.Option("--allow-busy-host", help=ALLOW_BUSY_HOST)] = False,
     output: Output = Format.TABLE,
 ) -> None:
     """Compare two runs: which results became faster, slower or wrong, and what else changed."""
     from orchestrator.benchmark import history
     from orchestrator.show.benchmark import compared
 
-    emit(history.compare(_lines(before), _lines(after), trust_shared), output, compared)
+    emit(history.compare(_lines(before), _lines(after), allow_busy_host), output, compared)
 
 
 def baseline(run: Run, output: Output = Format.TABLE) -> None:
@@ -124,7 +126,7 @@ def gate(
         str,
         typer.Option(metavar="RUN|FILE", help="Baseline run (default: newest of each kind with the same software)"),
     ] = "",
-    trust_shared: Annotated[bool, typer.Option("--trust-shared", help=TRUST_SHARED)] = False,
+    allow_busy_host: Annotated[bool, typer.Option("--allow-busy-host", help=ALLOW_BUSY_HOST)] = False,
     output: Output = Format.TABLE,
 ) -> None:
     """Compare a run with its baseline, for CI: exit code 0 same or faster, 1 slower, 2 wrong result, 3 inconclusive."""
@@ -132,7 +134,7 @@ def gate(
     from orchestrator.show.benchmark import compared
 
     lines = _lines(run)
-    comparison = history.compare(_lines(against) if against else _baseline(lines), lines, trust_shared)
+    comparison = history.compare(_lines(against) if against else _baseline(lines), lines, allow_busy_host)
     emit(comparison | {"exit_code": history.gate(comparison)}, output, compared)
     raise typer.Exit(history.gate(comparison))
 
@@ -156,5 +158,5 @@ def history(
     from orchestrator.show.benchmark import series
 
     with connect(progress=print_message) as client:
-        runs = [client.benchmark_lines(view["run"]) for view in client.benchmarks() if view["cells"]]
+        runs = [client.benchmark_lines(view["run"]) for view in client.benchmarks() if view["results"]]
     emit(over_time.series(runs, case), output, series)

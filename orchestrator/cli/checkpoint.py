@@ -300,7 +300,7 @@ def import_(
     step: Annotated[
         int | None, typer.Option(help="Training step of the checkpoint (default: read from the source)", min=0)
     ] = None,
-    drop: Annotated[
+    skip_unsupported: Annotated[
         bool, typer.Option(help="Skip objects that cannot be imported, and invalid optimizer states")
     ] = False,
     key: Key = "",
@@ -312,7 +312,7 @@ def import_(
     from orchestrator.show.checkpoints import imported
 
     locations, label = {"source": source} | ({"root": target} if target else {}), f"importing {source}"
-    options: dict[str, Any] = {"format": format or None, "step": step, "drop": drop or None}
+    options: dict[str, Any] = {"format": format or None, "step": step, "drop": skip_unsupported or None}
     if target and is_local(source) and between_here_and_a_pool(source, target):
         from orchestrator.checkpoint_transfer import bring_in
         from orchestrator.client import connect

@@ -1,7 +1,7 @@
 """Two examples of each command. Its help and the reference print them; a test parses them."""
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
-    "up": ("polyfleet up", "polyfleet up -f fleet.yaml --dry-run"),
+    "up": ("polyfleet up", "polyfleet up --file fleet.yaml --dry-run"),
     "down": ("polyfleet down", "polyfleet down && polyfleet up"),
     "status": ("polyfleet status", "polyfleet status -o json"),
     "inventory": ("polyfleet inventory", "polyfleet inventory --local -o yaml"),
@@ -26,7 +26,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "polyfleet validate transformers:bert --on cpu,tpu:v5e",
         "polyfleet validate model.py:make --on cpu,tpu --precision bf16",
     ),
-    "render": ("polyfleet render kuberay -f fleet.yaml", "polyfleet render slurm -f fleet.yaml -o fleet.sbatch"),
+    "render": (
+        "polyfleet render kuberay --file fleet.yaml",
+        "polyfleet render slurm --file fleet.yaml -o fleet.sbatch",
+    ),
     "simulate": (
         "polyfleet simulate --trace jobs.csv --throughputs rates.csv --fleet v100=36,k80=36",
         "polyfleet simulate --log ~/.polyfleet --since 7d --policy makespan",
@@ -94,8 +97,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "hosts add": ("polyfleet hosts add lab box-3", "polyfleet hosts add lab box-3 --address 10.0.0.3"),
     "hosts remove": ("polyfleet hosts remove box-3", "polyfleet hosts remove box-3 && polyfleet hosts list"),
     "env list": ("polyfleet env list", "polyfleet env list -o json"),
-    "env create": ("polyfleet env create xla", "polyfleet env create lab -f fleet.yaml"),
-    "env path": ("polyfleet env path xla", "polyfleet env path lab -f fleet.yaml"),
+    "env create": ("polyfleet env create xla", "polyfleet env create lab --file fleet.yaml"),
+    "env path": ("polyfleet env path xla", "polyfleet env path lab --file fleet.yaml"),
     "env remove": ("polyfleet env remove xla-81fa32b9a5a6", "polyfleet env remove python-7225f259"),
     "kernels tune": (
         "polyfleet kernels tune rmsnorm",
@@ -111,7 +114,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "server backup": ("polyfleet server backup", "polyfleet server backup jobs-2026-11-27.db"),
     "server restore": (
         "polyfleet server restore jobs-2026-11-27.db",
-        "polyfleet server restore jobs-2026-11-27.db --replace-other",
+        "polyfleet server restore jobs-2026-11-27.db --force",
     ),
     "server verify": ("polyfleet server verify", "polyfleet server verify jobs-2026-11-27.db"),
 }

@@ -91,7 +91,7 @@ def _who() -> str:
 
 
 def _begun(events: Told) -> Data:
-    """First event of the command: {"exec", "job", "epoch", "rank", "node"}. Raises FleetError."""
+    """First event of the command: {"exec", "job", "attempt", "rank", "node"}. Raises FleetError."""
     for _, data in events:
         return data
     raise _server_ended()

@@ -9,7 +9,7 @@ from orchestrator.cli.output import Format, Output, emit, print_message
 
 app = typer.Typer(help="Machines of the running fleet.", no_args_is_help=True, rich_markup_mode=None)
 Host = Annotated[str, typer.Argument(help="Host name as `ssh` knows it", metavar="HOST")]
-KEEP = "the fleet file was not changed: change it too, or the next `polyfleet up -f` undoes this"
+KEEP = "the fleet file was not changed: change it too, or the next `polyfleet up --file` undoes this"
 
 
 @app.command("list")

@@ -20,8 +20,8 @@ def logs(
     ref: JobArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log until the job ends")] = False,
     rank: Annotated[int | None, typer.Option(help="Rank whose lines are printed (default: all)", min=0)] = None,
-    epoch: Annotated[
-        int | None, typer.Option("--attempt", "--epoch", help="Attempt whose lines are printed (default: all)", min=0)
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", help="Attempt whose lines are printed (default: all)", min=0)
     ] = None,
     tail: Annotated[
         int | None, typer.Option("--tail", help="Number of lines to print from the end of the log", min=0)
@@ -39,19 +39,19 @@ def logs(
         first = client.job(ref)
         ref = first["id"]  # resolve a name only once: later it may mean another job
         if follow:
-            printed = print_lines(client.follow_log_pages(ref, rank=rank, epoch=epoch, tail=tail), output)
+            printed = print_lines(client.follow_log_pages(ref, rank=rank, attempt=attempt, tail=tail), output)
         else:
-            printed = print_lines(_pages(client, ref, rank=rank, epoch=epoch, tail=tail), output)
+            printed = print_lines(_pages(client, ref, rank=rank, attempt=attempt, tail=tail), output)
         if tail == 0:
             return
         view = client.job(ref)
-        away = client.logs(ref, rank=rank, epoch=epoch, tail=tail or 0)["away"] if view["attempts"] else []
+        away = client.logs(ref, rank=rank, attempt=attempt, tail=tail or 0)["away"] if view["attempts"] else []
         if away and printed and follow and not first["ended_at"]:
             print_message(f"note: an earlier part of the log is not shown: {'; '.join(away)}")
         elif away:
             raise FleetError(f"{'a part of the log is not shown: ' if printed else ''}{'; '.join(away)}")
         elif not printed:
-            _say_why_nothing(view, rank, epoch)
+            _say_why_nothing(view, rank, attempt)
 
 
 def _pages(client: "Client", ref: str, *, tail: int | None, **where: Any) -> Iterator[list[Data]]:
@@ -63,12 +63,12 @@ def _pages(client: "Client", ref: str, *, tail: int | None, **where: Any) -> Ite
         yield page["lines"]
 
 
-def _say_why_nothing(view: Data, rank: int | None, epoch: int | None) -> None:
+def _say_why_nothing(view: Data, rank: int | None, attempt: int | None) -> None:
     if not view["attempts"]:
         status = "never ran" if view["ended_at"] else "has not run yet"
         print_message(f"{view['id']} {status}: {view['state']}" + (f", {view['reason']}" if view["reason"] else ""))
     else:
-        only = "".join(f", {option} {n}" for option, n in (("rank", rank), ("attempt", epoch)) if n is not None)
+        only = "".join(f", {option} {n}" for option, n in (("rank", rank), ("attempt", attempt)) if n is not None)
         print_message(
             f"{view['id']}{only} has printed nothing{'' if view['ended_at'] else ' yet'}; its state is {view['state']}"
         )

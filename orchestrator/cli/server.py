@@ -83,8 +83,8 @@ def backup(
 @app.command()
 def restore(
     file: Annotated[Path, typer.Argument(help="Backup written by `server backup` or by an upgrade")],
-    replace_other: Annotated[
-        bool, typer.Option("--replace-other", help="Restore even if FILE is a backup of a different job store")
+    force: Annotated[
+        bool, typer.Option("--force", help="Restore even if FILE is a backup of a different job store")
     ] = False,
 ) -> None:
     """Replace the job store by a backup and keep the old one under another name. Stop the server first."""
@@ -94,7 +94,7 @@ def restore(
 
     private_dir(home())
     with progress_line("restoring the job store"):
-        previous = put(database_url(home()), file.absolute(), replace_other)
+        previous = put(database_url(home()), file.absolute(), force)
     print_message(f"restored {file}" + (f"; the previous job store is kept as {previous}" if previous else ""))
 
 

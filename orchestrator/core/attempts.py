@@ -49,14 +49,14 @@ OVER = frozenset({"succeeded", "preempted", "cancelled"})
 def ran(attempts: tuple[Attempt, ...]) -> tuple[Ran, ...]:
     """Return the previous attempts, newest first."""
     return tuple(
-        Ran(a.epoch, a.pool, tuple(node_of(d) for d, _ in a.leases), a.started_s is not None, _is_over(a))
+        Ran(a.epoch, a.pool, tuple(node_of(d) for d, _ in a.allocation), a.started_s is not None, _is_over(a))
         for a in reversed(attempts)
     )
 
 
 def _is_over(attempt: Attempt) -> bool:
     """Return True if no process of the attempt is left. After `lost` or `fenced`, some may run for a moment longer."""
-    return attempt.outcome in OVER or (attempt.outcome == "failed" and len(attempt.leases) == 1)
+    return attempt.outcome in OVER or (attempt.outcome == "failed" and len(attempt.allocation) == 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ def live_of(record: Record, now_s: float, *, launching: bool = False, last_posit
         return None
     parts: list[Part] = []
     first_rank = 0
-    for devices_id, numbers in attempt.leases:
+    for devices_id, numbers in attempt.allocation:
         parts.append(Part(node_of(devices_id), devices_id, numbers, first_rank))
         first_rank += ranks_of(record.job.task, attempt.launch, len(numbers))
     return Live(record.job.id, attempt.epoch, tuple(parts), now_s, launching, last_position)

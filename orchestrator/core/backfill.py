@@ -104,7 +104,7 @@ def sentence(reservation: Claim, capacity: Room, equals: Collection[str] = ()) -
     where = ", ".join(reservation.nodes)
     if reservation.victims:
         lower = "" if any(victim.job in equals for victim in reservation.victims) else " of lower priority"
-        if not all(any(devices_id in reservation.nodes for devices_id, _ in v.leases) for v in reservation.victims):
+        if not all(any(devices_id in reservation.nodes for devices_id, _ in v.allocation) for v in reservation.victims):
             lower += f", which hold {reservation.elsewhere},"
         return f"waits for {', '.join(v.job for v in reservation.victims)}{lower} to save and stop on {where}"
     if not reservation.missing:

@@ -76,8 +76,8 @@ class Room:
         return ((devices_id,) for devices_id in self.devices) if want.node else self._alike
 
     def take(self, want: Candidate, option: Option) -> None:
-        self.memory.take(want, option.leases)
-        for devices_id, numbers in option.leases:
+        self.memory.take(want, option.allocation)
+        for devices_id, numbers in option.allocation:
             self._without(devices_id, numbers)
 
     def stop(self, attempt: Running) -> None:
@@ -87,7 +87,7 @@ class Room:
         self.memory.stop(attempt)
         del self.running[attempt.job]
         self._below.clear()
-        for devices_id, numbers in attempt.leases:
+        for devices_id, numbers in attempt.allocation:
             self.soon[devices_id] = tuple(sorted({*self.soon.get(devices_id, ()), *numbers}))
 
     def below(self, priority: int) -> list[Running]:
@@ -100,7 +100,7 @@ class Room:
         """Return the jobs whose attempts hold any of these devices."""
         if not self._holders:
             for attempt in self._attempts:
-                for devices_id, numbers in attempt.leases:
+                for devices_id, numbers in attempt.allocation:
                     if numbers:
                         self._holders.setdefault(devices_id, []).append(attempt.job)
         return sorted({job for devices_id in devices_ids for job in self._holders.get(devices_id, ())})

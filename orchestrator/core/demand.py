@@ -116,8 +116,8 @@ def demand(
     pools = {have.id: have.pool for have in new}
     jobs = {}
     for start in growth.start:
-        jobs[start.job] = pools[start.leases[0][0]]
-        needed.setdefault(jobs[start.job], set()).update(devices_id for devices_id, _ in start.leases)
+        jobs[start.job] = pools[start.allocation[0][0]]
+        needed.setdefault(jobs[start.job], set()).update(devices_id for devices_id, _ in start.allocation)
     nodes = {}
     for group in groups:
         more, in_use_count = len(needed.get(group.pool, ())), len(used.get(group.pool, ()))
@@ -127,7 +127,7 @@ def demand(
 
 def in_use(snapshot: Snapshot, next_plan: Plan) -> dict[str, set[str]]:
     """Return, by pool, the nodes that have allocated devices or will have them after this plan."""
-    starting = {devices_id for start in next_plan.start for devices_id, _ in start.leases}
+    starting = {devices_id for start in next_plan.start for devices_id, _ in start.allocation}
     by_pool: dict[str, set[str]] = {}
     for have in snapshot.devices:
         if len(have.free) < have.total or have.id in starting:

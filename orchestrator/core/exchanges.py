@@ -66,14 +66,14 @@ def _stay_nearby(
     if sum(available.values()) < place.devices:
         return
     for attempt in movable(snapshot, capacity):
-        devices = sum(len(numbers) for _, numbers in attempt.leases)
-        if attempt.job not in leaves and len(attempt.leases) == 1 and devices < place.count:
+        devices = sum(len(numbers) for _, numbers in attempt.allocation)
+        if attempt.job not in leaves and len(attempt.allocation) == 1 and devices < place.count:
             yield Leave(attempt, replace(place, count=devices, nodes=1), SAME, SAME)
 
 
 def _makes_room(other: Leave, leave: Leave, available: Mapping[str, int], capacity: Room) -> bool:
     is_equal = other.attempt.priority == leave.attempt.priority and other.attempt.job in capacity.running
-    return is_equal and any(devices_id in available for devices_id, _ in other.attempt.leases)
+    return is_equal and any(devices_id in available for devices_id, _ in other.attempt.allocation)
 
 
 def _fewest(leave: Leave, others: list[Leave], available: dict[str, int], snapshot: Snapshot) -> list[Leave]:
@@ -105,7 +105,7 @@ def _lost_s(other: Leave, leave: Leave, snapshot: Snapshot) -> float:
 
 
 def _count(available: dict[str, int], attempt: Running, sign: int) -> None:
-    for devices_id, numbers in attempt.leases:
+    for devices_id, numbers in attempt.allocation:
         if devices_id in available:
             available[devices_id] += sign * len(numbers)
 

@@ -77,18 +77,20 @@ def explain(job: Job, snapshot: Snapshot) -> Explanation:
 def _attempt(job: Job, snapshot: Snapshot) -> Running | None:
     if job.state in WAITING | TERMINAL:
         return None
-    return next((attempt for attempt in snapshot.running if attempt.job == job.id and attempt.leases), None)
+    return next((attempt for attempt in snapshot.running if attempt.job == job.id and attempt.allocation), None)
 
 
 def _explain_running(job: Job, attempt: Running, snapshot: Snapshot) -> Explanation:
     """Explain a running job. The devices that it holds count as free, so they are not a reason against themselves."""
-    own = dict(attempt.leases)
+    own = dict(attempt.allocation)
     devices = (replace(d, free=tuple(sorted({*d.free, *own.get(d.id, ())}))) for d in snapshot.devices)
     others = tuple(other for other in snapshot.running if other.job != job.id)
     freed = replace(snapshot, devices=tuple(devices), running=others)
     refused = refusals(replace(job, state=State.PENDING), Room(freed))
     candidates = tuple(_answer(job, index, want, freed, refused) for index, want in enumerate(job.candidates))
-    return Explanation(candidates, None, (), "", late(job, snapshot), Start(job.id, attempt.candidate, attempt.leases))
+    return Explanation(
+        candidates, None, (), "", late(job, snapshot), Start(job.id, attempt.candidate, attempt.allocation)
+    )
 
 
 def late(job: Job, snapshot: Snapshot) -> str:
@@ -170,7 +172,7 @@ def _held(want: Candidate, refused: dict[str, str], snapshot: Snapshot) -> dict[
     }
     holders: dict[str, list[str]] = {}
     for attempt in snapshot.running:
-        for devices_id, numbers in attempt.leases:
+        for devices_id, numbers in attempt.allocation:
             if devices_id in busy and numbers:
                 holders.setdefault(devices_id, []).append(attempt.job)
     return {devices_id: held_by(sorted(jobs)) for devices_id, jobs in holders.items()}

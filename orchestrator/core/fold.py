@@ -58,7 +58,7 @@ class Attempt:
     candidate: int
     kind: str
     pool: str
-    leases: tuple[tuple[str, tuple[int, ...]], ...]
+    allocation: tuple[tuple[str, tuple[int, ...]], ...]
     placed_s: float
     started_s: float | None = None
     ended_s: float | None = None
@@ -160,7 +160,7 @@ def _running(record: Record, attempt: Attempt) -> Running:
         job.id,
         min(HIGHEST, job.priority + attempt.aged),
         job.number,
-        attempt.leases,
+        attempt.allocation,
         stopping=job.state not in WORKING,
         asked=job,
         candidate=attempt.candidate,
@@ -174,7 +174,7 @@ def submitted(job: Job, spec: dict[str, Any], now_s: float) -> Event:
 
 def placed(job: Job, start: Start, kind: str, pool: str, now_s: float) -> Event:
     """Return the event that makes `start` the job's next attempt."""
-    leases = [[devices_id, list(numbers)] for devices_id, numbers in start.leases]
+    leases = [[devices_id, list(numbers)] for devices_id, numbers in start.allocation]
     data = {"candidate": start.candidate, "kind": kind, "pool": pool, "leases": leases, "reason": start.reason}
     data["launch"] = job.candidates[start.candidate].launch
     if start.aged:

@@ -17,7 +17,7 @@ class Option:
     nodes: tuple[Devices, ...]
 
     @property
-    def leases(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    def allocation(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Device numbers to allocate: the lowest free ones of each node, in the order of the ranks."""
         return tuple((have.id, tuple(sorted(have.free))[: self.count]) for have in self.nodes)
 

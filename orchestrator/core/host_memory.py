@@ -33,7 +33,7 @@ class HostMemory:
         job = attempt.asked
         if not self._host or job is None or attempt.candidate >= len(job.candidates):
             return {}
-        return self._needed(job.candidates[attempt.candidate], attempt.leases)
+        return self._needed(job.candidates[attempt.candidate], attempt.allocation)
 
     def take(self, want: Candidate, leases: Leases) -> None:
         for host, size_bytes in self._needed(want, leases).items():
@@ -123,11 +123,11 @@ class Promised:
 
     def gains(self, attempt: Running) -> bool:
         """Return True if the end of this attempt frees devices or memory on these nodes."""
-        has_devices = any(devices_id in self._counts for devices_id, _ in attempt.leases)
+        has_devices = any(devices_id in self._counts for devices_id, _ in attempt.allocation)
         return has_devices or any(host in self._bytes for host in self._memory.of(attempt))
 
     def add(self, attempt: Running, sign: int) -> None:
-        for devices_id, numbers in attempt.leases:
+        for devices_id, numbers in attempt.allocation:
             if devices_id in self._counts:
                 self._counts[devices_id] += sign * len(numbers)
         if self._bytes:

@@ -234,7 +234,7 @@ class Running:
     job: str
     priority: int
     order: int
-    leases: tuple[tuple[str, tuple[int, ...]], ...]
+    allocation: tuple[tuple[str, tuple[int, ...]], ...]
     preemptible: bool = True
     stopping: bool = False
     asked: Job | None = None
@@ -286,7 +286,7 @@ class Start:
 
     job: str
     candidate: int
-    leases: tuple[tuple[str, tuple[int, ...]], ...]
+    allocation: tuple[tuple[str, tuple[int, ...]], ...]
     reason: str = ""
     aged: int = 0
 

@@ -226,7 +226,7 @@ def leased(records: Iterable[Record]) -> Leased:
     """Return the holder of each allocated device: devices id -> device number -> job."""
     holders: Leased = defaultdict(dict)
     for record in records:
-        for devices_id, numbers in record.live.leases if record.live else ():
+        for devices_id, numbers in record.live.allocation if record.live else ():
             holders[devices_id].update(dict.fromkeys(numbers, record.job.id))
     return holders
 

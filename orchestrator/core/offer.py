@@ -37,7 +37,7 @@ class Offer:
     when: When
     wait: str
     chosen: bool
-    leases: Leases
+    allocation: Leases
     after: tuple[str, ...]
     ahead: int
     speed: str
@@ -107,8 +107,10 @@ def _chosen(explanation: Explanation, evaluations: Iterable[Answer]) -> Answer |
     """Return the answer that the plan of the job itself starts, or stops others for; else None."""
     start = explanation.would_start
     for evaluation in evaluations:
-        if start and evaluation.leases and evaluation.option.candidate == start.candidate:
-            if {devices_id for devices_id, _ in evaluation.leases} == {devices_id for devices_id, _ in start.leases}:
+        if start and evaluation.allocation and evaluation.option.candidate == start.candidate:
+            if {devices_id for devices_id, _ in evaluation.allocation} == {
+                devices_id for devices_id, _ in start.allocation
+            }:
                 return evaluation
         elif not start and evaluation.after and set(evaluation.after) == set(explanation.preempt):
             return evaluation
@@ -130,7 +132,7 @@ def _offer(job: Job, evaluation: Answer, snapshot: Snapshot, chosen: bool) -> Of
         when=evaluation.when,
         wait=_wait(evaluation),
         chosen=chosen,
-        leases=evaluation.leases,
+        allocation=evaluation.allocation,
         after=evaluation.after,
         ahead=evaluation.ahead,
         speed=snapshot.throughput.sentence(job, option.candidate, have.kind, snapshot.wall_s),

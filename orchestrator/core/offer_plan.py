@@ -43,7 +43,7 @@ class Answer:
     option: Option
     when: When
     min_count: int
-    leases: Leases = ()
+    allocation: Leases = ()
     after: tuple[str, ...] = ()
     ahead: int = 0
     reason: str = ""
@@ -72,8 +72,10 @@ class Asker:
         start = next((s for s in next_plan.start if s.job == restricted.id), None)
         if start:
             by_id = {have.id: have for have in devices}
-            granted = Option(index, len(start.leases[0][1]), tuple(by_id[devices_id] for devices_id, _ in start.leases))
-            return Answer(granted, When.NOW, granted.count, start.leases)
+            granted = Option(
+                index, len(start.allocation[0][1]), tuple(by_id[devices_id] for devices_id, _ in start.allocation)
+            )
+            return Answer(granted, When.NOW, granted.count, start.allocation)
         after = tuple(p.victim for p in next_plan.preempt if p.job == restricted.id)
         when, reason = (When.PREEMPTS, "") if after else self._waits(snapshot, next_plan, suitable)
         why = next_plan.why_not[restricted.id]
@@ -116,7 +118,7 @@ class Asker:
     def _rivals(self, next_plan: Plan, suitable: list[Devices]) -> int:
         """Count the jobs ahead that could use these devices, without those that start elsewhere now."""
         ids = {have.id for have in suitable}
-        elsewhere = {start.job for start in next_plan.start if start.leases[0][0] not in ids}
+        elsewhere = {start.job for start in next_plan.start if start.allocation[0][0] not in ids}
         cache: dict[tuple[object, ...], bool] = {}
 
         def accepts(want: Candidate) -> bool:

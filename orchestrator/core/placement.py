@@ -159,7 +159,7 @@ def _due_s(control: Control, changed: bool) -> float:
 
 def _apply(draft: Draft, next_plan: Plan, devices: dict[str, Devices]) -> None:
     for start in next_plan.start:
-        have = devices[start.leases[0][0]]
+        have = devices[start.allocation[0][0]]
         job = draft.records[start.job].job
         if not draft.record(fold.placed(job, start, have.kind, have.pool, draft.now.wall_s)):
             _begin(draft, start.job, devices)

@@ -191,7 +191,7 @@ class _Planning:
         why, aged = reason(job, best, rates, self.seen.wall_s), tier(job, self.seen) - job.priority
         if self.room.quota.lent and (more := self.room.quota.beyond(job, best)):
             why += f"; {more}: other projects may reclaim them"
-        self.start.append(Start(job.id, best.candidate, best.leases, why, aged))
+        self.start.append(Start(job.id, best.candidate, best.allocation, why, aged))
         self._forget(job.id)
 
     def _place(self, job: Job) -> None:

@@ -113,7 +113,7 @@ def ran_on(attempts: Iterable[Attempt], wall_s: float | None = None) -> dict[str
 
 def devices_of(attempt: Attempt) -> int:
     """Return the number of devices on all nodes of an attempt."""
-    return sum(len(numbers) for _, numbers in attempt.leases)
+    return sum(len(numbers) for _, numbers in attempt.allocation)
 
 
 def _total(data: Data, step: int) -> int:

@@ -168,8 +168,8 @@ class Quota:
     def _of_attempts(self, attempts: Iterable[Running]) -> Held:
         totals = Held()
         for attempt in attempts if self.projects else ():
-            project, kind = attempt.asked.project if attempt.asked else "", attempt.leases[0][0].partition("/")[2]
-            self._add(totals, project, kind, sum(len(numbers) for _, numbers in attempt.leases))
+            project, kind = attempt.asked.project if attempt.asked else "", attempt.allocation[0][0].partition("/")[2]
+            self._add(totals, project, kind, sum(len(numbers) for _, numbers in attempt.allocation))
         return totals
 
     def _keep(self, job: Job, key: tuple[str, str], devices: int) -> None:

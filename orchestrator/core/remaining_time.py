@@ -68,8 +68,8 @@ def attained(progress: Progress, running: Running | None, ran_s: float) -> dict[
     """Return the device-seconds of a job by kind. `running` is its live attempt, which has run for `ran_s`."""
     by_kind = dict(progress.ran_on)
     if running is not None and ran_s > 0:
-        kind = running.leases[0][0].partition("/")[2]
-        devices = sum(len(numbers) for _, numbers in running.leases)
+        kind = running.allocation[0][0].partition("/")[2]
+        devices = sum(len(numbers) for _, numbers in running.allocation)
         by_kind[kind] = by_kind.get(kind, 0.0) + ran_s * devices
     return by_kind
 

@@ -120,7 +120,7 @@ def _changed(snapshot: Snapshot, change: Change, running: Mapping[str, Job]) -> 
     devices = tuple(_up(have, change.up) if have.id in affected else have for have in snapshot.devices)
     if change.up:
         return replace(snapshot, devices=devices), frozenset()
-    lost_attempts = [r for r in snapshot.running if any(devices_id in affected for devices_id, _ in r.leases)]
+    lost_attempts = [r for r in snapshot.running if any(devices_id in affected for devices_id, _ in r.allocation)]
     freed = tuple(_given_back(have, lost_attempts) for have in devices)
     stopped = frozenset(attempt.job for attempt in lost_attempts)
     requeued = tuple(replace(running[job], state=State.PENDING) for job in sorted(stopped) if job in running)
@@ -167,7 +167,11 @@ def _up(have: Devices, up: bool) -> Devices:
 def _given_back(have: Devices, lost: Iterable[Running]) -> Devices:
     """Return the devices with those that stopped attempts held added to `free`."""
     numbers = {
-        n for attempt in lost for devices_id, allocated in attempt.leases if devices_id == have.id for n in allocated
+        n
+        for attempt in lost
+        for devices_id, allocated in attempt.allocation
+        if devices_id == have.id
+        for n in allocated
     }
     return replace(have, free=tuple(sorted({*have.free, *numbers}))) if numbers else have
 
@@ -190,4 +194,4 @@ def _others(before: Plan, after: Plan, stopped: frozenset[str], explained: str) 
 
 
 def _where(planned: Plan) -> dict[str, str]:
-    return {start.job: ", ".join(devices_id for devices_id, _ in start.leases) for start in planned.start}
+    return {start.job: ", ".join(devices_id for devices_id, _ in start.allocation) for start in planned.start}

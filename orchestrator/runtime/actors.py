@@ -18,7 +18,7 @@ from orchestrator.runtime import code_delivery
 MOST_EXECS = 8
 """Same limit as in workers/execs.py."""
 NODE_LABEL = "polyfleet.io/node"
-GROUP_OF = {"stop": "ends", "forget": "ends", "hello": "watches", "watch": "watches"}
+GROUP_OF = {"stop": "ends", "remove_shared_files": "ends", "register": "watches", "poll": "watches"}
 GROUP_OF |= dict.fromkeys(("exec_read", "exec_write", "exec_resize", "exec_close"), "execs")
 GROUP_THREADS = {"ends": 4, "watches": 4, "execs": 2 * MOST_EXECS}
 POOL_LABEL = "polyfleet.io/pool"

@@ -232,7 +232,7 @@ class Agents:
             return
         handle.asked_s = started_s = time.monotonic()
         hello = not handle.greeted
-        method = handle.actor.hello if hello else handle.actor.watch
+        method = handle.actor.register if hello else handle.actor.poll
         limit_s = timeout_s if handle.listed else 0.0
         gather_s = min(timeout_s, len(self._handles) / ANSWERS_PER_S)
         arguments = () if hello else (cursors, last_phases, limit_s, handle.clock_s, gather_s)
@@ -309,7 +309,7 @@ class Agents:
         if hello:
             epochs = {str(job): int(epoch) for job, epoch in reply.get("epochs", {}).items()}
             return [Heartbeat(handle.node, handle.ray_id, requested_s, _facts(reply["facts"]), epochs=epochs)]
-        self._poisoned(handle, reply["poison"])
+        self._poisoned(handle, reply["unreadable_output"])
         statuses: list[AttemptStatus] = []
         unreadable: list[Message] = []
         for data in reply["reports"]:

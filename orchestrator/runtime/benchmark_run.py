@@ -63,7 +63,7 @@ class Run(threading.Thread):
         self._asked = suite.request(start_line["request"])
         self._wanted = [from_plain(JobRequest, job["wanted"]) for job in start_line["jobs"]]
         self._specs: list[Data] = [job["spec"] for job in start_line["jobs"]]
-        self._package = str(start_line["package"])
+        self._package = str(start_line["code_archive"])
         self._jobs: list[str] = []
         self._columns: list[FleetColumn] = []
         self._told: dict[str, str] = {}
@@ -116,10 +116,10 @@ class Run(threading.Thread):
     def _conduct(self) -> None:
         before = self._again(lambda: self._lines.read(self.run_id))
         done_cases = frozenset(line["case"] for line in before if line["line"] == "case")
-        self._told = {line["column"]: line["facts"].get("node", "") for line in before if line["line"] == "column"}
-        if not any(line["line"] == "columns" for line in before):
-            self._tell({"line": "columns", "columns": [self._expected(n) for n in range(len(self._jobs))]})
-        self._columns = self._opened({line["column"] for line in before if line["line"] == "lost"})
+        self._told = {line["target"]: line["facts"].get("node", "") for line in before if line["line"] == "target"}
+        if not any(line["line"] == "targets" for line in before):
+            self._tell({"line": "targets", "targets": [self._expected(n) for n in range(len(self._jobs))]})
+        self._columns = self._opened({line["target"] for line in before if line["line"] == "lost"})
         if not self._columns:
             self._end("FAILED", "no device could be opened for measuring")
             return
@@ -129,14 +129,14 @@ class Run(threading.Thread):
         runner = RoundRunner(self._asked, self._columns, self._tell, self._reason_to_end, done_cases)
         runner.run(suite.groups(self._asked))
         lines = self._again(lambda: self._lines.read(self.run_id))
-        state, reason = outcome({line["id"]: line for line in lines if line["line"] == "cell"}.values())
+        state, reason = outcome({line["id"]: line for line in lines if line["line"] == "result"}.values())
         self._end(state, reason, self._columns)
 
     def _expected(self, number: int) -> Data:
         """Describe a target whose job does not hold a node yet."""
         request = self._wanted[number]
         location = {"pool": ", ".join(request.pools), "node": request.node}
-        return {"column": request.name, "job": self._jobs[number], "kind": request.kind, **location}
+        return {"target": request.name, "job": self._jobs[number], "kind": request.kind, **location}
 
     def _opened(self, lost: set[str]) -> list[FleetColumn]:
         """Open targets in the order of jobs; return those whose sessions answer, log the others as lost."""
@@ -144,7 +144,7 @@ class Run(threading.Thread):
         candidates: list[FleetColumn] = []
         for number, results in zip(numbers, self._side_by_side(self._columns_of, numbers), strict=True):
             if isinstance(results, str):
-                self._tell({"line": "lost", "column": self._wanted[number].name, "reason": results})
+                self._tell({"line": "lost", "target": self._wanted[number].name, "reason": results})
             else:
                 candidates += [target for target in results if target.id not in lost]
         targets = []
@@ -152,7 +152,7 @@ class Run(threading.Thread):
             if error is None:
                 targets.append(target)
             else:
-                self._tell({"line": "lost", "column": target.id, "reason": error})
+                self._tell({"line": "lost", "target": target.id, "reason": error})
         return targets
 
     def _columns_of(self, number: int) -> list[FleetColumn]:
@@ -193,8 +193,8 @@ class Run(threading.Thread):
         if target not in self._columns or self._told.get(target.id) == node:
             return
         self._told[target.id] = node
-        self._tell({"line": "column", "column": target.id, "facts": target.facts, "host": target.host})
-        self._tell({"line": "columns", "columns": [each.view() for each in self._columns]})
+        self._tell({"line": "target", "target": target.id, "facts": target.facts, "host": target.host})
+        self._tell({"line": "targets", "targets": [each.view() for each in self._columns]})
 
     def _check(self) -> None:
         if reason := self._reason_to_end():

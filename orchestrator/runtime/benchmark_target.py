@@ -29,7 +29,7 @@ def placed(jobs: Jobs, job: str) -> tuple[int, ...]:
 
     Raises TargetLost.
     """
-    return _running(jobs, job).leases[0][1]
+    return _running(jobs, job).allocation[0][1]
 
 
 class FleetColumn:
@@ -50,21 +50,21 @@ class FleetColumn:
 
     def view(self) -> Data:
         """The target as the run's log lists it."""
-        return {"column": self.id, "job": self.job} | {k: self.facts[k] for k in ("kind", "pool", "node", "number")}
+        return {"target": self.id, "job": self.job} | {k: self.facts[k] for k in ("kind", "pool", "node", "number")}
 
     def open(self) -> None:
         """Wait until the job's session answers, and read the facts of its device. Raises TargetLost."""
         attempt = _running(self._jobs, self.job)
         self._epoch = attempt.epoch
         described = self._described(time.monotonic() + UP_S)
-        node = node_of(attempt.leases[0][0])
+        node = node_of(attempt.allocation[0][0])
         facts = self._agents[node].facts
         self.host = described["host"]
         self.facts = described | {
             "pool": attempt.pool,
             "kind": attempt.kind,
             "node": node,
-            "number": attempt.leases[0][1][self._place],
+            "number": attempt.allocation[0][1][self._place],
             "job": self.job,
             "versions": dict(facts.versions) if facts else {},
             "price_per_hour": _price(attempt.pool),
@@ -109,7 +109,7 @@ class FleetColumn:
         attempt = record.attempts[-1]
         if attempt.epoch != self._epoch:
             raise FleetError("the session was restarted", "")
-        node = node_of(attempt.leases[0][0])
+        node = node_of(attempt.allocation[0][0])
         request = message | {"device": self._place}
         return self._agents.call(node, "measure", self.job, attempt.epoch, request, timeout_s, timeout_s=timeout_s + 10)
 
@@ -147,7 +147,7 @@ class FleetColumn:
         return bool(self._node_trouble(attempt))
 
     def _node_trouble(self, attempt: Attempt) -> str:
-        agent = self._agents.get(node_of(attempt.leases[0][0]))
+        agent = self._agents.get(node_of(attempt.allocation[0][0]))
         return "it left the fleet" if agent is None else agent.lost
 
     def _why(self, error: str) -> str:

@@ -16,6 +16,7 @@ from cluster.archive_unpack import Contents
 from cluster.errors import Conflict, FleetError, NotFound, PolyfleetError, UserError, nearest
 from cluster.serialization import to_plain
 from orchestrator.benchmark import job_requests, suite
+from orchestrator.benchmark_format import FORMAT
 from orchestrator.core.model import Devices
 from orchestrator.core.nodes import groups
 from orchestrator.runtime.agents import Agents
@@ -53,7 +54,7 @@ class Benchmarks:
             if summary["ended"] is not None:
                 continue
             try:
-                self._start(Run(summary["begun"], self._shared))
+                self._start(Run(summary["started"], self._shared))
             except (PolyfleetError, LookupError) as e:
                 message = e.message if isinstance(e, PolyfleetError) else "another version of Polyfleet started it"
                 for job in dict.fromkeys(target["job"] for target in _columns(summary)):
@@ -78,7 +79,7 @@ class Benchmarks:
         run = f"bench-{hashlib.sha256(key.encode()).hexdigest()[:12] if key else secrets.token_hex(3)}"
         with self._beginning:
             if key and (existing := next((k for k in self._lines.runs() if k["run"] == run), None)):
-                if existing["begun"].get("digest") != digest:
+                if existing["started"].get("digest") != digest:
                     raise Conflict(f"the idempotency key {key[:40]!r} was used with another request", "use a new key")
                 return self.view(run)
             request = suite.request(data)
@@ -86,9 +87,9 @@ class Benchmarks:
                 {"wanted": to_plain(w), "spec": w.spec(run, request)}
                 for w in job_requests.plan_jobs(request, self._devices())
             ]
-            folder = {"package": code_archive, "content_sha": self._contents(code_archive).content_sha}
+            folder = {"code_archive": code_archive, "content_sha": self._contents(code_archive).content_sha}
             fields = {"request": request.to_plain(), **folder, "digest": digest}
-            start_line: Data = {"line": "begun", "run": run, **fields, "jobs": jobs}
+            start_line: Data = {"line": "started", "format": FORMAT, "run": run, **fields, "jobs": jobs}
             run_thread = Run(start_line, self._shared)
             self._lines.append(run, start_line)
             self._submitted(run_thread)
@@ -117,17 +118,17 @@ class Benchmarks:
         """State and counts of a run, for the API. Raises NotFound."""
         summary = self._find(ref)
         live = self._live.get(summary["run"])
-        request_fields = {k: v for k, v in summary["begun"].items() if k not in ("line", "jobs", "digest")}
+        request_fields = {k: v for k, v in summary["started"].items() if k not in ("line", "jobs", "digest")}
         ended = summary["ended"]
         return request_fields | {
             "run": summary["run"],
-            "columns": _columns(summary),
+            "targets": _columns(summary),
             "state": ended["state"] if ended else "RUNNING" if live and live.measuring else "WAITING",
             "reason": ended["reason"] if ended else live.waiting if live else "",
             "progress": live.progress if live and not ended else {},
-            "cells": summary["cells"],
+            "results": summary["results"],
             "baseline": summary["baseline"] is not None,
-            "begun_s": summary["begun"]["time"],
+            "started_s": summary["started"]["time"],
             "ended_s": ended["time"] if ended else None,
         }
 
@@ -139,7 +140,11 @@ class Benchmarks:
 
     def packages(self) -> set[str]:
         """Code archives of runs that have not ended: they may still submit jobs with them."""
-        return {str(summary["begun"].get("package", "")) for summary in self._lines.runs() if summary["ended"] is None}
+        return {
+            str(summary["started"].get("code_archive", ""))
+            for summary in self._lines.runs()
+            if summary["ended"] is None
+        }
 
     def cancel(self, ref: str) -> Data:
         """Cancel a run. A run that has ended is not changed."""
@@ -186,13 +191,13 @@ class Benchmarks:
 
 def _columns(summary: Data) -> list[Data]:
     """Targets of a run, as logged last; before that, those that it was requested for, without jobs."""
-    start_line = summary["begun"]
-    if summary["columns"]:
-        return list(summary["columns"]["columns"])
-    if "columns" in start_line:  # stored by a version that chose nodes before it submitted
-        return list(start_line["columns"])
+    start_line = summary["started"]
+    if summary["targets"]:
+        return list(summary["targets"]["targets"])
+    if "targets" in start_line:  # stored by a version that chose nodes before it submitted
+        return list(start_line["targets"])
     jobs = [job["wanted"] for job in start_line["jobs"]]
     return [
-        {"column": w["name"], "job": "", "kind": w["kind"], "pool": ", ".join(w["pools"]), "node": w["node"]}
+        {"target": w["name"], "job": "", "kind": w["kind"], "pool": ", ".join(w["pools"]), "node": w["node"]}
         for w in jobs
     ]

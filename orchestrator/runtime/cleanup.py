@@ -83,7 +83,9 @@ def forget_on(agents: Agents) -> Forget:
 
     def forget(folders: list[AttemptFolderRef]) -> list[AttemptFolderRef]:
         node = folders[0].node
-        pairs = agents.call(node, "remove", agents.generation, [(folder.job, folder.epoch) for folder in folders])
+        pairs = agents.call(
+            node, "remove_all_files", agents.generation, [(folder.job, folder.epoch) for folder in folders]
+        )
         removed = [AttemptFolderRef(node, job, epoch) for job, epoch in pairs]
         for job in dict.fromkeys(folder.job for folder in removed):
             with suppress(FleetError):  # a fence that stays is a few bytes

@@ -108,14 +108,16 @@ class Packages:
         Two launches take turns, because a node accepts the pieces of one upload in order only.
         """
         with self._sending[sha, node]:
-            if not agents.call(node, "has_package", sha):
+            if not agents.call(node, "has_code_archive", sha):
                 self._send(sha, node, agents)
 
     def _send(self, sha: str, node: str, agents: Agents) -> None:
         size = self.path(sha).stat().st_size
         with self.path(sha).open("rb") as f:
             while piece := f.read(PIECE_BYTES):
-                agents.call(node, "put_package", sha, f.tell() - len(piece), piece, f.tell() == size, timeout_s=60)
+                agents.call(
+                    node, "put_code_archive_part", sha, f.tell() - len(piece), piece, f.tell() == size, timeout_s=60
+                )
 
 
 class Unnamed:
@@ -149,11 +151,11 @@ class Unnamed:
         self._packages.remove(unused.intersection(idle_here))
         for node, names in idle_on_nodes.items():
             if to_remove := sorted(unused.intersection(names)):
-                self._asked(node, "remove_packages", to_remove)
+                self._asked(node, "remove_code_archives", to_remove)
 
     def _idle_on_nodes(self) -> Iterable[tuple[str, list[str]]]:
         for node, _ in self._agents.ready():
-            yield node, self._asked(node, "idle_packages") or []
+            yield node, self._asked(node, "idle_code_archives") or []
 
     def _asked(self, node: str, method: str, *arguments: Any) -> Any:
         """Call a node; None if it does not answer. The next `remove` asks it again."""

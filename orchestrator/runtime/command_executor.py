@@ -109,7 +109,7 @@ class Carrier:
             threads.shutdown(wait=False, cancel_futures=True)
 
     def _forget(self, forget: c.Forget) -> None:
-        self._agents.tell(forget.node, "forget", forget.job, forget.epoch, done=partial(_noted, forget))
+        self._agents.tell(forget.node, "remove_shared_files", forget.job, forget.epoch, done=partial(_noted, forget))
 
     def _in(self, threads: ThreadPoolExecutor, carry: Callable[[Any], Message], command: Any) -> None:
         threads.submit(self._told, carry, command)

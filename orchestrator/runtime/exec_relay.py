@@ -68,7 +68,7 @@ class Execs:
         self._running: dict[str, Exec] = {}
 
     def start(self, record: Record, request: Asked) -> Data:
-        """Start a command; return {"exec", "job", "epoch", "rank", "node"}.
+        """Start a command; return {"exec", "job", "attempt", "rank", "node"}.
 
         Raises Conflict, NotFound, FleetError, TooManyExecs.
         """
@@ -96,7 +96,7 @@ class Execs:
             location,
             one_line(command_text),
         )
-        return {"exec": exec_id, "job": record.job.id, "epoch": epoch, "rank": request.rank, "node": node}
+        return {"exec": exec_id, "job": record.job.id, "attempt": epoch, "rank": request.rank, "node": node}
 
     def _place(self, record: Record, rank: int) -> tuple[int, str]:
         """Return (epoch, node) of a rank that is running now. Raises Conflict, NotFound, FleetError."""

@@ -17,7 +17,7 @@ from orchestrator.runtime.controller import Runtime
 from orchestrator.runtime.jobs import Jobs
 from orchestrator.runtime.last_inventory import KnownDevices
 from orchestrator.runtime.step_batch import now
-from orchestrator.runtime.views import job_view, progress_view
+from orchestrator.runtime.views import from_one, job_view, progress_view
 from orchestrator.show.units import when
 
 
@@ -68,10 +68,10 @@ class JobViews:
 
     def _known_until_s(self, record: Record) -> float | None:
         """Time of the job's last known state (seconds since the epoch); None while all its nodes answer."""
-        if (live := record.live) is None or not live.leases:
+        if (live := record.live) is None or not live.allocation:
             return None
         at = now()
-        last_contact_s = min(self._heard_s(node_of(devices_id), at) for devices_id, _ in live.leases)
+        last_contact_s = min(self._heard_s(node_of(devices_id), at) for devices_id, _ in live.allocation)
         last_event_s = max(live.placed_s, live.started_s or 0.0)
         is_silent = self._runtime.trouble or last_contact_s < at.wall_s - NODE_SILENT_S
         return max(last_event_s, last_contact_s) if is_silent else None
@@ -85,5 +85,7 @@ class JobViews:
         record = self._jobs.get(event.job)
         state = str(record.job.state) if record else ""
         data = {k: v for k, v in event.data.items() if k not in ("spec", "job")}
-        return {"seq": event.seq, "time": event.time_s, "job": event.job, "event": event.event, "epoch": event.epoch,
+        if event.event == "placed":
+            data = from_one(data)
+        return {"seq": event.seq, "time": event.time_s, "job": event.job, "event": event.event, "attempt": event.epoch,
                 "state": state, **{"data": data}}  # fmt: skip

@@ -58,7 +58,7 @@ class KeptLogs:
 
     def _wanted(self, job: str, epoch: int, rank: int, node: str) -> tuple[tuple[int, int], ...]:
         """Byte ranges (start, end) of the log to copy."""
-        end = int(self._agents.call(node, "log_tail", job, epoch, rank, 0)["end"])
+        end = int(self._agents.call(node, "log_tail_range", job, epoch, rank, 0)["end"])
         if end <= MOST_BYTES:
             return ((0, end),)
         return (0, FIRST_BYTES), (end - (MOST_BYTES - FIRST_BYTES), end)

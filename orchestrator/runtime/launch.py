@@ -113,7 +113,7 @@ class Launcher:
             _raise_first(self._on_each(dict.fromkeys(command.nodes), send))
         self._does(command, f"waits for {', '.join(command.nodes)} to start its ranks")
         is_alone = len(command.nodes) == 1  # a single agent chooses the rendezvous address itself
-        address, port = ("", 0) if is_alone else self.agents.call(command.nodes[0], "meeting_place")
+        address, port = ("", 0) if is_alone else self.agents.call(command.nodes[0], "rendezvous_address")
         orders = {
             node: replace(order, master_address=address, master_port=port, resume_from=_resume(order, resumed))
             for node, order in zip(command.nodes, map(script.given_to, command.orders), strict=True)

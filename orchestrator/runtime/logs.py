@@ -128,7 +128,7 @@ class Logs:
         ends = {}
         for number, node in placed_ranks(record, attempt, rank):
             log = record.job.id, attempt.epoch, number
-            if position := self._kept.tail(*log, count) or self._ask(node, "log_tail", *log, count):
+            if position := self._kept.tail(*log, count) or self._ask(node, "log_tail_range", *log, count):
                 key = f"{attempt.epoch}.{number}"
                 at[key], ends[key] = position["start"], position["end"]
         last: deque[dict[str, Any]] = deque(maxlen=count)
@@ -206,7 +206,9 @@ class Logs:
 
 def placed_ranks(record: Record, attempt: Attempt, rank: int | None = None) -> Iterator[tuple[int, str]]:
     """Yield (global rank, node) for each rank of an attempt; `rank` selects one rank."""
-    groups = [(node_of(d), ranks_of(record.job.task, attempt.launch, len(numbers))) for d, numbers in attempt.leases]
+    groups = [
+        (node_of(d), ranks_of(record.job.task, attempt.launch, len(numbers))) for d, numbers in attempt.allocation
+    ]
     nodes = [node for node, count in groups for _ in range(count)]
     return ((number, node) for number, node in enumerate(nodes) if rank in (None, number))
 

@@ -38,5 +38,7 @@ def hand_on(agents: Agents, launch: Launch, set_activity: Callable[[str], None])
         return HandedOn()
     set_activity(f"reads its checkpoint {script.path}")
     arguments = (script.path, script.format, first.backend, len(first.devices))
-    reply = agents.call(launch.nodes[0], "hand_on_checkpoint", launch.job, launch.epoch, *arguments, timeout_s=COPY_S)
+    reply = agents.call(
+        launch.nodes[0], "copy_script_checkpoint", launch.job, launch.epoch, *arguments, timeout_s=COPY_S
+    )
     return HandedOn(script._replace(found=bool(reply["found"])), str(reply["text"]))

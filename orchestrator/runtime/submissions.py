@@ -165,8 +165,8 @@ class Submissions:
         """
         checked = parse_job(spec)
         if not code_archive and entry_check.is_in_folder(checked.entry):
-            remedy = "upload the folder that contains it: PUT /v1/packages/{sha}"
-            raise SpecError("package", f"is required: {checked.entry} is a file in it", remedy)
+            remedy = "upload the folder that contains it: PUT /v1/code-archives/{sha}"
+            raise SpecError("code_archive", f"is required: {checked.entry} is a file in it", remedy)
         contents = self._packages.contents(code_archive)
         check_module_names(contents.names, checked.task)
         self._refuse_data(checked, contents.names)

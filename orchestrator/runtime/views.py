@@ -79,9 +79,9 @@ def job_view(
         "priority": job.priority,
         "kind": last.kind if last else "",
         "pool": last.pool if last else "",
-        "nodes": [node_of(devices_id) for devices_id, _ in last.leases] if last else [],
-        "epoch": job.epoch,
-        "candidate": last.candidate if last else None,
+        "nodes": [node_of(devices_id) for devices_id, _ in last.allocation] if last else [],
+        "attempt": job.epoch,
+        "candidate": last.candidate + 1 if last else None,
         "submitted_at": iso(job.submitted_s),
         "started_at": iso(record.started_s),
         "ended_at": iso(record.ended_s),
@@ -103,6 +103,15 @@ def job_view(
         "failure": record.failure if job.state in TERMINAL | {State.RECOVERING} else None,
         "attempts": [attempt_view(attempt) for attempt in record.attempts],
     }
+
+
+def from_one(data: Any) -> Any:
+    """A copy of JSON data in which candidates are counted from 1, as users count them."""
+    if isinstance(data, list):
+        return [from_one(item) for item in data]
+    if not isinstance(data, dict):
+        return data
+    return {k: v + 1 if k == "candidate" and isinstance(v, int) else from_one(v) for k, v in data.items()}
 
 
 def continues(record: Record) -> str:
@@ -141,11 +150,11 @@ def accepted_view(stored: dict[str, Any]) -> dict[str, Any]:
 
 def attempt_view(attempt: Attempt) -> dict[str, Any]:
     return {
-        "epoch": attempt.epoch,
-        "candidate": attempt.candidate,
+        "attempt": attempt.epoch,
+        "candidate": attempt.candidate + 1,
         "kind": attempt.kind,
         "pool": attempt.pool,
-        "leases": [[devices_id, list(numbers)] for devices_id, numbers in attempt.leases],
+        "allocation": [[devices_id, list(numbers)] for devices_id, numbers in attempt.allocation],
         "placed_at": iso(attempt.placed_s),
         "started_at": iso(attempt.started_s),
         "ended_at": iso(attempt.ended_s),
@@ -168,7 +177,7 @@ def node_view(node: Node, control: Control, now_s: float, allocations: Leased) -
         return view
     view = to_plain(node.facts) | {k: v for k, v in view.items() if k != "devices"}
     for device in view["devices"]:
-        device["leased_by"] = allocations.get(f"{node.name}/{device['kind']}", {}).get(device["index"])
+        device["allocated_to"] = allocations.get(f"{node.name}/{device['kind']}", {}).get(device["index"])
     return view
 
 

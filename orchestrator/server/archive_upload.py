@@ -35,7 +35,7 @@ async def receive_code_archive(request: Request, sha: str) -> None:
                     f"the code archive has the SHA-256 {received[:12]}… instead of {sha[:12]}…, its name",
                     "send it again",
                 )
-            await anyio.to_thread.run_sync(service.store_package, sha, path)
+            await anyio.to_thread.run_sync(service.store_code_archive, sha, path)
         except OSError as e:
             raise FleetError(
                 f"the code archive could not be stored: {e.strerror or e}", f"free disk space under {folder}"

@@ -44,7 +44,7 @@ def execs(request: Request) -> ExecThreads:
 
 
 async def run(request: Request, ref: str, command: Asked) -> StreamingResponse:
-    """Run a command. Events: `started` {exec, job, epoch, rank, node}, then `output` {stream, data in base64} as it
+    """Run a command. Events: `started` {exec, job, attempt, rank, node}, then `output` {stream, data in base64} as it
     arrives, then `end` {code, reason}.
 
     If the command cannot be started, raises the service's error before the stream begins, so that the HTTP status can

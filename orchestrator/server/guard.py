@@ -17,7 +17,7 @@ from orchestrator.server.responses import simple_error
 
 PUBLIC = frozenset({("GET", "/healthz")})
 SAFE_VERBS = frozenset({"GET", "HEAD", "OPTIONS"})
-PACKAGES = "/v1/packages/"
+CODE_ARCHIVES = "/v1/code-archives/"
 BULK = "/v1/jobs/bulk"
 RAW = {
     "/v1/uploads/": (8 << 20) + 1024,
@@ -30,7 +30,7 @@ HTTP_PORT = 80
 """Clients omit this port in the Host header."""
 JSON_LIMIT_BYTES = 1024 * 1024
 BULK_LIMIT_BYTES = 16 * 1024 * 1024
-PACKAGE_LIMIT_BYTES = 512 * 1024 * 1024
+CODE_ARCHIVE_LIMIT_BYTES = 512 * 1024 * 1024
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
@@ -122,7 +122,7 @@ def body_limit_bytes(scope: Scope) -> int:
         return BULK_LIMIT_BYTES
     if raw := _raw(scope):
         return RAW[raw]
-    return PACKAGE_LIMIT_BYTES if scope["path"].startswith(PACKAGES) else JSON_LIMIT_BYTES
+    return CODE_ARCHIVE_LIMIT_BYTES if scope["path"].startswith(CODE_ARCHIVES) else JSON_LIMIT_BYTES
 
 
 def _raw(scope: Scope) -> str:
@@ -148,7 +148,7 @@ def _host_is_ours(scope: Scope) -> bool:
 def _content_type_refusal(scope: Scope) -> Refusal | None:
     if scope["method"] in SAFE_VERBS:
         return None
-    expected = "application/zip" if scope["path"].startswith(PACKAGES) else "application/json"
+    expected = "application/zip" if scope["path"].startswith(CODE_ARCHIVES) else "application/json"
     expected = "application/octet-stream" if _raw(scope) else expected
     actual = (_header(scope, b"content-type") or b"").partition(b";")[0].strip().lower()
     if actual == expected.encode():

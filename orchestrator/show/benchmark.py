@@ -70,10 +70,10 @@ def _style(tile: Tile) -> str:
 
 def report(summary: Data) -> TableStack:
     """Heat map of a run, followed by the quality of its hosts, failed results with reasons, and notes."""
-    all_settings = list(dict.fromkeys(way_of(result) for result in summary["cells"]))
-    targets = [target["column"] for target in summary["columns"]]
-    by_position = {(c["case"], way_of(c), c["column"]): c for c in summary["cells"]}
-    cases = list(dict.fromkeys(result["case"] for result in summary["cells"]))
+    all_settings = list(dict.fromkeys(way_of(result) for result in summary["results"]))
+    targets = [target["target"] for target in summary["targets"]]
+    by_position = {(c["case"], way_of(c), c["target"]): c for c in summary["results"]}
+    cases = list(dict.fromkeys(result["case"] for result in summary["results"]))
     rows = []
     for case in cases:
         for settings in all_settings:
@@ -106,12 +106,12 @@ def _trust(summary: Data) -> list[str]:
     lines = []
     for host in summary["hosts"]:
         reasons = f": {'; '.join(host['reasons'][:2])}" if host["reasons"] else ""
-        lines.append(f"{', '.join(host['columns'])}: the host was {host['class']}{reasons}")
-    noises = [c["noise"] for c in summary["cells"] if c.get("noise") is not None]
+        lines.append(f"{', '.join(host['targets'])}: the host was {host['class']}{reasons}")
+    noises = [c["noise"] for c in summary["results"] if c.get("noise") is not None]
     if noises:
         differences = f"at most {max(noises):.1%} (median {_middle(noises):.1%})"
         lines.append(f"the same configuration measured twice differed by {differences}")
-    if any(c.get("versus") for c in summary["cells"]):
+    if any(c.get("versus") for c in summary["results"]):
         lines.append(f"{TIMES}; ▲ faster ▼ slower = same ? inconclusive")
     return lines
 
@@ -123,9 +123,9 @@ def _middle(values: list[float]) -> float:
 def _reasons(summary: Data) -> list[str]:
     """List each reason once, with the cases and settings that it applies to."""
     names_by_reason: dict[tuple[str, str, str], list[str]] = {}
-    for result in summary["cells"]:
+    for result in summary["results"]:
         if result["call_s"] is None:
-            names_by_reason.setdefault((result["column"], result["status"], result["reason"]), []).append(
+            names_by_reason.setdefault((result["target"], result["status"], result["reason"]), []).append(
                 f"{result['case']} {way_of(result)}"
             )
     failures = [
@@ -138,7 +138,9 @@ def _reasons(summary: Data) -> list[str]:
 
 def _notes(summary: Data) -> list[str]:
     """Notes on how cases were measured, each once."""
-    notes = {f"{result['case']}: {escape_control(result['note'])}" for result in summary["cells"] if result.get("note")}
+    notes = {
+        f"{result['case']}: {escape_control(result['note'])}" for result in summary["results"] if result.get("note")
+    }
     return sorted(notes)
 
 
@@ -151,11 +153,11 @@ def runs(views: list[Data]) -> TextTable:
     from datetime import UTC, datetime
 
     def started(view: Data) -> str:
-        return time_since(datetime.fromtimestamp(view["begun_s"], UTC).isoformat())
+        return time_since(datetime.fromtimestamp(view["started_s"], UTC).isoformat())
 
     return grid(
         ("RUN", "STATE", "RESULTS", "TARGETS", "STARTED", "REASON"),
-        ((v["run"], v["state"], v["cells"], ", ".join(c["column"] for c in v["columns"]), started(v), v["reason"])
+        ((v["run"], v["state"], v["results"], ", ".join(c["target"] for c in v["targets"]), started(v), v["reason"])
          for v in views),
         empty="no benchmark runs",
     )  # fmt: skip
@@ -172,9 +174,9 @@ def cases(rows: list[Data]) -> TextTable:
 
 def view(data: Data) -> TableStack:
     targets = grid(
-        ("TARGET", "JOB", "POOL", "KIND"), ((c["column"], c["job"], c["pool"], c["kind"]) for c in data["columns"])
+        ("TARGET", "JOB", "POOL", "KIND"), ((c["target"], c["job"], c["pool"], c["kind"]) for c in data["targets"])
     )
-    head = {"run": data["run"], "state": data["state"], "reason": data["reason"], "results": data["cells"],
+    head = {"run": data["run"], "state": data["state"], "reason": data["reason"], "results": data["results"],
             "measuring": data["progress"].get("case", "")}  # fmt: skip
     return TableStack((facts(head), "", targets))
 
@@ -196,7 +198,7 @@ def _measured_row(row: Data) -> tuple[Any, ...]:
     if row["median_s"] is not None:
         interval, rate = f"{duration(row['ci_low_s'])} to {duration(row['ci_high_s'])}", row["items_per_s"]
         rate_text = f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}"
-        times = (duration(row["median_s"]), interval, duration(row["alone_s"]), rate_text)
+        times = (duration(row["median_s"]), interval, duration(row["single_call_s"]), rate_text)
     error = row["accuracy"].get("rms_rel")
     error_text = "" if error is None else f"{error:.1e}"
     return (row["case"], *times, duration(row["first_call_s"]), error_text, row["reason"])
@@ -205,7 +207,7 @@ def _measured_row(row: Data) -> tuple[Any, ...]:
 def compared(data: Data) -> TableStack:
     """Comparison of two runs: changed results first."""
     order = {"SLOWER": 0, "FASTER": 1, "INCONCLUSIVE": 2, "SAME": 3}
-    rows = sorted(data["cells"], key=lambda r: order.get(r["verdict"], -1))
+    rows = sorted(data["results"], key=lambda r: order.get(r["verdict"], -1))
     table = grid(
         ("CASE", "CONFIGURATION", "KIND", "BEFORE", "AFTER", "RATIO", "INTERVAL", "VERDICT", "NOTE"),
         ((r["case"], way_of(r), r["kind"], *_change(r)) for r in rows),
@@ -254,11 +256,13 @@ def validation(data: Data) -> TableStack:
             else f"agrees with {first}"
         )
         rows = [*one["layers"], *one["gradients"], *one["steps"]]
-        worst = sorted(rows, key=lambda r: -(r["apart"] if r["apart"] is not None else math.inf) / r["limit"])[:8]
+        worst = sorted(
+            rows, key=lambda r: -(r["difference"] if r["difference"] is not None else math.inf) / r["limit"]
+        )[:8]
         table = grid(
             ("WHAT", "DIFFERENCE", "LIMIT", "WITHIN", "NOTE"),
-            ((r["name"], "" if r["apart"] is None else f"{r['apart']:.1e}", f"{r['limit']:.1e}", r["ok"], r["note"])
-             for r in worst),
+            ((r["name"], "" if r["difference"] is None else f"{r['difference']:.1e}",
+              f"{r['limit']:.1e}", r["ok"], r["note"]) for r in worst),
         )  # fmt: skip
         counts = f"{len(one['layers'])} layers, {len(one['gradients'])} gradients, {len(one['steps'])} losses"
         parts += [

@@ -109,7 +109,7 @@ def copied(data: Data) -> TableStack:
         "step": data["step"],
         "copied": "nothing: the target already has it"
         if data["already_there"]
-        else f"{size(data['travelled_bytes'])} of {size(data['bytes'])} transferred, {duration(data['seconds'])}",
+        else f"{size(data['transferred_bytes'])} of {size(data['bytes'])} transferred, {duration(data['seconds'])}",
         "verified": data["verified"],
     }
     return TableStack((facts(head), *(("", conversion(data["conversion"])) if "conversion" in data else ())))

@@ -33,6 +33,6 @@ def transferred(data: Data) -> TableStack:
     head = {
         "job": data["job"],
         "to": data["target"],
-        "files": f"{count} of {size(data['bytes'])}, {size(data['travelled_bytes'])} transferred",
+        "files": f"{count} of {size(data['bytes'])}, {size(data['transferred_bytes'])} transferred",
     }
     return TableStack((facts(head), *map(escape_control, data["notes"])))

@@ -125,7 +125,7 @@ def _device_state(node: Data, device: Data) -> str:
         return str(node["state"])
     if device["unavailable_reason"]:
         return f"unavailable: {device['unavailable_reason']}"
-    if device["leased_by"]:
+    if device["allocated_to"]:
         return f"allocated to {device['leased_by']}"
     return f"ready; {node['note']}" if node.get("note") else "ready"
 
@@ -169,7 +169,7 @@ def _library_line(row: Data) -> tuple[Any, ...]:
 
 
 def findings(rows: list[Data]) -> TextTable:
-    columns = ("LEVEL", "NODE", "SUBJECT", "WHAT", "WHAT TO DO")
+    columns = ("LEVEL", "NODE", "SUBJECT", "WHAT", "NEXT STEP")
     return grid(
         columns,
         ((f["level"], f.get("node"), f["subject"], f["message"], f["remedy"]) for f in rows),

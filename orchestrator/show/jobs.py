@@ -80,14 +80,14 @@ def _flat(value: Any) -> str:
 
 def reports(rows: list[Data]) -> TextTable:
     """One line per report of a job, one column per metric."""
-    metrics = dict.fromkeys(name for row in rows for name in row if name not in ("seq", "epoch", "step", "time"))
-    lines = ((row["epoch"], row.get("step"), when(row["time"]), *(row.get(name) for name in metrics)) for row in rows)
+    metrics = dict.fromkeys(name for row in rows for name in row if name not in ("seq", "attempt", "step", "time"))
+    lines = ((row["attempt"], row.get("step"), when(row["time"]), *(row.get(name) for name in metrics)) for row in rows)
     return grid(("ATTEMPT", "STEP", "TIME", *metrics), lines, empty="the job reported nothing with ctx.report")
 
 
 def history(rows: list[Data]) -> TextTable:
     """One line per event of a job."""
-    lines = ((when(row["time"]), row["epoch"] or "", row["event"], _event(row["data"])) for row in rows)
+    lines = ((when(row["time"]), row["attempt"] or "", row["event"], _event(row["data"])) for row in rows)
     return grid(("TIME", "ATTEMPT", "EVENT", "WHAT"), lines, empty="no events")
 
 
@@ -103,7 +103,7 @@ def _head(view: Data) -> Data:
     point = view["checkpoint"]
     keys = ("id", "name", "task", "state", "reason", "kind", "pool", "nodes")
     return {key: view[key] for key in keys if view.get(key) not in (None, "")} | {
-        "attempt": view["epoch"] or None,
+        "attempt": view["attempt"] or None,
         "priority": view["priority"],
         "submitted": view["submitted_at"],
         "started": view["started_at"],
@@ -163,8 +163,8 @@ def attempts(view: Data) -> TextTable:
         columns,
         (
             (
-                a["epoch"],
-                a["candidate"] + 1,  # shown to people, counted from 1; the data counts from 0
+                a["attempt"],
+                a["candidate"],
                 a["kind"],
                 a["pool"],
                 a["placed_at"],
@@ -182,7 +182,7 @@ def ended_as(attempt: Data, view: Data) -> str:
 
     The job continues after an interruption. An attempt whose reason is a restart stays `failed`.
     """
-    is_last = attempt["epoch"] == view["attempts"][-1]["epoch"]
+    is_last = attempt["attempt"] == view["attempts"][-1]["attempt"]
     failed_job = is_last and view["state"] == "FAILED" and view["reason"] == attempt["reason"]
     at_fault = failed_job or attempt["reason"].startswith("restart ")
     return "interrupted" if attempt["outcome"] == "failed" and not at_fault else str(attempt["outcome"])
@@ -236,10 +236,10 @@ def _candidate_rows(candidate: Data, runs: Data | None) -> list[tuple[Any, ...]]
     nodes = f" on each of {candidate['nodes']} nodes" if candidate["nodes"] > 1 else ""
     count = "all" if candidate.get("exclusive") else candidate["count"]
     requested = f"{count} × {' or '.join(candidate['kinds'])}{nodes}"
-    number = candidate["candidate"] + 1
+    number = candidate["candidate"]
     measured = candidate.get("measured") or {}
     running_on = (
-        {devices for devices, _ in runs["leases"]} if runs and runs["candidate"] == candidate["candidate"] else ()
+        {devices for devices, _ in runs["allocation"]} if runs and runs["candidate"] == candidate["candidate"] else ()
     )
     fits = [(number, requested, devices, ": ".join(filter(None, ("runs here" if devices in running_on else "fits",
              measured.get(devices))))) for devices in candidate["fits"]]  # fmt: skip
@@ -266,9 +266,9 @@ def _would_start(explanation: Data) -> str:
 
 
 def _placed(start: Data) -> str:
-    allocations = ", ".join(f"{devices} [{', '.join(map(str, numbers))}]" for devices, numbers in start["leases"])
+    allocations = ", ".join(f"{devices} [{', '.join(map(str, numbers))}]" for devices, numbers in start["allocation"])
     reason = f": {start['reason']}" if start.get("reason") else ""
-    return f"candidate {start['candidate'] + 1} on {allocations}{reason}"
+    return f"candidate {start['candidate']} on {allocations}{reason}"
 
 
 def offers(explanation: Data) -> TableStack:
@@ -292,7 +292,7 @@ def _offer_row(offer: Data) -> tuple[Any, ...]:
     nodes = f" on each of {offer['nodes']} nodes" if offer["nodes"] > 1 else ""
     return (
         "✓" if offer["chosen"] else "",
-        offer["candidate"] + 1,
+        offer["candidate"],
         offer["pool"],
         f"{number} × {offer['kind']}{nodes}",
         offer["wait"],

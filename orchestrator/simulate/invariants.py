@@ -96,7 +96,7 @@ class Checks:
 
     def __init__(self, world: "Simulation"):
         self.world = world
-        self.leases: dict[tuple[str, int], str] = {}
+        self.allocation: dict[tuple[str, int], str] = {}
         self.asked: dict[tuple[str, str], int] = {}
         self.used: dict[tuple[str, int], int] = {}
         self.refused: dict[str, int] = {}
@@ -111,11 +111,11 @@ class Checks:
 
     def restored(self) -> None:
         """Take over the allocations of an older log that was restored."""
-        self.leases = {
+        self.allocation = {
             (devices_id, number): record.job.id
             for record in self.world.store.records.values()
             if record.live
-            for devices_id, numbers in record.live.leases
+            for devices_id, numbers in record.live.allocation
             for number in numbers
         }
 
@@ -146,9 +146,9 @@ class Checks:
 
     def _freed(self, was: Record) -> None:
         assert was.live is not None
-        for devices_id, numbers in was.live.leases:
+        for devices_id, numbers in was.live.allocation:
             for number in numbers:
-                if self.leases.pop((devices_id, number), None) != was.job.id:
+                if self.allocation.pop((devices_id, number), None) != was.job.id:
                     self.broken("I1", was.job.id, f"{devices_id} [{number}] was released although it was not held")
 
     def _placed(self, event: Event, record: Record) -> None:
@@ -158,11 +158,11 @@ class Checks:
             self.broken("I16", job.id, "was placed after its cancel was acknowledged")
         if self.refused.get(job.id) == world.server.life and job.id not in world.spoiled:
             self.broken("I22", job.id, "is placed again after a user's error that a new start cannot fix")
-        for devices_id, numbers in record.attempts[-1].leases:
+        for devices_id, numbers in record.attempts[-1].allocation:
             for number in numbers:
-                if holder := self.leases.get((devices_id, number)):
+                if holder := self.allocation.get((devices_id, number)):
                     self.broken("I2", job.id, f"{devices_id} [{number}] is allocated to {holder}")
-                self.leases[devices_id, number] = job.id
+                self.allocation[devices_id, number] = job.id
 
     def stepped(self, was: Control, events: Sequence[Event], commands: Sequence[Command], control: Control) -> None:
         """Check one step. `was`, `control`: state before and after it."""
@@ -222,11 +222,11 @@ class Checks:
     def _fits(self, event: Event, record: Record, was: Control) -> None:
         attempt = record.attempts[-1]
         want = record.job.candidates[attempt.candidate]
-        counts = {len(set(numbers)) for _, numbers in attempt.leases}
+        counts = {len(set(numbers)) for _, numbers in attempt.allocation}
         is_allowed_count = want.exclusive or want.min_count <= min(counts) <= want.count
-        if len(attempt.leases) != want.nodes or len(counts) != 1 or not is_allowed_count:
-            self.broken("I3", event.job, f"holds {attempt.leases} for {want}")
-        for devices_id, numbers in attempt.leases:
+        if len(attempt.allocation) != want.nodes or len(counts) != 1 or not is_allowed_count:
+            self.broken("I3", event.job, f"holds {attempt.allocation} for {want}")
+        for devices_id, numbers in attempt.allocation:
             name, _, kind = devices_id.partition("/")
             node = was.nodes.get(name)
             facts = node.facts if node and not node.lost else None

@@ -61,7 +61,7 @@ def ran(record: Record, newest_s: float) -> Ran | str:
 
 
 def devices(attempt: Attempt) -> int:
-    return sum(len(numbers) for _, numbers in attempt.leases)
+    return sum(len(numbers) for _, numbers in attempt.allocation)
 
 
 def pools_of(jobs: Iterable[Ran]) -> dict[str, set[str]]:

@@ -108,8 +108,8 @@ def submitted_twice() -> list[Change]:
 
 def gang_in_part() -> list[Change]:
     """A gang is placed on one node fewer than requested."""
-    original = Option.leases.fget  # type: ignore[attr-defined]
-    return [(Option, "leases", property(lambda option: original(option)[: max(1, len(option.nodes) - 1)]))]
+    original = Option.allocation.fget  # type: ignore[attr-defined]
+    return [(Option, "allocation", property(lambda option: original(option)[: max(1, len(option.nodes) - 1)]))]
 
 
 def fence_not_raised() -> list[Change]:

@@ -79,8 +79,8 @@ def _left(world: "Simulation") -> tuple[str, str, str] | None:
     control = world.server.control
     if control.releasing or world.ray.reserved:
         return "L3", "", f"reservations are left: {dict(control.releasing)}, {world.ray.reserved}"
-    if world.checks.leases:
-        return "I1", "", f"devices are still allocated: {world.checks.leases}"
+    if world.checks.allocation:
+        return "I1", "", f"devices are still allocated: {world.checks.allocation}"
     for machine in world.there():
         for key, attempt in machine.attempts.items():
             if attempt.job in world.store.records:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Row, func, select
 
+from orchestrator.benchmark_format import OLD_LINES, in_current_format
 from orchestrator.store.codec import encode
 from orchestrator.store.damaged_rows import DamagedDataError, DamagedRow, DamageList, data_of, readable
 from orchestrator.store.schema import benchmark_lines as table
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from orchestrator.store.writer import StoreWriter
 
 Data = dict[str, Any]
-WORDS = ("begun", "columns", "ended", "baseline")
+WORDS = ("started", "targets", "ended", "baseline")
 
 
 class BenchmarkLines:
@@ -33,7 +34,7 @@ class BenchmarkLines:
         row = {"run": run, "time": time.time(), "line": str(line["line"]), "data": encode(line)}
         self._writer.submit(UnitOfWork(benchmark_lines=[row]))
         with self._lock:
-            if self._counts is not None and line["line"] == "cell":
+            if self._counts is not None and line["line"] == "result":
                 self._counts[run] = self._counts.get(run, 0) + 1
 
     def read(self, run: str, after: int = 0) -> list[Data]:
@@ -45,7 +46,7 @@ class BenchmarkLines:
 
     def _line(self, row: Row[Any]) -> Data | None:
         try:
-            return data_of(row.data)
+            return in_current_format(data_of(row.data))
         except DamagedDataError as e:
             self._damage.add(DamagedRow("benchmark_lines", row.seq, readable(row.run), readable(row.line), str(e)))
             return None
@@ -54,20 +55,28 @@ class BenchmarkLines:
         """Number of results of every run; cached in memory, since the planner reads it twice a second."""
         with self._lock:
             if self._counts is None:
-                counts = select(table.c.run, func.count()).where(table.c.line == "cell").group_by(table.c.run)
+                counts = (
+                    select(table.c.run, func.count())
+                    .where(table.c.line.in_(("result", OLD_LINES["result"])))
+                    .group_by(table.c.run)
+                )
                 with self._database.reading() as connection:
                     self._counts = {row[0]: row[1] for row in connection.execute(counts)}
             return dict(self._counts)
 
     def runs(self) -> list[Data]:
-        """All runs, oldest first: {"run", "begun": line, "columns", "ended", "baseline": the last such line or None,
-        "cells": number of results}."""
-        ends = select(table).where(table.c.line.in_(WORDS)).order_by(table.c.seq)
+        """All runs, oldest first: {"run", "started": line, "targets", "ended", "baseline": the last such line or None,
+        "results": number of results}."""
+        ends = (
+            select(table)
+            .where(table.c.line.in_((*WORDS, *(OLD_LINES[word] for word in WORDS if word in OLD_LINES))))
+            .order_by(table.c.seq)
+        )
         cells = self.cell_counts()
         by_run: dict[str, Data] = {}
         with self._database.reading() as connection:
             for row in connection.execute(ends):
                 run_lines = by_run.setdefault(row.run, {"run": row.run, **dict.fromkeys(WORDS)})
                 if line := self._line(row):
-                    run_lines[row.line] = line | {"time": row.time}
-        return [run_lines | {"cells": cells.get(run, 0)} for run, run_lines in by_run.items() if run_lines["begun"]]
+                    run_lines[line["line"]] = line | {"time": row.time}
+        return [run_lines | {"results": cells.get(run, 0)} for run, run_lines in by_run.items() if run_lines["started"]]

@@ -282,7 +282,7 @@ class EventStore:
         metrics = self._metrics(row)
         if metrics is None:
             return None
-        return {**metrics, "seq": row.seq, "epoch": row.epoch, "step": row.step, "time": row.time}
+        return {**metrics, "seq": row.seq, "attempt": row.epoch, "step": row.step, "time": row.time}
 
 
 def _at(checkpoint: str | None) -> int:

@@ -67,7 +67,7 @@ def _refuse_other(backup: Backup, identity: str, where: str, replace_other: bool
     if identity and backup.identity != identity and not replace_other:
         raise Conflict(
             f"{backup.file} is a backup of another store than {where}",
-            "choose another file, or add --replace-other: it keeps the current store under another name",
+            "choose another file, or add --force: it keeps the current store under another name",
         )
 
 

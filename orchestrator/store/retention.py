@@ -126,7 +126,7 @@ def attempt_folders(record: Record) -> set[AttemptFolderRef]:
     return {
         AttemptFolderRef(devices_id.partition("/")[0], record.job.id, attempt.epoch)
         for attempt in record.attempts
-        for devices_id, _ in attempt.leases
+        for devices_id, _ in attempt.allocation
     }
 
 

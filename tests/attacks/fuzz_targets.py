@@ -370,7 +370,7 @@ def _requests() -> list[bytes]:
     return [
         b"GET /v1/jobs?state=RUNNING&limit=10\n",
         b"GET /v1/jobs/j-1\n",
-        b"GET /v1/jobs/j-1/logs?rank=0&epoch=1&tail=5&cursor=%7B%221.0%22%3A%203%7D\n",
+        b"GET /v1/jobs/j-1/logs?rank=0&attempt=1&tail=5&cursor=%7B%221.0%22%3A%203%7D\n",
         b"GET /v1/jobs/j-1/reports?after=0\n",
         b"GET /v1/jobs/j-1/history\n",
         b"GET /v1/checkpoints?pool=cpu&prefix=a\n",
@@ -378,13 +378,13 @@ def _requests() -> list[bytes]:
         b"GET /v1/checkpoints/plan?ref=cpu:a&to_kind=tpu:v5e&count=1\n",
         b"GET /v1/benchmarks/b-1/lines?after=0\n",
         b"GET /v1/schema/job\n",
-        b"HEAD /v1/packages/" + b"0" * 64 + b"\n",
+        b"HEAD /v1/code-archives/" + b"0" * 64 + b"\n",
         b"POST /v1/jobs\n" + json.dumps({"spec": spec, "content_sha": ""}).encode(),
         b"POST /v1/plan\n" + json.dumps({"spec": spec}).encode(),
         b"POST /v1/offers\n" + json.dumps({"spec": spec, "content_sha": ""}).encode(),
         b"POST /v1/checkpoints/tools/verify\n" + json.dumps({"arguments": {"place": "cpu:a"}}).encode(),
-        b"POST /v1/benchmarks\n" + json.dumps({"request": {"suite": "quick"}, "package": ""}).encode(),
-        b"PUT /v1/packages/" + b"0" * 64 + b"\nPK",
+        b"POST /v1/benchmarks\n" + json.dumps({"request": {"suite": "quick"}, "code_archive": ""}).encode(),
+        b"PUT /v1/code-archives/" + b"0" * 64 + b"\nPK",
     ]
 
 

@@ -27,7 +27,7 @@ class Direct:
 
     def call(self, node, method, *arguments):
         self.asked.append((node, method, *arguments))
-        methods = {"logs": self._attempts[node].log, "log_tail": self._attempts[node].log_tail}
+        methods = {"logs": self._attempts[node].log, "log_tail_range": self._attempts[node].log_tail}
         return methods[method](*arguments)
 
 

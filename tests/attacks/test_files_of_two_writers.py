@@ -37,7 +37,7 @@ def test_two_threads_may_replace_the_same_file(tmp_path, replace):
 
 
 def test_an_upload_that_a_killed_server_was_receiving_goes_when_the_next_one_starts(tmp_path):
-    """Its name is what `kill -9` in the middle of PUT /v1/packages leaves."""
+    """Its name is what `kill -9` in the middle of PUT /v1/code-archives leaves."""
     folder = tmp_path / "packages"
     folder.mkdir()
     (folder / ".incoming-edplyiz3").write_bytes(b"half")

@@ -131,7 +131,7 @@ def test_training_goes_on_and_its_result_is_told(node, disk, tmp_path, end):
     data = (tmp_path / "sent.zip").read_bytes()
     sha = hashlib.sha256(data).hexdigest()
     node.packages.put(sha, 0, data, True)
-    more = {"package": sha, "arguments": {"go_on": str(tmp_path / "go_on")}, "lease_s": 5.0}
+    more = {"code_archive": sha, "arguments": {"go_on": str(tmp_path / "go_on")}, "lease_s": 5.0}
     node.start(task="train", command=(), entry="train.py:train", **more)
     renewed(node, lambda: node.folder().log(0).exists() and "ready" in node.folder().log(0).read_text(), "it trains")
     fill(disk)

@@ -63,7 +63,7 @@ values = st.recursive(
 )
 FIELDS = (
     "task", "command", "name", "resources", "accelerators", "count", "nodes", "priority", "checkpoint", "resume_from",
-    "arguments", "secrets", "entry", "timeout_s", "cases", "rounds", "pools", "spec", "package", "ref", "source",
+    "arguments", "secrets", "entry", "timeout_s", "cases", "rounds", "pools", "spec", "code_archive", "ref", "source",
 )  # fmt: skip
 
 

@@ -62,8 +62,8 @@ class Node:
 
     def watch(self, timeout_s=0.2):
         """One watch, as a controller asks for it."""
-        answer = self.call("watch", 1, self.cursors, self.known, timeout_s)
-        self.poison |= answer.get("poison", {})
+        answer = self.call("poll", 1, self.cursors, self.known, timeout_s)
+        self.poison |= answer.get("unreadable_output", {})
         for report in answer["reports"]:
             key = f"{report['job']}.1.0"
             self.cursors[key], self.known[key] = report["cursor"], report["phase"]
@@ -92,7 +92,7 @@ class Node:
         assert [event["data"]["step"] for event in self.told[name]] == [7]
 
     def close(self):
-        for key in self.agent.watch(1, {}, {}, 0.0)["attempts"]:
+        for key in self.agent.poll(1, {}, {}, 0.0)["attempts"]:
             job = key.rsplit(".", 2)[0]
             self.agent.stop(1, job, 1, "cancel")
             self.ended(job)
@@ -344,7 +344,7 @@ def test_what_cannot_be_looked_at_stops_no_other_attempt(node):
 def test_a_folder_of_two_thousand_nested_folders_is_removed_without_waiting(node):
     node.start("culprit", "os.chdir('work')\nfor _ in range(2000): os.mkdir('d'); os.chdir('d')")
     assert node.ended("culprit")["state"] == "succeeded"
-    node.agent.forget(1, "culprit", 1)
+    node.agent.remove_shared_files(1, "culprit", 1)
     assert node.watch()["attempts"] == []
     assert not (node.root / "node/shared/culprit.1.0").exists()
     node.until(lambda: not list((node.root / "node/shared").iterdir()), "it is removed")
@@ -357,7 +357,7 @@ def test_a_supervisor_killed_over_a_folder_in_place_of_its_outcome_leaves_an_end
     (record / "outcome.json").mkdir()
     os.kill(json.loads((record / "supervisor.json").read_text())["pid"], signal.SIGKILL)
     assert failed_as_unreadable(node.ended("culprit"), "outcome.json")
-    node.agent.forget(1, "culprit", 1)
+    node.agent.remove_shared_files(1, "culprit", 1)
     node.probe()
 
 

@@ -64,7 +64,7 @@ def pids_of(job: JobHandle) -> list[int]:
 
 
 def holders(fleet: Orchestrator) -> set[str]:
-    return {device["leased_by"] for node in fleet.inventory() for device in node["devices"]} - {None}
+    return {device["allocated_to"] for node in fleet.inventory() for device in node["devices"]} - {None}
 
 
 def is_named(fleet: Orchestrator, job: JobHandle) -> bool:

@@ -131,7 +131,7 @@ def test_nothing_a_training_job_says_of_its_secret_is_kept_or_told(node, fail):
     recipe = base64.b64encode(json.dumps([base64.b64encode(b"token=@SECRET@").decode()]).encode()).decode()
     arguments = {"recipe": recipe} | ({"fail": True} if fail else {})
     sha = packed(node.root, TRAIN)
-    order = {"task": "train", "command": (), "entry": "train.py:train", "package": sha, "arguments": arguments}
+    order = {"task": "train", "command": (), "entry": "train.py:train", "code_archive": sha, "arguments": arguments}
     node.start(secrets={"KEY": CANARY}, **order)
     ended = node.outcome()
     assert ended["state"] == ("failed" if fail else "succeeded"), node.text()

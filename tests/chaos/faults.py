@@ -290,7 +290,7 @@ class Case:
         return view if view["state"] in ("SUCCEEDED", "FAILED", "CANCELLED") else None
 
     def _attempts_follow_each_other(self, training: Training) -> None:
-        epochs = [attempt["epoch"] for attempt in self.view(training.id)["attempts"]]
+        epochs = [attempt["attempt"] for attempt in self.view(training.id)["attempts"]]
         assert epochs == sorted(set(epochs))
         begun: dict[int, float] = {}
         saving, saved = {0}, 0
@@ -313,7 +313,7 @@ class Case:
         until(lambda: {n["state"].partition(" ")[0] for n in o.inventory()} <= {"ready", "quarantined"})
         self.fleet.resume_nodes()
         until(lambda: {n["state"] for n in o.inventory()} == {"ready"})
-        until(lambda: not [d for n in o.inventory() for d in n["devices"] if d["leased_by"]])
+        until(lambda: not [d for n in o.inventory() for d in n["devices"] if d["allocated_to"]])
         until(lambda: not [f for f in o.doctor() if f["level"] != "info" and f["subject"] in SUBJECTS])
         for probe in [self.run("true", resources={"node": node}) for node in NODES]:
             view = until(lambda probe=probe: self._ended(probe))

@@ -71,7 +71,7 @@ def test_followers_that_are_killed_change_nothing(case, fleet, seed):
         with follower:
             assert follower.wait() == -9
         now.told(training)
-        assert (training.epoch, now.view(job)["epoch"], now.view(training.id)["interruptions"]) == (1, 1, 0)
+        assert (training.epoch, now.view(job)["attempt"], now.view(training.id)["interruptions"]) == (1, 1, 0)
 
 
 def test_connections_that_break_at_any_byte_have_one_effect(case, fleet, seed):

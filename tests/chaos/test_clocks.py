@@ -64,7 +64,7 @@ def test_clocks_that_are_set_change_nothing(tmp_path, clock, seed, own_fleet, mo
         until(lambda: now.view(gang.id)["state"] == "SUCCEEDED")
         steps = [r["step"] for r in fleet.o.job(gang.id).reports()]
         assert steps == sorted(set(steps))
-        assert {now.view(t.id)["epoch"] for t in now.trainings} == {1}
+        assert {now.view(t.id)["attempt"] for t in now.trainings} == {1}
 
 
 def told_of(how):
@@ -84,7 +84,7 @@ def set_clock(now, gang, clock, by_s):
     now.record["injected"] = by_s
     now.inject(lambda: clock.set(0))
     now.told(gang, "told_after_step_back_s")
-    assert {now.view(t.id)["epoch"] for t in now.trainings} == {1}
+    assert {now.view(t.id)["attempt"] for t in now.trainings} == {1}
     assert now.view(gang.id)["interruptions"] == 0
 
 

@@ -164,13 +164,13 @@ def a_training_that_moves(now, asked, training):
 
     def moved(there):
         view = there.job(training.id)
-        if view["epoch"] > before["epoch"] and view["state"] == "RUNNING":
+        if view["attempt"] > before["attempt"] and view["state"] == "RUNNING":
             return True
         there.migrate(training.id, to)
         return False
 
     asked(moved)
-    until(lambda: [s for s in training.lines("saved") if s["epoch"] > before["epoch"]])
+    until(lambda: [s for s in training.lines("saved") if s["epoch"] > before["attempt"]])
 
 
 def a_node_that_is_drained(now, asked, _):

@@ -63,7 +63,7 @@ def test_a_disk_of_the_job_store_that_is_not_well_stops_no_training(case, fleet,
         until(lambda: now.run("true", key=f"{now.folder}", resources={"node": "left-0"}))
         now.took("accepted_again_s", time.monotonic() - now.at_s)
         now.told(gang)
-        assert {now.view(t.id)["epoch"] for t in now.trainings} == {1}
+        assert {now.view(t.id)["attempt"] for t in now.trainings} == {1}
 
 
 def refused(now, patch):

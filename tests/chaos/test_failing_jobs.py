@@ -29,7 +29,7 @@ def test_a_training_that_hangs_is_found_and_tried_again(case, seed):
         now.goes_on(hung)
         view = now.view(hung.id)
         assert (view["interruptions"], view["resumed_step"]) == (1, 20)
-        log = str(now.fleet.o.job(hung.id).logs(epoch=1))
+        log = str(now.fleet.o.job(hung.id).logs(attempt=1))
         assert "time.sleep(3600)" in log or "trains.py" in log, log[-2000:]
 
 

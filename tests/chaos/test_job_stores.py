@@ -48,7 +48,7 @@ def test_a_store_that_is_locked_refuses_within_seconds_and_training_goes_on(case
         now.over()
         now.told(gang)
         now.run("true", resources={"node": "left-0"})
-        assert {now.view(t.id)["epoch"] for t in now.trainings} == {1}
+        assert {now.view(t.id)["attempt"] for t in now.trainings} == {1}
 
 
 def test_a_damaged_store_stops_the_server_which_says_the_way_back(case, fleet, seed, tmp_path):
@@ -85,7 +85,7 @@ def test_an_older_backup_uses_no_epoch_again(case, fleet, seed, tmp_path):
         now.inject(fleet.reconnected)
         now.goes_on(training)
         assert training.epoch == 4
-        assert 4 in [attempt["epoch"] for attempt in now.view(training.id)["attempts"]]
+        assert 4 in [attempt["attempt"] for attempt in now.view(training.id)["attempts"]]
 
 
 def test_a_postgresql_that_is_restarted_under_a_fleet(tmp_path, seed, own_fleet, postgresql, monkeypatch):
@@ -101,4 +101,4 @@ def test_a_postgresql_that_is_restarted_under_a_fleet(tmp_path, seed, own_fleet,
         now.told(gang)
         now.run("true", resources={"node": "left-0"})
         assert fleet.server().pid == server.pid
-        assert {now.view(t.id)["epoch"] for t in now.trainings} == {1}
+        assert {now.view(t.id)["attempt"] for t in now.trainings} == {1}

@@ -36,11 +36,11 @@ def test_a_gang_outlives_its_ranks_and_its_agents(case, fleet, seed, killed):
 
 
 def kill_agent(now, gang, node):
-    agent, epochs = now.fleet.agent(node), [now.view(t.id)["epoch"] for t in now.trainings]
+    agent, epochs = now.fleet.agent(node), [now.view(t.id)["attempt"] for t in now.trainings]
     now.inject(agent.kill)
     until(lambda: now.fleet.agent(node).pid != agent.pid)
     now.told(gang if node == "left-0" else now.trainings[1], since_s=time.monotonic())
-    assert [now.view(t.id)["epoch"] for t in now.trainings] == epochs
+    assert [now.view(t.id)["attempt"] for t in now.trainings] == epochs
 
 
 def kill_rank(now, gang, node):
@@ -72,7 +72,7 @@ def test_a_gang_that_loses_one_of_its_nodes_goes_on_once_it_has_as_many_again(ca
         view = now.view(gang.id)
         assert (view["interruptions"], view["restarts"]) == (1, 0), view["attempts"]
         assert "left-1" in view["attempts"][0]["reason"] and view["attempts"][0]["outcome"] == "lost", view["attempts"]
-        assert now.view(now.trainings[1].id)["epoch"] == 1
+        assert now.view(now.trainings[1].id)["attempt"] == 1
         monkeypatch.delenv("POLYFLEET_REPAIR")
         fleet.restarted()
 
@@ -103,7 +103,7 @@ def test_a_killed_raylet_costs_no_work_where_it_is_back_in_time_and_moves_it_els
             monkeypatch.delenv("POLYFLEET_REPAIR")
         now.end.touch()
         fleet.whole()
-        assert now.view(alone.id)["epoch"] == (1 if kept else 2)
+        assert now.view(alone.id)["attempt"] == (1 if kept else 2)
 
 
 @pytest.mark.chaos
@@ -121,4 +121,4 @@ def test_a_server_that_is_killed_is_back_within_seconds_whatever_its_history(cas
         now.took("back_s", time.monotonic() - now.at_s)
         now.told(gang)
         now.run("true", resources={"node": "left-0"})
-        assert {now.view(t.id)["epoch"] for t in now.trainings} == {1}
+        assert {now.view(t.id)["attempt"] for t in now.trainings} == {1}

@@ -71,7 +71,7 @@ def away(now, running, outage_s, begin):
     if outage_s > 10:
         until(lambda: "head" in now.view(waiting)["reason"])
     while time.monotonic() < now.at_s + outage_s:
-        assert {(now.view(job)["state"], now.view(job)["epoch"]) for job in (training.id, counts)} == {("RUNNING", 1)}
+        assert {(now.view(job)["state"], now.view(job)["attempt"]) for job in (training.id, counts)} == {("RUNNING", 1)}
         time.sleep(1)
     assert training.steps_since(now.at_s + outage_s / 2), "the training stood still"
     return waiting
@@ -86,6 +86,6 @@ def back(now, outage_s, running, waiting):
     now.end.touch()
     for job in (training.id, counts):
         view = until(lambda job=job: now.view(job)["state"] == "SUCCEEDED" and now.view(job))
-        assert (view["epoch"], view["interruptions"]) == (1, 0), view["attempts"]
+        assert (view["attempt"], view["interruptions"]) == (1, 0), view["attempts"]
     numbers = str(now.fleet.o.job(counts).logs()).split()
     assert numbers == [str(number) for number in range(1, len(numbers) + 1)] and len(numbers) > outage_s / 2

@@ -29,7 +29,9 @@ def record(**more: object) -> FleetRecord:
 
 
 def test_a_record_comes_back_as_it_was_written_and_only_its_owner_reads_it(home: Path):
-    written = record(temp_dir="/tmp/x", processes=(NodeProcess("head", "head", "", 1, 2.0),), left_out=(("xla", "no"),))
+    written = record(
+        temp_dir="/tmp/x", processes=(NodeProcess("head", "head", "", 1, 2.0),), skipped_pools=(("xla", "no"),)
+    )
     fleet_record.write(written)
     assert fleet_record.read() == written
     assert stat.S_IMODE(fleet_record.path().stat().st_mode) == 0o600

@@ -56,7 +56,7 @@ def ray_process(shell, folder: Path):
 def test_nodes_of_the_cluster_before_are_killed_without_a_word(record: FleetRecord, tmp_path: Path, shell):
     before = tmp_path / "pf-before"
     old, new = ray_process(shell, before / "n" / "cpu-0"), ray_process(shell, record.cwd("cpu-0"))
-    done = ray_head.kill_previous_nodes(replace(record, before=str(before)))
+    done = ray_head.kill_previous_nodes(replace(record, previous_temp_dir=str(before)))
     assert old.wait(30) == -9 and not before.exists()
     assert new.poll() is None and not (record.cwd("cpu-0") / "told").exists()
     assert done.before == "" and fleet_record.read() == done
@@ -84,7 +84,7 @@ def test_a_new_head_without_its_nodes_is_no_fleet_yet_and_whoever_comes_next_goe
     """As after a server that was killed while it replaced a lost head."""
     before = tmp_path / "pf-before"
     old = ray_process(shell, before / "n" / "cpu-0")
-    fleet_record.write(replace(record, state="starting", before=str(before)))
+    fleet_record.write(replace(record, state="starting", previous_temp_dir=str(before)))
     done = NodeRepair(print).restart_lost()
     assert "node cpu-0 did not start: no device" in done.waiting[ray_head.HEAD]
     now = fleet_record.read()

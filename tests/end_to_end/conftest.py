@@ -94,7 +94,7 @@ def fleet(shared_fleet: Orchestrator, fleet_file: Path) -> Iterator[Orchestrator
 
 def leased(node: dict[str, Any]) -> list[str]:
     """Jobs that hold devices there, also cancelled ones whose processes have not ended yet."""
-    return [device["leased_by"] for device in node["devices"] if device["leased_by"]]
+    return [device["allocated_to"] for device in node["devices"] if device["allocated_to"]]
 
 
 @pytest.fixture

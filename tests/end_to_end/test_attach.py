@@ -81,7 +81,7 @@ def test_two_fleets_of_one_cluster_do_not_touch_each_other(
             waiting = second.submit(RunJob(command="echo here"))
             until(lambda: "another program of this Ray cluster use" in json.dumps(waiting.view))
             assert not [f for f in second.doctor() if f["subject"] in ("store", "allocation")]
-            assert (running.state, running.view["epoch"]) == ("RUNNING", 1)
+            assert (running.state, running.view["attempt"]) == ("RUNNING", 1)
             running.cancel()
             assert str(waiting.wait(180).logs()) == "here"
             second.down()

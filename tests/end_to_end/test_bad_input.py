@@ -112,9 +112,13 @@ CASES: list[tuple[tuple[str, ...], int, str]] = [
     (("checkpoint", "copy", "left:absent", "right:x"), 2, "no checkpoint at left:absent"),
     (("checkpoint", "copy", "nopool:x", "right:x"), 2, "source: no pool 'nopool'\n  valid: left, right"),
     (("checkpoint", "list", "--pool", "nopool"), 2, "no pool 'nopool'"),
-    (("up", "-f", "other.yaml"), 2, "fleet 'test' is up at 127.0.0.1:"),
-    (("up", "-f", "backend.yaml"), 2, "pools.a.backend: unknown backend 'nvidiaa' (in backend.yaml)\n  did you mean"),
-    (("up", "-f", "absent.yaml"), 2, "cannot read absent.yaml"),
+    (("up", "--file", "other.yaml"), 2, "fleet 'test' is up at 127.0.0.1:"),
+    (
+        ("up", "--file", "backend.yaml"),
+        2,
+        "pools.a.backend: unknown backend 'nvidiaa' (in backend.yaml)\n  did you mean",
+    ),
+    (("up", "--file", "absent.yaml"), 2, "cannot read absent.yaml"),
     (("server", "start", "--port", "1"), 2, "the server is already running, without a TCP port"),
 ]
 
@@ -265,7 +269,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_an_environment_that_cannot_be_made_is_told_with_its_log_before_anything_starts(own_home: Path, polyfleet: Cli):
-    done = polyfleet("up", "-f", "package.yaml")
+    done = polyfleet("up", "--file", "package.yaml")
     assert "No matching distribution found for no-such-package-xyz==1" in done.stderr
     [log] = [line.partition("the whole log: ")[2] for line in done.stderr.splitlines() if "the whole log: " in line]
     assert "no-such-package-xyz" in Path(log).read_text()
@@ -274,7 +278,9 @@ def test_an_environment_that_cannot_be_made_is_told_with_its_log_before_anything
 
 
 def test_an_interpreter_that_is_not_there_is_told_before_anything_starts(own_home: Path, polyfleet: Cli):
-    refused(polyfleet("up", "-f", "absent-python.yaml"), 2, "no Python interpreter at /nonexistent/python\n  name the")
+    refused(
+        polyfleet("up", "--file", "absent-python.yaml"), 2, "no Python interpreter at /nonexistent/python\n  name the"
+    )
 
 
 def test_a_port_in_use_starts_no_server(own_home: Path, polyfleet: Cli):

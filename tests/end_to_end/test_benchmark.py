@@ -42,19 +42,21 @@ LONG = ("--rounds", "1000", "--max-rounds", "1000", "--case-seconds", "60")
 
 
 def cells(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {f"{cell['case']}@{cell['column']}": cell for cell in report["cells"]}
+    return {f"{cell['case']}@{cell['target']}": cell for cell in report["results"]}
 
 
 def test_two_nodes_are_measured_in_turns_while_each_is_held_whole(fleet: Orchestrator, cli):
     done = cli("benchmark", "run", "rmsnorm", "mlp/forward", "--all-devices", "--max-rounds", "9", *BRIEF, "-o", "json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert [c["column"] for c in told["columns"]] == ["cpu@left-0", "cpu@left-1", "cpu@right-0"]
-    assert {c["node"] for c in told["columns"]} == {"left-0", "left-1", "right-0"}
-    assert len(told["cells"]) == 6 and {c["status"] for c in told["cells"]} == {"measured"}
-    assert all(c["accuracy"]["ok"] and c["rounds"] == 9 for c in told["cells"])
-    lines = [json.loads(line) for line in cli("benchmark", "report", told["run"], "-f", "jsonl").stdout.splitlines()]
-    turns = sorted((b["at"], line["column"]) for line in lines if line["line"] == "cell" for b in line["blocks"])
+    assert [c["target"] for c in told["targets"]] == ["cpu@left-0", "cpu@left-1", "cpu@right-0"]
+    assert {c["node"] for c in told["targets"]} == {"left-0", "left-1", "right-0"}
+    assert len(told["results"]) == 6 and {c["status"] for c in told["results"]} == {"measured"}
+    assert all(c["accuracy"]["ok"] and c["rounds"] == 9 for c in told["results"])
+    lines = [
+        json.loads(line) for line in cli("benchmark", "report", told["run"], "--format", "jsonl").stdout.splitlines()
+    ]
+    turns = sorted((b["at"], line["target"]) for line in lines if line["line"] == "result" for b in line["blocks"])
     assert len({column for _, column in turns[:6]}) == 3  # interleaved: nobody had all its rounds first
     assert {job["state"] for job in fleet.jobs() if job["name"].startswith(told["run"])} == {"SUCCEEDED"}
 
@@ -63,13 +65,13 @@ def test_a_model_of_the_user_is_measured_and_its_faults_are_told(fleet: Orchestr
     good = fleet.benchmark(
         entry="m.py:make", working_dir=folder, batch_size=4, pools=["right"], max_rounds=9, case_s=0.1
     )
-    assert {c["status"] for c in good["cells"]} == {"measured"} and good["cells"][0]["items"] == 4
+    assert {c["status"] for c in good["results"]} == {"measured"} and good["results"][0]["items"] == 4
     dead = fleet.benchmark(
         entry="m.py:dies", working_dir=folder, pools=["right"], max_rounds=9, case_s=0.1, train=False
     )
-    assert dead["cells"][0]["status"] == "failed" and "exit code 9" in dead["cells"][0]["reason"]
+    assert dead["results"][0]["status"] == "failed" and "exit code 9" in dead["results"][0]["reason"]
     nan = fleet.benchmark(entry="m.py:nan", working_dir=folder, pools=["right"], max_rounds=9, case_s=0.1, train=False)
-    assert (nan["cells"][0]["status"], "no value is finite" in nan["cells"][0]["reason"]) == ("wrong", True)
+    assert (nan["results"][0]["status"], "no value is finite" in nan["results"][0]["reason"]) == ("wrong", True)
 
 
 def test_a_benchmark_job_is_measured_on_its_one_device_and_shown(fleet: Orchestrator, folder: str, cli):
@@ -135,15 +137,15 @@ def test_a_lost_node_is_a_lost_column_and_the_others_go_on(unrepaired: Orchestra
 
 def test_a_run_goes_on_after_its_server_was_killed(fleet: Orchestrator, cli, until, home: Path):
     run = begun(cli, "softmax", "rmsnorm", "layernorm", "--pools", "right", "--max-rounds", "12")
-    until(lambda: progress(fleet, run)["cells"] >= 1)
+    until(lambda: progress(fleet, run)["results"] >= 1)
     server = psutil.Process(json.loads((home / "server.json").read_text())["pid"])
     server.kill()
     server.wait(10)
     with Orchestrator.connect() as again:
         until(lambda: progress(again, run)["state"] == "SUCCEEDED")
         report = again.benchmark_report(run)
-    assert [c["status"] for c in report["cells"]] == ["measured"] * 3
-    lines = [json.loads(line) for line in cli("benchmark", "report", run, "-f", "jsonl").stdout.splitlines()]
+    assert [c["status"] for c in report["results"]] == ["measured"] * 3
+    lines = [json.loads(line) for line in cli("benchmark", "report", run, "--format", "jsonl").stdout.splitlines()]
     assert [line["case"] for line in lines if line["line"] == "case"].count("softmax/256x4096") == 1
 
 

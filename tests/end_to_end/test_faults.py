@@ -69,7 +69,7 @@ def test_a_hung_agent_is_started_again_and_finds_its_attempt(fleet: Orchestrator
     job = fleet.submit(RunJob(command="sleep 18", resources={"pool": "right"}, recovery={"lease": "150s"}))
     until(lambda: job.state == "RUNNING")
     agent_of("right-0").suspend()
-    assert job.wait(180).state == "SUCCEEDED" and job.view["epoch"] == 1
+    assert job.wait(180).state == "SUCCEEDED" and job.view["attempt"] == 1
     assert any("agent of right-0 did not answer" in f["message"] for f in fleet.doctor())
 
 
@@ -102,7 +102,7 @@ def test_attempts_of_a_database_that_was_emptied_are_not_stopped_unasked(
 def test_two_at_once_bring_up_one_fleet(fleet: Orchestrator, fleet_file: Path, cli):
     before = fleet_record.read()
     with ThreadPoolExecutor(2) as together:
-        said = list(together.map(lambda _: cli("up", "-f", str(fleet_file)), range(2)))
+        said = list(together.map(lambda _: cli("up", "--file", str(fleet_file)), range(2)))
     assert [s.returncode for s in said] == [0, 0], [s.stderr for s in said]
     assert fleet_record.read() == before
 

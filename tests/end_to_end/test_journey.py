@@ -204,7 +204,7 @@ def test_a_server_that_is_killed_comes_back_and_adopts_what_runs(fleet: Orchestr
         training.go_on()
         adopted = again.job(job.id)
         assert adopted.result(LIMIT_S)["returned"] == {"first": 0}
-        assert adopted.view["epoch"] == 1 and sorted(losses(adopted)) == list(range(1, STEPS + 1))
+        assert adopted.view["attempt"] == 1 and sorted(losses(adopted)) == list(range(1, STEPS + 1))
 
 
 def test_a_checkpoint_goes_to_the_other_kind_and_the_training_goes_on_there(

@@ -76,7 +76,7 @@ def counted(job: object) -> int:
 def ends_as_if_nothing_had_been(job: object, end: Path) -> None:
     end.touch()
     assert job.wait(180).state == "SUCCEEDED"
-    assert (job.view["epoch"], job.view["interruptions"]) == (1, 0)
+    assert (job.view["attempt"], job.view["interruptions"]) == (1, 0)
     numbers = str(job.logs()).split()
     assert numbers == [str(i) for i in range(1, len(numbers) + 1)]
 
@@ -109,7 +109,7 @@ def test_without_a_head_jobs_run_longer_than_their_lease_and_new_ones_wait(
     assert job.state == "RUNNING"
     assert waiting.state in ("PENDING", "RECOVERING"), "the latter where it was placed before the end was noticed"
     assert "the fleet's head is gone: running jobs continue, no job is started" in cli("status").stdout
-    assert cli("up", "-f", str(fleet_file)).returncode == 0
+    assert cli("up", "--file", str(fleet_file)).returncode == 0
     assert waiting.wait(180).state == "SUCCEEDED"
     ends_as_if_nothing_had_been(job, end)
 
@@ -137,7 +137,7 @@ def test_a_killed_raylet_is_replaced_once_whoever_does_it_and_its_job_goes_on(
     job, end = counting(lease="60s", on_disconnect="wait")
     before = starts_of("right-0")
     raylet_of("right-0").kill()
-    assert cli("up", "-f", str(fleet_file)).returncode == 0
+    assert cli("up", "--file", str(fleet_file)).returncode == 0
     until(lambda: (now := starts_of("right-0")) and now != before)
     until(lambda: {n["state"] for n in fleet.inventory()} == {"ready"})
     assert len(starts_of("right-0")) == 1
@@ -170,6 +170,6 @@ def test_a_node_that_was_started_and_not_written_down_is_one_node_after_the_next
     assert cli("server", "stop").returncode == 0
     kept = tuple(p for p in record.processes if p.node != "left-1")
     fleet_record.write(replace(record, processes=kept))
-    assert cli("up", "-f", str(fleet_file)).returncode == 0
+    assert cli("up", "--file", str(fleet_file)).returncode == 0
     assert not first.is_running() or first.status() == psutil.STATUS_ZOMBIE
     assert raylet_of("left-1").is_running()

@@ -50,7 +50,7 @@ def toys(toy_vendor: Callable[[Path], Path], tmp_path_factory: pytest.TempPathFa
         command = [folder / "env" / "bin" / "python", "-P", "-m", "orchestrator.cli.main", *words]
         return subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder)
 
-    up = run("up", "-f", "fleet.yaml")
+    up = run("up", "--file", "fleet.yaml")
     assert up.returncode == 0, up.stderr
     yield run
     run("down")

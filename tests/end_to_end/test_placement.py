@@ -88,7 +88,7 @@ def test_the_same_job_lands_where_its_folder_was_measured_faster_and_moves_there
     measured = mixed.benchmark(
         entry="m.py:make_slow_on_xla", working_dir=str(tmp_path), batch_size=32, max_rounds=9, case_s=0.3
     )
-    rate = {c["column"]: c["items_per_s"] for c in measured["cells"] if c["mode"] == "train"}
+    rate = {c["target"]: c["items_per_s"] for c in measured["results"] if c["mode"] == "train"}
     assert rate["cpu"] > rate["tpu:emulated"]
     after = mixed.submit(job)
     assert after.result(180)["returned"] == {"kind": "cpu"}
@@ -121,7 +121,7 @@ def test_a_configuration_of_transformers_is_measured_where_the_library_is(mixed:
     words = ("benchmark", "run", "transformers:small.json", "--working-dir", str(tmp_path), "--max-rounds", "3")
     done = cli(*words, "--case-seconds", "0.1", "--batch-size", "2", "--no-train", "-o", "json")
     assert done.returncode == 0, done.stderr
-    told = {cell["kind"]: cell for cell in json.loads(done.stdout)["cells"]}
+    told = {cell["kind"]: cell for cell in json.loads(done.stdout)["results"]}
     assert told["cpu"]["status"] == "measured" and told["cpu"]["accuracy"]["ok"] and told["cpu"]["items"] == 2
     assert told["tpu:emulated"]["status"] == "unsupported"
     assert told["tpu:emulated"]["reason"] == "transformers is not installed in this environment"
@@ -185,7 +185,7 @@ def test_a_script_s_files_go_with_it_to_another_vendor_and_come_home(mixed: Orch
     until(lambda: any(entry["path"] == "ckpt.pt" for entry in job.files()["entries"]))
     mixed.migrate(job.id, "xla")
     assert job.wait(180).state == "SUCCEEDED"
-    assert [(f["pool"], f["epoch"]) for f in job.files()["folders"]] == [("xla", 2)]
+    assert [(f["pool"], f["attempt"]) for f in job.files()["folders"]] == [("xla", 2)]
     home = tmp_path / "home"
     told = cli("files", "get", job.id, str(home), "-o", "json")
     assert told.returncode == 0 and json.loads(told.stdout)["files"] == ["ckpt.pt"], told

@@ -58,7 +58,7 @@ class Fleet(Hosts):
 @pytest.fixture(scope="module")
 def fleet(shared_bed: Bed) -> Iterator[Fleet]:
     made = Fleet(shared_bed)
-    made.user("up", "-f", made.write(made.host(made.m2), made.host(made.m3), devices=2))
+    made.user("up", "--file", made.write(made.host(made.m2), made.host(made.m3), devices=2))
     yield made
     shared_bed.heal()
     made.user("down")
@@ -93,7 +93,7 @@ def test_a_host_without_its_sshd_runs_on_and_cannot_be_left_until_it_is_back(fle
         goes_on(job)
         told = fleet.user("hosts", "list").stdout
         assert fleet.user.states()[f"far-{machine.name}"] == "ready", told
-        fleet.user("up", "-f", str(HOME / "fleet.yaml"), check=False)
+        fleet.user("up", "--file", str(HOME / "fleet.yaml"), check=False)
         assert fleet.user.states()[f"far-{machine.name}"] == "ready"
         goes_on(job)
 

@@ -22,7 +22,7 @@ def led(shared_bed: Bed) -> Iterator[Fleet]:
     pool["hosts"] = [fleet.host(fleet.m2), fleet.host(fleet.m3)]
     told = {"name": "led", "head": fleet.host(fleet.m2), "pools": {"far": pool}}
     (fleet.m1.disk / "led.yaml").write_text(json.dumps(told))
-    fleet.user("up", "-f", str(HOME / "led.yaml"))
+    fleet.user("up", "--file", str(HOME / "led.yaml"))
     yield fleet
     for machine in shared_bed.machines.values():
         machine.power_off()
@@ -45,7 +45,7 @@ def test_a_host_has_the_head_which_comes_back_with_its_cluster_and_down_leaves_n
     assert refused.returncode == 2 and "has the fleet's head" in refused.stderr
     led.user("node", "drain", "far-m2")
     job = led.submitted(COUNT)
-    assert led.user.job(job)["attempts"][-1]["leases"][0][0].startswith("far-m3/")
+    assert led.user.job(job)["attempts"][-1]["allocation"][0][0].startswith("far-m3/")
 
     led.m2.run(["pkill", "-9", "-x", "gcs_server"])
     seen = ticks(led, job)
@@ -61,7 +61,7 @@ def test_a_host_has_the_head_which_comes_back_with_its_cluster_and_down_leaves_n
     assert led.user.ended(late)["state"] == "SUCCEEDED"
     wait(led.all_ready)
     view = led.user.job(job)
-    assert view["state"] == "RUNNING" and view["epoch"] == 1, (
+    assert view["state"] == "RUNNING" and view["attempt"] == 1, (
         "the host of the head was away for less than its nodes wait"
     )
     assert led.user.told("status")["fleet"]["address"] == address
@@ -82,6 +82,6 @@ def test_what_cannot_have_the_head_is_told_before_anything_starts(led: Fleet):
         ({"host": "m2", "address": led.m3.address}, f"host m2 has the head at {led.m3.address}"),
     ):
         file.write_text(json.dumps(good | {"head": head}))
-        refused = led.user("up", "-f", str(HOME / "led.yaml"), check=False)
+        refused = led.user("up", "--file", str(HOME / "led.yaml"), check=False)
         assert refused.returncode in (2, 3) and said in " ".join(refused.stderr.split()), refused.stderr
     assert not (led.m1.disk / ".polyfleet/fleet.json").exists()

@@ -79,7 +79,7 @@ def lab(shared_bed: Bed) -> Iterator[Fleet]:
     fleet = Fleet(shared_bed)
     fleet.user.env["POLYFLEET_COPY_RATE"] = "100MB"
     file = fleet.write(fleet.host(fleet.m2), fleet.host(fleet.m3))
-    fleet.user("up", "-f", file)
+    fleet.user("up", "--file", file)
     yield fleet
     for machine in shared_bed.machines.values():
         machine.power_off()
@@ -158,7 +158,7 @@ def test_ray_talks_to_nobody_who_has_no_certificate_of_the_fleet(whole: Fleet):
 
 def test_a_second_up_changes_nothing_and_restarts_what_is_missing(whole: Fleet):
     before = {machine.name: whole.raylet(machine) for machine in (whole.m2, whole.m3)}
-    told = whole.user("up", "-f", str(HOME / "fleet.yaml"))
+    told = whole.user("up", "--file", str(HOME / "fleet.yaml"))
     assert "pool far has 2 separate storages (m2; m3)" in " ".join((told.stdout + told.stderr).split())
     [found] = [f for f in whole.user.doctor() if f["subject"] == "storage"]
     assert found["level"] == "info" and "checkpoint: {replicas: 1}" in found["remedy"]
@@ -201,7 +201,7 @@ def test_a_job_goes_on_elsewhere_when_its_host_is_switched_off_which_is_joined_a
 
 def _node_of(whole: Fleet, job: str) -> str:
     """Of its newest attempt."""
-    leases = whole.user.job(job)["attempts"][-1]["leases"]
+    leases = whole.user.job(job)["attempts"][-1]["allocation"]
     return str(leases[0][0]).partition("/")[0]
 
 
@@ -288,7 +288,7 @@ def test_a_host_that_cannot_be_used_is_told_before_anything_starts(lab: Fleet, b
     spoil, said = REFUSED[case]
     try:
         spoil(lab)
-        told = lab.user("up", "-f", str(HOME / "x"), "--dry-run", check=False)
+        told = lab.user("up", "--file", str(HOME / "x"), "--dry-run", check=False)
     finally:
         lab.write_ssh()
     assert told.returncode == 2, told.stdout + told.stderr
@@ -297,7 +297,7 @@ def test_a_host_that_cannot_be_used_is_told_before_anything_starts(lab: Fleet, b
 
 def test_hosts_that_do_not_share_a_storage_which_they_should_are_refused_before_anything_starts(whole: Fleet):
     hosts = whole.host(whole.m2), whole.host(whole.m3)
-    refused = whole.user("up", "-f", whole.write(*hosts, name="x", shared_storage=True), check=False)
+    refused = whole.user("up", "--file", whole.write(*hosts, name="x", shared_storage=True), check=False)
     assert refused.returncode == 2, refused.stdout + refused.stderr
     assert "pools.far.shared_storage: pool far has 2 separate storages (m2; m3)" in " ".join(refused.stderr.split())
 
@@ -317,10 +317,10 @@ def test_a_fleet_comes_up_with_the_hosts_it_needs_and_not_with_fewer(lab: Fleet,
     lab.user("down")
     lab.m3.power_off()
     hosts = (lab.host(lab.m2), lab.host(lab.m3))
-    refused = lab.user("up", "-f", lab.write(*hosts), check=False)
+    refused = lab.user("up", "--file", lab.write(*hosts), check=False)
     assert refused.returncode == 3 and "host m3 cannot be reached" in refused.stderr
     assert not (lab.m1.disk / ".polyfleet/fleet.json").exists()
-    lab.user("up", "-f", lab.write(*hosts, min_hosts=1))
+    lab.user("up", "--file", lab.write(*hosts, min_hosts=1))
     assert lab.user.states() == {"near-0": "ready", "far-m2": "ready"}
     lab.m3.boot()
     lab.user("down")
@@ -334,7 +334,7 @@ def test_ranks_run_from_their_pool_s_python_without_ray_on_a_node_that_runs_from
     fleet = json.loads(file.read_text())
     fleet["pools"]["image"] = fleet["pools"]["far"] | {"environment": {"interpreter": str(python)}}
     file.write_text(json.dumps(fleet))
-    lab.user("up", "-f", str(HOME / "fleet.yaml"))
+    lab.user("up", "--file", str(HOME / "fleet.yaml"))
     assert lab.user.states() == {"near-0": "ready", "far-m2": "ready", "image-m2": "ready"}
     script = "import importlib.util as util, sys; print(sys.prefix, util.find_spec('ray'))"
     assert lab.user.ran(f'python -c "{script}"', "--pool", "image") == f"{python.parent.parent} None"

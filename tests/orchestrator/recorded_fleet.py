@@ -82,10 +82,10 @@ class RecordedAgent(Agent):
         found = from_plain(NodeFacts, self.facts)
         self._discovered_s, self._devices, self._findings = time.monotonic(), found.devices, found.findings
 
-    def watch(self, generation: int, cursors: Any, known: Any, timeout_s: float, *rest: Any) -> dict[str, Any]:
+    def poll(self, generation: int, cursors: Any, known: Any, timeout_s: float, *rest: Any) -> dict[str, Any]:
         """The first is answered at once: a test does not wait until nothing has happened for two seconds."""
         first, self.watched = not getattr(self, "watched", False), True
-        return super().watch(generation, cursors, known, 0.0 if first else timeout_s, *rest)
+        return super().poll(generation, cursors, known, 0.0 if first else timeout_s, *rest)
 
     def _watch_fences(self) -> None:
         """It would never end."""
@@ -120,7 +120,7 @@ class Method:
 
     def remote(self, *arguments: Any) -> Ref:
         def call() -> Any:
-            if not self._actor.heard.is_set() and self._name != "watch":
+            if not self._actor.heard.is_set() and self._name != "poll":
                 raise FleetError(f"{self._name} gave no answer")  # what a call to a frozen node ends with, at once
             assert self._actor.heard.wait(HANG_S)
             given = [a.future().result(HANG_S) if isinstance(a, Ref) else a for a in arguments]
@@ -325,7 +325,7 @@ def benchmark_lines() -> Iterator[dict[str, Any]]:
     columns = (("cpu", "cpu", 0.010), ("tpu:emulated", "xla", 0.020))
     for kind, pool, _ in columns:
         facts = {"kind": kind, "pool": pool, "emulated": ":" in kind}
-        yield {"line": "column", "column": kind, "host": "h", "facts": facts}
+        yield {"line": "target", "target": kind, "host": "h", "facts": facts}
     case = {
         "case": "mlp/forward/b64-d256", "workload": "mlp", "family": "model", "mode": "forward", "item": "sample",
         "items": 64, "flops": 1e9, "min_bytes": 1e6, "precision": "fp32", "level": "O1", "regime": "hot",
@@ -333,12 +333,12 @@ def benchmark_lines() -> Iterator[dict[str, Any]]:
     for kind, _, seconds in columns:
         blocks = [
             {"round": n, "calls": 1, "parts_s": [seconds * (1 + n / 1000)], "cpu_s": seconds, "preempted": 0,
-             "alone_s": seconds, "at": 0.0}
+             "single_call_s": seconds, "at": 0.0}
             for n in range(12)
         ]  # fmt: skip
         yield {
-            "line": "cell", "id": f"mlp@{kind}", "column": kind, "host": "h", "status": "measured", "reason": "",
-            **case, "accuracy": {"ok": True}, "blocks": blocks, "blocks_again": blocks, "first_call_s": 1.0,
+            "line": "result", "id": f"mlp@{kind}", "target": kind, "host": "h", "status": "measured", "reason": "",
+            **case, "accuracy": {"ok": True}, "blocks": blocks, "control_blocks": blocks, "first_call_s": 1.0,
             "host_before": None, "host_after": None,
         }  # fmt: skip
     yield {"line": "ended", "state": "SUCCEEDED", "reason": ""}

@@ -116,7 +116,7 @@ def test_logs_are_read_to_their_end_page_by_page(o, live):
 
 def test_nothing_is_submitted_by_a_plan(o, live):
     plan = o.plan({"task": "run", "command": "true"})
-    assert plan["would_start"]["candidate"] == 0
+    assert plan["would_start"]["candidate"] == 1
     assert "would start as candidate 1" in text(plan)
     assert live.specs == []
 
@@ -193,12 +193,12 @@ def test_a_benchmark_measures_each_kind_and_compares(o, live, tmp_path, measurin
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "model.py").write_text("def make(): ...")
     answer = o.benchmark(entry="model.py:make", working_dir=str(tmp_path / "code"), rounds=3)
-    assert [(cell["column"], cell["kind"]) for cell in answer["cells"]] == [("cpu", "cpu"), ("tpu:emulated",) * 2]
-    assert answer["cells"][1]["versus"]["ratio"] == pytest.approx(0.5)
+    assert [(cell["target"], cell["kind"]) for cell in answer["results"]] == [("cpu", "cpu"), ("tpu:emulated",) * 2]
+    assert answer["results"][1]["versus"]["ratio"] == pytest.approx(0.5)
     assert "0.50× ▼" in text(answer)
     (run,) = o.benchmark_runs()
     assert run["state"] == "SUCCEEDED"
-    assert (run["request"]["rounds"], run["request"]["entry"], len(run["package"])) == (3, "model.py:make", 64)
+    assert (run["request"]["rounds"], run["request"]["entry"], len(run["code_archive"])) == (3, "model.py:make", 64)
     with pytest.raises(SpecError, match="precisions"):
         o.benchmark("mlp", precisions=["fp33"])
     with pytest.raises(NotFound, match="no case or suite 'mpl'; did you mean 'mlp'"):

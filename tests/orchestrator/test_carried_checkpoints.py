@@ -54,14 +54,14 @@ def cut(done, total):
 def test_a_checkpoint_goes_to_a_pool_and_comes_home_and_nothing_travels_twice(client, live, large, tmp_path):
     up, down = [], []
     told = checkpoint_transfer.up(client, str(large.parent), "xla:sent", seen(up))
-    assert told["target"] == f"xla:sent/{large.name}" and told["travelled_bytes"] == told["bytes"] == up[-1][0]
+    assert told["target"] == f"xla:sent/{large.name}" and told["transferred_bytes"] == told["bytes"] == up[-1][0]
     assert client.checkpoint_tool("verify", {"place": "xla:sent"})["ok"]
     assert checkpoint_transfer.up(client, str(large), "xla:sent", seen(up))["already_there"]
     back = checkpoint_transfer.down(client, "xla:sent", str(tmp_path / "back"), seen(down))
-    assert back["travelled_bytes"] == back["bytes"] == down[-1][0]
+    assert back["transferred_bytes"] == back["bytes"] == down[-1][0]
     assert run_in_child("check", {"path": back["target"]})["ok"]
     again = checkpoint_transfer.down(client, "xla:sent", str(tmp_path / "back"), seen(down))
-    assert again["already_there"] and again["travelled_bytes"] == 0
+    assert again["already_there"] and again["transferred_bytes"] == 0
 
 
 def test_a_copy_that_was_cut_leaves_nothing_that_counts_and_goes_on_where_it_was(
@@ -73,12 +73,12 @@ def test_a_copy_that_was_cut_leaves_nothing_that_counts_and_goes_on_where_it_was
     assert client.checkpoints("xla") == []
     progress = []
     told = checkpoint_transfer.up(client, str(large), "xla:sent", seen(progress))
-    assert 0 < told["travelled_bytes"] < told["bytes"] == progress[-1][0]
+    assert 0 < told["transferred_bytes"] < told["bytes"] == progress[-1][0]
     with pytest.raises(Cut):
         checkpoint_transfer.down(client, "xla:sent", str(tmp_path / "back"), cut)
     assert list((tmp_path / "back").glob("step-*")) == []
     told = checkpoint_transfer.down(client, "xla:sent", str(tmp_path / "back"), seen(progress))
-    assert 0 < told["travelled_bytes"] < told["bytes"]
+    assert 0 < told["transferred_bytes"] < told["bytes"]
     assert run_in_child("check", {"path": told["target"]})["ok"]
 
 
@@ -120,7 +120,7 @@ def test_a_manifest_that_cannot_be_believed_makes_nothing(client, live, large):
 def test_a_file_of_this_machine_is_imported_into_a_pool(client, live, large, tmp_path):
     source = str(tmp_path / "src/model.safetensors")
     told = checkpoint_transfer.bring_in(client, source, "xla:brought", {"step": 3}, seen([]))
-    assert told["path"].startswith("xla:brought/step-00000003-") and told["travelled_bytes"] > 3 * CHUNK
+    assert told["path"].startswith("xla:brought/step-00000003-") and told["transferred_bytes"] > 3 * CHUNK
     assert client.checkpoint_tool("verify", {"place": told["path"]})["ok"]
     assert client.checkpoint_show("xla:brought")["step"] == 3
     assert list((live.home / "storage/xla/.uploads").glob("[!.]*")) == []
@@ -148,7 +148,7 @@ def test_a_checkpoint_of_links_goes_to_a_pool(client, live, large, tmp_path):
     for file in moved.iterdir():
         (large / file.name).symlink_to(file)
     told = checkpoint_transfer.up(client, str(large), "xla:linked", seen([]))
-    assert told["travelled_bytes"] == told["bytes"]
+    assert told["transferred_bytes"] == told["bytes"]
     assert client.checkpoint_tool("verify", {"place": "xla:linked"})["ok"]
 
 

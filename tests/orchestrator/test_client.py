@@ -64,7 +64,7 @@ def test_every_verb_reaches_its_route(client, live, checkpoint):
     assert client.jobs(["SUCCEEDED"], 5) == [job]
     assert client.jobs(["FAILED"]) == []
     assert client.job("hello") == job
-    assert client.plan(RUN)["would_start"]["candidate"] == 0
+    assert client.plan(RUN)["would_start"]["candidate"] == 1
     assert [offer["chosen"] for offer in client.offers(RUN)["offers"]].count(True) == 1
     assert client.explain("hello")["state"] == "SUCCEEDED"
     then = client.explain("hello", ["pool cpu down", "+2 cpu"])
@@ -100,7 +100,7 @@ def test_logs_are_paged_followed_and_filtered(client, live):
     job = live.ran(RUN)
     lines = ["one", "a\u2028b\x85c", "\u0000three"]
     live.fleet.printed(job["id"], lines)
-    page = client.logs("hello", rank=0, epoch=1)
+    page = client.logs("hello", rank=0, attempt=1)
     assert [(line["text"], line["stream"]) for line in page["lines"]] == [(text, "stdout") for text in lines]
     assert (
         client.logs("hello", cursor={"1.0": len(f"{page['lines'][0]['time']} out one\n")})["lines"] == page["lines"][1:]
@@ -116,7 +116,7 @@ def test_a_package_is_uploaded_only_when_the_server_lacks_it(client, live, tmp_p
         made.writestr("train.py", "def train(ctx): ...")
     sha = hashlib.sha256((tmp_path / "a.zip").read_bytes()).hexdigest()
     client.upload(sha, tmp_path / "a.zip")
-    assert live.service.has_package(sha)
+    assert live.service.has_code_archive(sha)
     client.upload(sha, tmp_path / "absent.zip")
 
 

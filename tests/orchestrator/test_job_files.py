@@ -62,7 +62,7 @@ def test_what_a_job_wrote_is_listed_with_sizes_and_fetched_as_it_was(client, wro
     assert (here / "latest").readlink() == Path("sub/a.txt") and not os.path.lexists(here / "outside")
     assert "outside is left out" in " ".join(got.notes)
     again = file_download.get(client, wrote, "", str(here))
-    assert again.travelled_bytes == 0 and got.travelled_bytes == got.bytes == sum(
+    assert again.transferred_bytes == 0 and got.transferred_bytes == got.bytes == sum(
         f.stat().st_size for f in here.rglob("*") if f.is_file() and not f.is_symlink()
     )
 
@@ -111,7 +111,7 @@ def test_files_are_put_and_none_that_differs_is_written_over_without_force(clien
     (tmp_path / "a.txt").write_text("other")
     put = file_upload.put(client, str(tmp_path / "d"), wrote, "data")
     assert put.files == ["data/x.bin"]
-    assert file_upload.put(client, str(tmp_path / "d"), wrote, "data").travelled_bytes == 0
+    assert file_upload.put(client, str(tmp_path / "d"), wrote, "data").transferred_bytes == 0
     assert file_upload.put(client, str(tmp_path / "a.txt"), wrote).files == ["a.txt"]
     with pytest.raises(Conflict, match=r"sub/a\.txt already exists and differs"):
         file_upload.put(client, str(tmp_path / "a.txt"), wrote, "sub")
@@ -154,7 +154,7 @@ if not seen:
     client.migrate(job, "ipex")
     assert client.wait(job, timeout_s=180)["state"] == "SUCCEEDED"
     told = listed(client, job)
-    assert told["folders"] == [{"prefix": "", "epoch": 2, "node": "ipex-0", "pool": "ipex"}]
+    assert told["folders"] == [{"prefix": "", "attempt": 2, "node": "ipex-0", "pool": "ipex"}]
     file_download.get(client, job, "", str(tmp_path / "back"))
     assert (tmp_path / "back/latest").read_text() == "12"
     assert not (live.home / "storage/cpu" / job).exists()
@@ -185,7 +185,7 @@ def test_paths_that_lead_out_of_the_folder_are_refused(client, wrote):
         with pytest.raises(UserError, match="is a link"):
             client.file_piece(wrote, told, path, 0)
     with pytest.raises((NotFound, UserError)):
-        client.file_piece(wrote, told | {"epoch": 7}, "large", 0)
+        client.file_piece(wrote, told | {"attempt": 7}, "large", 0)
 
 
 def test_the_command_lists_gets_and_puts(here, live, wrote, tmp_path):

@@ -15,7 +15,7 @@ def lines(*texts, rank=0):
 
 def test_marks_are_parts_of_a_line_only_where_they_are():
     whole, first, middle, last = lines("out a + b", "err+ a ", "+err+ b ", "+err c")
-    plain = {"time": TIME, "epoch": 1, "rank": 0, "stream": "stderr"}
+    plain = {"time": TIME, "attempt": 1, "rank": 0, "stream": "stderr"}
     assert whole == plain | {"stream": "stdout", "text": "a + b"}
     assert first == plain | {"text": "a ", "unfinished": True}
     assert middle == plain | {"text": "b ", "unfinished": True, "continues": True}

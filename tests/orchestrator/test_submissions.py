@@ -158,7 +158,7 @@ def test_how_many_may_wait_is_a_setting(text, most):
 
 @pytest.mark.parametrize("text", ["many", "-1", "1.5", "١"])
 def test_a_setting_that_is_no_number_is_named(text):
-    with pytest.raises(UserError, match=r"POLYFLEET_MOST_WAITING=.* is not a number of jobs; write a number"):
+    with pytest.raises(UserError, match=r"POLYFLEET_MAX_WAITING_JOBS=.* is not a number of jobs; write a number"):
         limits.max_waiting_jobs({limits.SWITCH: text})
 
 

@@ -15,7 +15,7 @@ def at(second):
 def device(index, job=None, **more):
     return {
         "backend": "nvidia", "kind": "nvidia:H100-80GB", "index": index, "name": "H100", "emulated": False,
-        "total_memory_bytes": 80 * GIB, "free_memory_bytes": 79 * GIB, "leased_by": job,
+        "total_memory_bytes": 80 * GIB, "free_memory_bytes": 79 * GIB, "allocated_to": job,
     } | more  # fmt: skip
 
 

@@ -54,7 +54,7 @@ def call(method, *args):
 
 
 def ended(job):
-    reports = call("watch", 1, {}, {}, 0.2)["reports"]
+    reports = call("poll", 1, {}, {}, 0.2)["reports"]
     return next((r["outcome"] for r in reports if r["job"] == job and r["phase"] == "ended"), None)
 
 
@@ -70,7 +70,7 @@ ray.init(
 node_id = ray.get_runtime_context().get_node_id()
 agent = actors.make(node_id)
 
-facts = call("hello", 1)["facts"]
+facts = call("register", 1)["facts"]
 assert facts["ray_node_id"] == node_id
 call("start", 1, order("j", COMMAND), {"KEY": "s3cr3t"})
 gate = ATTEMPTS.parent / "shared/j.1.0/work/0/gate"
@@ -78,9 +78,9 @@ until(gate.exists, "the attempt runs")
 pids = [supervisor("j")]
 os.kill(facts["agent_pid"], signal.SIGKILL)
 second = until(
-    lambda: (pid := call("hello", 1)["facts"]["agent_pid"]) != facts["agent_pid"] and pid, "the agent is back"
+    lambda: (pid := call("register", 1)["facts"]["agent_pid"]) != facts["agent_pid"] and pid, "the agent is back"
 )
-phases = [r["phase"] for r in call("watch", 1, {}, {}, 1.0)["reports"]]
+phases = [r["phase"] for r in call("poll", 1, {}, {}, 1.0)["reports"]]
 assert phases == ["running"], phases
 pids.append(supervisor("j"))
 gate.write_text("went on\n")
@@ -109,8 +109,8 @@ class Hanging(Agent):
 
 hanging = actors.grouped(Hanging).options(max_concurrency=16).remote(Path(temporary, "hanging"))
 starts = [hanging.start.remote(1, {}, {}) for _ in range(40)]
-answers = [ray.get(hanging.hello.remote(1), timeout=DEADLINE_S)["generation"]]
-watches = [hanging.watch.remote(1, {}, {}, 0.0) for _ in range(3)]
+answers = [ray.get(hanging.register.remote(1), timeout=DEADLINE_S)["generation"]]
+watches = [hanging.poll.remote(1, {}, {}, 0.0) for _ in range(3)]
 answers += [len(ray.get(watch, timeout=DEADLINE_S)["reports"]) for watch in watches]
 answers += [ray.get(hanging.stop.remote(1, "h", 1, "cancel"), timeout=DEADLINE_S)]
 still = len(ray.wait(starts, num_returns=1, timeout=0)[1])

@@ -38,7 +38,7 @@ def make(tmp_path):
 
     yield build
     if agent is not None:
-        for report in agent.watch(1, {}, {}, 0.0)["reports"]:
+        for report in agent.poll(1, {}, {}, 0.0)["reports"]:
             agent.stop(1, report["job"], report["epoch"], "cancel")
             ended(agent, report["job"], report["epoch"])
 
@@ -52,7 +52,7 @@ def ended(agent, job="j", epoch=1):
     """The report of an attempt's end, reached by long polls as a controller makes them."""
     known, deadline = {}, time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
-        for report in agent.watch(1, {}, known, 1.0)["reports"]:
+        for report in agent.poll(1, {}, known, 1.0)["reports"]:
             known[f"{report['job']}.{report['epoch']}.{report['node_rank']}"] = report["phase"]
             if (report["job"], report["epoch"], report["phase"]) == (job, epoch, "ended"):
                 return AttemptStatus.parse(report)
@@ -60,7 +60,7 @@ def ended(agent, job="j", epoch=1):
 
 
 def test_an_agent_introduces_its_node(agent, tmp_path):
-    facts = from_plain(NodeFacts, json.loads(json.dumps(agent.hello(1)["facts"])))
+    facts = from_plain(NodeFacts, json.loads(json.dumps(agent.register(1)["facts"])))
     assert (facts.node, facts.pool, facts.backend, facts.protocol) == ("n0", "cpu", "cpu", PROTOCOL)
     assert (facts.storage, facts.agent_pid, facts.ray_node_id) == (str(tmp_path / "storage"), os.getpid(), "")
     assert [d.kind for d in facts.devices] == ["cpu"]
@@ -68,9 +68,15 @@ def test_an_agent_introduces_its_node(agent, tmp_path):
 
 
 def test_the_first_watch_tells_the_facts_and_the_next_does_not(agent):
-    assert agent.watch(1, {}, {}, 0.0)["facts"]["node"] == "n0"
-    told = agent.watch(1, {}, {}, 0.0)
-    assert {**told, "clock_s": 0} == {"facts": None, "reports": [], "attempts": [], "poison": {}, "clock_s": 0}
+    assert agent.poll(1, {}, {}, 0.0)["facts"]["node"] == "n0"
+    told = agent.poll(1, {}, {}, 0.0)
+    assert {**told, "clock_s": 0} == {
+        "facts": None,
+        "reports": [],
+        "attempts": [],
+        "unreadable_output": {},
+        "clock_s": 0,
+    }
 
 
 def test_a_command_runs_to_its_end(agent):
@@ -103,7 +109,7 @@ def test_a_watch_renews_leases_and_never_outlasts_them(agent):
     until = time.monotonic() + 3
     known = {}
     while time.monotonic() < until:
-        said = agent.watch(1, {}, known, 600.0)
+        said = agent.poll(1, {}, known, 600.0)
         known |= dict(zip(said["attempts"], [r["phase"] for r in said["reports"]], strict=False))
     assert known == {"j.1.0": "running"}
 
@@ -118,12 +124,12 @@ def test_an_attempt_nobody_watches_is_lost(agent):
 def test_preempt_and_forget(agent, tmp_path):
     agent.start(1, order(command=("sleep", "600")), {})
     with pytest.raises(UserError, match="has not ended"):
-        agent.forget(1, "j", 1)
+        agent.remove_shared_files(1, "j", 1)
     agent.stop(1, "j", 1, "preempt")
     assert ended(agent).outcome.state == "preempted"
-    agent.forget(1, "j", 1)
-    agent.forget(1, "j", 1)
-    assert agent.watch(1, {}, {}, 0.0)["reports"] == []
+    agent.remove_shared_files(1, "j", 1)
+    agent.remove_shared_files(1, "j", 1)
+    assert agent.poll(1, {}, {}, 0.0)["reports"] == []
     assert not (tmp_path / "node/shared/j.1.0").exists()
 
 
@@ -132,7 +138,7 @@ def test_a_new_agent_goes_on_where_the_old_one_stopped(agent, make):
     gate = agent._place.node_dir / "shared/j.1.0/work/0/gate"
     wait_for(gate.exists)
     second = make()
-    assert [r["phase"] for r in second.watch(1, {}, {}, 1.0)["reports"]] == ["running"]
+    assert [r["phase"] for r in second.poll(1, {}, {}, 1.0)["reports"]] == ["running"]
     gate.write_text("through the gate\n")
     assert ended(second).outcome.state == "succeeded"
     assert "through the gate" in second.logs("j", 1, 0, 0, 1000)["data"]
@@ -144,11 +150,11 @@ def test_a_submitted_folder_is_sent_in_pieces_and_used(agent):
         z.writestr("main.py", "print('from the package')")
     data = made.getvalue()
     sha = hashlib.sha256(data).hexdigest()
-    assert not agent.has_package(sha)
-    agent.put_package(sha, 0, data[:50], False)
-    agent.put_package(sha, 50, data[50:], True)
-    assert agent.has_package(sha)
-    agent.start(1, order(command=("python", "main.py"), package=sha), {})
+    assert not agent.has_code_archive(sha)
+    agent.put_code_archive_part(sha, 0, data[:50], False)
+    agent.put_code_archive_part(sha, 50, data[50:], True)
+    assert agent.has_code_archive(sha)
+    agent.start(1, order(command=("python", "main.py"), code_archive=sha), {})
     assert ended(agent).outcome.state == "succeeded"
     assert "from the package" in agent.logs("j", 1, 0, 0, 1000)["data"]
 
@@ -182,30 +188,30 @@ def chunks(agent, path, missing):
 
 def test_a_checkpoint_arrives_chunk_by_chunk_and_goes_on_where_it_was_cut(agent, saved):
     text, path = (saved / "MANIFEST.json").read_bytes(), f"jobs/j/{saved.name}"
-    begun = agent.begin_checkpoint("moved", saved.name, text)
+    begun = agent.begin_checkpoint_upload("moved", saved.name, text)
     assert (begun["arrived"], len(begun["missing"]), begun["step"]) == (False, 2, 3)
     file, index, data = next(chunks(agent, path, begun["missing"]))
     with pytest.raises(UserError, match="chunk 1 of 2 arrived damaged"):
-        agent.write_chunk("moved", saved.name, file, index, data[:-1] + bytes([data[-1] ^ 1]))
-    assert agent.write_chunk("moved", saved.name, file, index, data) == 1 << 23
+        agent.write_checkpoint_chunk("moved", saved.name, file, index, data[:-1] + bytes([data[-1] ^ 1]))
+    assert agent.write_checkpoint_chunk("moved", saved.name, file, index, data) == 1 << 23
     with pytest.raises(Conflict, match="another copy of"):
-        agent.begin_checkpoint("moved", saved.name, text)
-    agent.leave_checkpoint("moved", saved.name)
-    begun = agent.begin_checkpoint("moved", saved.name, text)
+        agent.begin_checkpoint_upload("moved", saved.name, text)
+    agent.close_checkpoint_upload("moved", saved.name)
+    begun = agent.begin_checkpoint_upload("moved", saved.name, text)
     assert begun["missing"] == [[file, 1]]
     for chunk in chunks(agent, path, begun["missing"]):
-        agent.write_chunk("moved", saved.name, *chunk)
-    agent.commit_checkpoint("moved", saved.name)
+        agent.write_checkpoint_chunk("moved", saved.name, *chunk)
+    agent.commit_checkpoint_upload("moved", saved.name)
     assert agent.verify_checkpoint(f"moved/{saved.name}")["ok"]
-    assert agent.begin_checkpoint("moved", saved.name, text)["arrived"]
+    assert agent.begin_checkpoint_upload("moved", saved.name, text)["arrived"]
     with pytest.raises(NotFound, match="no copy of"):
-        agent.write_chunk("moved", saved.name, file, 0, data)
+        agent.write_checkpoint_chunk("moved", saved.name, file, 0, data)
 
 
 def result(agent, number):
     seen = 0
     for _ in range(200):
-        news = agent.tool_news(number, seen, 1.0)
+        news = agent.poll_tool(number, seen, 1.0)
         seen = news["seen"]
         if news["result"] is not None:
             return news["result"]
@@ -217,13 +223,13 @@ def test_a_script_s_checkpoint_is_handed_on_before_its_attempt_starts_and_left_a
     folder = tmp_path / "storage" / "j" / "output-1"
     folder.mkdir(parents=True)
     (folder / "state").write_bytes(b"PK half of a file")
-    told = agent.hand_on_checkpoint("j", 1, *asked)
+    told = agent.copy_script_checkpoint("j", 1, *asked)
     assert not told["found"] and "lies at state.torn now" in told["text"]
     root = str(tmp_path / "storage" / "j")
     arguments = {"checkpoint": {"path": "state"}}
     agent.start(1, order(command=("sleep", "60"), checkpoint_root=root, arguments=arguments), {})
     (folder / "state").write_bytes(b"PK what the attempt is writing")
-    assert agent.hand_on_checkpoint("j", 1, *asked) == {"found": False, "text": ""}
+    assert agent.copy_script_checkpoint("j", 1, *asked) == {"found": False, "text": ""}
     assert (folder / "state").exists()
     with pytest.raises(UserError, match="checkpoint path that leads out of its folder"):
         agent.start(1, order("k", arguments={"checkpoint": {"path": "../state"}}), {})
@@ -236,7 +242,7 @@ def test_a_tool_runs_in_a_child_on_places_of_the_pool_and_nowhere_else(agent, sa
     told = result(agent, number)
     assert told["path"].startswith("cpu:narrow/step-00000003-")
     with pytest.raises(NotFound, match="this operation does not run"):
-        agent.tool_news(number, 0, 0.1)
+        agent.poll_tool(number, 0, 0.1)
     assert result(agent, agent.start_tool("verify", {"place": place}))["ok"]
     for wrong, said in [
         ({"pool": "xla", "path": "x"}, "cannot be read"),

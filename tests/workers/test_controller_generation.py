@@ -21,25 +21,25 @@ def make(tmp_path):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda agent, by: agent.watch(by, {}, {}, 0.0),
+        lambda agent, by: agent.poll(by, {}, {}, 0.0),
         lambda agent, by: agent.start(by, {}, {}),
         lambda agent, by: agent.stop(by, "j", 1, "cancel"),
-        lambda agent, by: agent.forget(by, "j", 1),
+        lambda agent, by: agent.remove_shared_files(by, "j", 1),
     ],
 )
 def test_an_older_controller_is_refused_also_by_the_next_agent(make, call):
-    make().hello(7)
+    make().register(7)
     agent = make()
     with pytest.raises(Conflict, match=r"a newer controller \(generation 7\) has taken over"):
         call(agent, 6)
-    assert agent.watch(7, {}, {}, 0.0)["reports"] == []
+    assert agent.poll(7, {}, {}, 0.0)["reports"] == []
 
 
 def test_an_older_controller_is_told_how_high_it_has_to_count(make):
-    make().hello(7)
-    told = make().hello(3)
+    make().register(7)
+    told = make().register(3)
     assert (told["generation"], told["facts"]["node"]) == (7, "n0")
-    assert make().hello(8)["generation"] == 8
+    assert make().register(8)["generation"] == 8
 
 
 def test_a_new_controller_hears_of_every_epoch_that_ran_or_was_stopped_here(make, tmp_path):
@@ -48,8 +48,8 @@ def test_a_new_controller_hears_of_every_epoch_that_ran_or_was_stopped_here(make
         (tmp_path / "node/attempts" / name).mkdir()
     agent = make()
     agent.stop(1, "c", 4, "cancel")
-    assert agent.hello(1)["epochs"] == {"a": 3, "b": 5, "c": 4}
-    assert make().hello(1)["epochs"] == {"a": 3, "b": 5, "c": 4}
+    assert agent.register(1)["epochs"] == {"a": 3, "b": 5, "c": 4}
+    assert make().register(1)["epochs"] == {"a": 3, "b": 5, "c": 4}
 
 
 @pytest.mark.parametrize("generation", [None, "7", -1, True, 1.5])
@@ -84,12 +84,12 @@ def test_the_fences_in_a_nodes_folder_are_those_of_its_own_fleet(tmp_path, monke
     (tmp_path / "fences").mkdir()
     (tmp_path / "fences/j").write_text("3\n")
     monkeypatch.setenv("POLYFLEET_FLEET", "f1")
-    monkeypatch.setenv("POLYFLEET_FENCES", str(tmp_path / "fences"))
+    monkeypatch.setenv("POLYFLEET_FENCE_DIR", str(tmp_path / "fences"))
     agent = Agent(tmp_path / "node", tmp_path / "storage", "n0", "cpu", "cpu", fleet)
     order = Order("j", 2, "run", "cpu", "cpu", False, (0,), 0, 1, 0, 1, 1, "127.0.0.1", 1, command=("true",))
     with pytest.raises(Conflict, match="superseded by attempt 3") if refused else nullcontext():
         agent.start(1, order.to_plain(), {})
     known = {}
     while not refused and known.get("j.2.0") != "ended":
-        for report in agent.watch(1, {}, known, 5.0)["reports"]:
+        for report in agent.poll(1, {}, known, 5.0)["reports"]:
             known["j.2.0"] = report["phase"]

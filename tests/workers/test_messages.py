@@ -15,7 +15,7 @@ from workers.messages import FAILURES, AttemptStatus, Failure, InvalidMessage, O
 ORDER = Order(
     job="j", epoch=3, task="run", backend="cpu", kind="cpu", emulated=False, devices=(0, 2), node_rank=1, nodes=2,
     first_rank=1, ranks=1, world_size=2, master_address="127.0.0.1", master_port=29500, command=("sh", "-c", "true"),
-    arguments={"a": [1, None]}, environment={"A": "1"}, visible_as={"0": "GPU-1"}, seed=7, grace_s=5,
+    arguments={"a": [1, None]}, environment={"A": "1"}, visibility_names={"0": "GPU-1"}, seed=7, grace_s=5,
 )  # fmt: skip
 FAILURE = Failure(1, "cpu-0", "oom", "rank 1 was killed", "trace", -9)
 OUTCOME = Outcome("j", 3, 1, "failed", {1: -9, 0: 0}, FAILURE, {"loss": 0.5}, 1.7e9, 4096)

@@ -82,7 +82,7 @@ def give(tmp_path, **said):
 def facts(agent):
     """What the next watch tells of the node, which is due at once."""
     until(lambda: agent._told_s == float("-inf"), "there is news of the node", agent)
-    return agent.watch(1, {}, {"j.1.0": "running"}, PATIENCE_S)["facts"]
+    return agent.poll(1, {}, {"j.1.0": "running"}, PATIENCE_S)["facts"]
 
 
 def ended(agent):
@@ -94,7 +94,7 @@ def ended(agent):
 
 
 def test_a_notice_is_told_with_the_next_watch_at_once_and_so_is_its_end(agent, tmp_path):
-    assert agent.hello(1)["facts"]["notice"] is None
+    assert agent.register(1)["facts"]["notice"] is None
     give(tmp_path, reason="spot machine", grace_s=120)
     told = facts(agent)["notice"]
     assert told["reason"] == "spot machine"
@@ -105,9 +105,9 @@ def test_a_notice_is_told_with_the_next_watch_at_once_and_so_is_its_end(agent, t
 
 def test_a_watch_that_waits_is_answered_when_a_notice_comes(agent, tmp_path):
     start(agent, command=[sys.executable, "-c", SAVES])
-    agent.watch(1, {}, {}, 0.0)
+    agent.poll(1, {}, {}, 0.0)
     give(tmp_path, grace_s=3600)
-    answer = agent.watch(1, {}, {"j.1.0": "running"}, 3600.0)  # longer than this test may take
+    answer = agent.poll(1, {}, {"j.1.0": "running"}, 3600.0)  # longer than this test may take
     assert answer["facts"]["notice"]["reason"] == "its machine got a termination notice"
 
 
@@ -125,13 +125,13 @@ def test_a_training_saves_within_its_grace_and_what_it_saved_before_a_sudden_end
         z.writestr("train.py", TRAINS)
     data = (tmp_path / "sent.zip").read_bytes()
     sha = hashlib.sha256(data).hexdigest()
-    agent.put_package(sha, 0, data, True)
-    start(agent, task="train", entry="train.py:train", package=sha, checkpoint_root="c")
+    agent.put_code_archive_part(sha, 0, data, True)
+    start(agent, task="train", entry="train.py:train", code_archive=sha, checkpoint_root="c")
     give(tmp_path, reason="SIGTERM", grace_s=20)
     if killed == "at once":  # a machine that does not keep the promise
         of = read_pids(AttemptFolder(tmp_path / "node" / "attempts" / "j.1.0").supervisor)
-        tree = process_tree.tree([of.keeper.pid], tmp_path / "node" / "shared" / "j.1.0")
-        for pid in (of.keeper.pid, of.supervisor.pid, *tree):
+        tree = process_tree.tree([of.reaper.pid], tmp_path / "node" / "shared" / "j.1.0")
+        for pid in (of.reaper.pid, of.supervisor.pid, *tree):
             process_tree.send(pid, signal.SIGKILL)
     outcome = ended(agent)
     newest = load(tmp_path / "storage" / PoolCheckpoints(PoolStorage(tmp_path / "storage")).step("c")["path"]).step
@@ -140,7 +140,7 @@ def test_a_training_saves_within_its_grace_and_what_it_saved_before_a_sudden_end
 
 @pytest.mark.parametrize("content", [b"", b"SIGTERM", b"[1]", b'{"grace_s": -1, "reason": 7}', os.urandom(5000)])
 def test_a_notice_is_one_whatever_stands_in_it(agent, tmp_path, content):
-    agent.hello(1)
+    agent.register(1)
     (tmp_path / "node" / "notice").write_bytes(content)
     told = facts(agent)["notice"]
     assert told["reason"] == "its machine got a termination notice"

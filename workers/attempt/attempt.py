@@ -229,7 +229,7 @@ class LocalAttempt:
         if self.live:
             raise UserError(f"attempt {self.id} has not ended", "stop it first")
         folder_removal.remove(self.folder.shared)
-        replace_text(self.folder.forgotten, "")
+        replace_text(self.folder.removed_mark, "")
 
     def log(self, rank: int, offset: int, limit_bytes: int) -> dict[str, Any]:
         """Return complete lines of a rank's log from byte `offset`: {"data", "next", "more", "ended"}.

@@ -73,7 +73,7 @@ class AttemptTable:
                 continue
             self._saw(attempt.job, attempt.epoch)
             self._ids.setdefault(attempt.job, set()).add(attempt)
-            if folder.forgotten.exists():
+            if folder.removed_mark.exists():
                 continue
             if local_attempt := _adopted(attempt, folder):
                 yield local_attempt

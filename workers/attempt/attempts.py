@@ -103,7 +103,7 @@ class AttemptManager(AttemptTable):
                 f"attempt {attempt.epoch} of {attempt.job} was superseded: node {self._node} has seen attempt {newest}"
             )
             raise EpochPast(message, newest)
-        if folder.forgotten.exists():
+        if folder.removed_mark.exists():
             message = f"attempt {attempt.epoch} of {attempt.job} has already run on node {self._node}"
             raise EpochPast(message, attempt.epoch)
         if not folder.supervisor.exists() and self._stopped.has(attempt.job, attempt.epoch):

@@ -79,8 +79,8 @@ def create_folder(
     folder.works.mkdir(mode=0o700)
     for rank in sorted({work_rank(order, local) for local in range(order.ranks)}):
         folder.work(rank).mkdir(mode=0o700)
-        if order.package:
-            context.packages.unpack(order.package, folder.work(rank))
+        if order.code_archive:
+            context.packages.unpack(order.code_archive, folder.work(rank))
         link(folder.work(rank), order.data, data)
     if order.checkpoint_root:
         root = Path(order.checkpoint_root)

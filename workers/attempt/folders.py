@@ -22,7 +22,7 @@ order.json        a copy for the rank
 events.jsonl      one JSON object per line, appended by the ranks
 work/R/           the rank's working directory
 failure-R.json    a Failure, written by a rank that caught the user's exception
-beat-R            a rank's progress, written in place: see rank_progress.py
+progress-R        a rank's progress, written in place: see rank_progress.py
 stacks-R          stacks of a rank's threads, appended each time its supervisor asks
 result.json       the task's result, written by global rank 0
 session.json      address of a benchmark session
@@ -71,7 +71,7 @@ class SharedFolder:
         return self.shared / f"failure-{rank}.json"
 
     def beat(self, rank: int) -> Path:
-        return self.shared / f"beat-{rank}"
+        return self.shared / f"progress-{rank}"
 
     def stacks(self, rank: int) -> Path:
         return self.shared / f"stacks-{rank}"
@@ -96,7 +96,7 @@ class AttemptFolder(SharedFolder):
         self.outcome = path / "outcome.json"
         self.complaints = path / "supervisor.log"
         self.unreadable = path / "unreadable"
-        self.forgotten = path / "forgotten"
+        self.removed_mark = path / "removed"
 
     def log(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.log"

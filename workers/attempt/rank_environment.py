@@ -103,7 +103,7 @@ def visible_devices(order: Order, local_rank: int) -> dict[str, str]:
     if order.emulated or not row.visibility:
         return {}
     allocated = order.devices[local_rank : local_rank + 1] if order.task == "train" else order.devices
-    variables = {row.visibility: ",".join(order.visible_as.get(str(number), str(number)) for number in allocated)}
+    variables = {row.visibility: ",".join(order.visibility_names.get(str(number), str(number)) for number in allocated)}
     # By default the CUDA runtime numbers the fastest GPU first, but NVML and Level Zero's sysfs use PCI order.
     variables |= dict(setting.split("=", 1) for setting in row.device_order)
     if order.backend == "tpu" and len(allocated) in TPU_BOUNDS:

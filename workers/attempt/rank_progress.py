@@ -1,4 +1,4 @@
-"""Progress of a rank, for its supervisor: the file `beat-R` in the shared folder, written in place.
+"""Progress of a rank, for its supervisor: the file `progress-R` in the shared folder, written in place.
 
 A beat is a step of any kind: a report, a check whether to stop, a batch. Standard library only, and fast, as it is
 written in every step (6 µs).

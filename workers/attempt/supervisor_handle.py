@@ -30,11 +30,11 @@ STOP_BYTES = 8
 
 class SupervisorPids(NamedTuple):
     supervisor: Process
-    keeper: Process
+    reaper: Process
 
 
 def write_pids(folder: AttemptFolder, supervisor: Process, reaper: Process) -> None:
-    write_json(folder.supervisor, {"pid": supervisor.pid, "supervisor": supervisor, "keeper": reaper})
+    write_json(folder.supervisor, {"pid": supervisor.pid, "supervisor": supervisor, "reaper": reaper})
 
 
 def read_pids(path: Path) -> SupervisorPids | None:
@@ -48,7 +48,7 @@ def read_pids(path: Path) -> SupervisorPids | None:
 
 
 def _two(data: Any) -> tuple[Any, Any]:
-    return data["supervisor"], data["keeper"]
+    return data["supervisor"], data["reaper"]
 
 
 def cgroup_of(folder: AttemptFolder) -> ControlGroup | None:
@@ -123,11 +123,11 @@ class SupervisorHandle:
         running_pids = [p.pid for p in pids or () if process_tree.stat_of(p)]
         if pids and pids.supervisor.pid in running_pids:
             process_tree.send(pids.supervisor.pid, signal.SIGKILL)
-        kill_all(self._folder, running_pids, pids.keeper if pids else None)
+        kill_all(self._folder, running_pids, pids.reaper if pids else None)
         if group := cgroup_of(self._folder):
             group.remove(REMOVE_S)
-        if pids and process_tree.stat_of(pids.keeper):
-            process_tree.send(pids.keeper.pid, signal.SIGKILL)
+        if pids and process_tree.stat_of(pids.reaper):
+            process_tree.send(pids.reaper.pid, signal.SIGKILL)
 
 
 def kill_all(folder: AttemptFolder, roots: list[int], session: Process | None = None) -> set[int]:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-NAME = ".bell"
+NAME = ".wakeup"
 RING_AT_MOST_EVERY_S = 0.002
 
 

@@ -90,7 +90,7 @@ def _result(
     reason = f"{odd} values are NaN or infinite on one side only" if odd else ""
     reason = reason or ("" if within else "errors beyond the tolerance of its dtype")
     return {
-        "ok": not reason, "reason": reason, "dtype": name_of(dtype), "odd": odd, **errors,
+        "ok": not reason, "reason": reason, "dtype": name_of(dtype), "non_finite": odd, **errors,
         "rtol": rtol, "atol": atol, "provenance": PROVENANCE,
     }  # fmt: skip
 

@@ -53,8 +53,8 @@ class Session:
         self._verbs: dict[str, Callable[..., Any]] = {
             "describe": self.describe,
             "state": self.state,
-            "open": self._answer_open,
-            "block": self._answer_block,
+            "prepare": self._answer_open,
+            "run": self._answer_block,
             "energy": self.energy,
             "close": self.close,
         }
@@ -92,19 +92,19 @@ class Session:
             device["others"] = [pid for pid in device.pop("pids") if pid not in (*ours, os.getpid())]
         return machine | ({"device": device} if device else {})
 
-    def open(self, arm: str, cell: Message) -> Message:
-        """Prepare a case with the settings `cell` under the id `arm`, and return facts about it.
+    def open(self, measurement: str, case: Message) -> Message:
+        """Prepare a case with the settings `case` under the id `measurement`, and return facts about it.
 
         Raises Unsupported with the reason if this device cannot run it, and any exception of the workload."""
         try:
-            self._arms[arm] = self._open(cell)
+            self._arms[measurement] = self._open(case)
         finally:
             gc.collect()
-        return self._arms[arm].facts
+        return self._arms[measurement].facts
 
-    def block(self, arm: str) -> Message:
+    def block(self, measurement: str) -> Message:
         """Time one block of a prepared case, and the latency of a single call. Raises what the workload raises."""
-        prepared = self._opened(arm)
+        prepared = self._opened(measurement)
         timer = prepared.timer or self._timer
         timed = timer.block(prepared.call, prepared.calls, prepared.parts, prepared.refill)
         return {
@@ -112,16 +112,16 @@ class Session:
             "parts_s": list(timed.parts_s),
             "cpu_s": timed.cpu_s,
             "preempted": timed.preempted,
-            "alone_s": timer.alone(prepared.call, prepared.refill),
+            "single_call_s": timer.alone(prepared.call, prepared.refill),
             "at": time.time(),
         }
 
-    def energy(self, arm: str) -> Message:
+    def energy(self, measurement: str) -> Message:
         """Measure the energy that the CPU packages or the card use: {"joules_per_call", "watts"} over at least 5 s.
 
         Returns {} without a counter, or if inputs are restored between calls.
         """
-        prepared, calls = self._opened(arm), 0
+        prepared, calls = self._opened(measurement), 0
         if self._joules is None or prepared.refill is not None:  # the counter would include the restoring
             return {}
         joules, started = self._joules(), time.monotonic()
@@ -130,34 +130,34 @@ class Session:
         return {"joules_per_call": (self._joules() - joules) / calls, "watts": (self._joules() - joules) / elapsed_s}
 
     def close(self) -> Message:
-        for arm in self._arms.values():
-            arm.end()
+        for measurement in self._arms.values():
+            measurement.end()
         self._arms.clear()
         gc.collect()
         self._backend.empty_cache()
         return {}
 
-    def _answer_open(self, arm: str, cell: Message) -> Message:
+    def _answer_open(self, measurement: str, case: Message) -> Message:
         """Call `open` and report exceptions of the workload, such as the user's own model, as its result:
         {"unsupported": reason} if this device cannot run it, {"failed": message} for any other."""
         try:
-            return self.open(arm, cell)
+            return self.open(measurement, case)
         except Unsupported as e:
             return {"unsupported": str(e)}
         except Exception as e:
             return {"failed": _told(e)}
 
-    def _answer_block(self, arm: str) -> Message:
-        self._opened(arm)
+    def _answer_block(self, measurement: str) -> Message:
+        self._opened(measurement)
         try:
-            return self.block(arm)
+            return self.block(measurement)
         except Exception as e:
             return {"failed": _told(e)}
 
-    def _opened(self, arm: str) -> PreparedCase:
-        if arm not in self._arms:
-            raise UserError(f"no measurement {arm!r} is open", 'send "open" first')
-        return self._arms[arm]
+    def _opened(self, measurement: str) -> PreparedCase:
+        if measurement not in self._arms:
+            raise UserError(f"no measurement {measurement!r} is open", 'send "prepare" first')
+        return self._arms[measurement]
 
     def _open(self, request: Message) -> PreparedCase:
         self._timer.case_s = request.get("case_s", inf)

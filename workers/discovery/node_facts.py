@@ -68,7 +68,7 @@ def node_identity(
         fleet=served_fleet,
         node_dir=node_dir or (node_folder if served_fleet == owner else node_folder / "fleets" / served_fleet),
         storage=storage or Path(env.get("POLYFLEET_STORAGE") or home() / "storage" / resolved_pool),
-        neighbours={name: Path(path) for name, path in json.loads(env.get("POLYFLEET_NEIGHBOURS") or "{}").items()},
+        neighbours={name: Path(path) for name, path in json.loads(env.get("POLYFLEET_LOCAL_POOLS") or "{}").items()},
     )
 
 

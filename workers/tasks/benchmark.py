@@ -158,7 +158,7 @@ def _row(case: str, facts: Data, blocks: list[Data]) -> Data:
         "ci_low_s": middle and middle.low,
         "ci_high_s": middle and middle.high,
         "items_per_s": middle and facts["items"] / middle.median,
-        "alone_s": median(block["alone_s"] for block in blocks) if blocks else None,
+        "single_call_s": median(block["single_call_s"] for block in blocks) if blocks else None,
         "samples_s": samples_s,
         **{name: value for name, value in facts.items() if name not in HASHES},
     }

@@ -15,7 +15,7 @@ COLOURS = {"FASTER": GOOD, "SLOWER": BAD, "SAME": INK, "INCONCLUSIVE": MIDDLE}
 
 
 def measured(summary: Data) -> list[Data]:
-    return [result for result in summary["cells"] if result["call_s"]]
+    return [result for result in summary["results"] if result["call_s"]]
 
 
 def label(result: Data) -> str:
@@ -23,7 +23,7 @@ def label(result: Data) -> str:
 
 
 def targets_of(results: Iterable[Data]) -> list[str]:
-    return list(dict.fromkeys(result["column"] for result in results))
+    return list(dict.fromkeys(result["target"] for result in results))
 
 
 def forest(summary: Data) -> Drawn | None:
@@ -43,7 +43,7 @@ def forest(summary: Data) -> Drawn | None:
             colour = COLOURS[versus["verdict"]]
             axes.plot([versus["low"], versus["high"]], [row, row], color=colour, lw=2, solid_capstyle="butt")
             axes.plot(versus["ratio"], row, "o", color=colour, ms=5)
-        axes.set_yticks(range(len(results)), [f"{label(c)}  {c['column']}" for c in reversed(results)], fontsize=8)
+        axes.set_yticks(range(len(results)), [f"{label(c)}  {c['target']}" for c in reversed(results)], fontsize=8)
         axes.set_ylim(-0.8, len(results) - 0.2)
         logarithmic(axes, "x", lambda value: f"{value:g}×")
         axes.set_xlabel("reference's time over this result's: right of 1 is faster")
@@ -59,13 +59,13 @@ def forest(summary: Data) -> Drawn | None:
 def roofline(summary: Data) -> Drawn | None:
     """Plot operations per second over operations per byte, with the limits measured here and the vendor's peak."""
     results = [c for c in measured(summary) if c.get("flops_per_s") and c.get("min_bytes") and c.get("flops")]
-    targets = [c for c in summary["columns"] if any(result["column"] == c["column"] for result in results)]
+    targets = [c for c in summary["targets"] if any(result["target"] == c["target"] for result in results)]
     targets = [c for c in targets if _own_roof(c) or _vendor_roof(c)]
     if not targets:
         return None
     with figure(9, 3.4 * len(targets), nrows=len(targets), squeeze=False) as (chart, grid):
         for axes, target in zip(grid[:, 0], targets, strict=True):
-            of_target = [result for result in results if result["column"] == target["column"]]
+            of_target = [result for result in results if result["target"] == target["target"]]
             intensities = [result["flops"] / result["min_bytes"] for result in of_target]
             limits = (min(intensities) / 2, max(intensities) * 2)
             for roofs, style, name in (
@@ -88,7 +88,7 @@ def roofline(summary: Data) -> Drawn | None:
                     label=precision,
                 )
             logarithmic(axes, "xy", si)
-            axes.set_title(target["column"], loc="left", fontsize=10)
+            axes.set_title(target["target"], loc="left", fontsize=10)
             axes.set_ylabel("operations/s")
             axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
         grid[-1, 0].set_xlabel("operations per byte that must move")
@@ -120,10 +120,10 @@ def sizes(summary: Data) -> Drawn | None:
         for axes, workload in zip(grid[:, 0], workloads, strict=True):
             of_workload = [c for c in results if c["workload"] == workload]
             for number, (target, precision) in enumerate(
-                dict.fromkeys((c["column"], c["precision"]) for c in of_workload)
+                dict.fromkeys((c["target"], c["precision"]) for c in of_workload)
             ):
                 of_series = sorted(
-                    (c for c in of_workload if (c["column"], c["precision"]) == (target, precision)), key=_size
+                    (c for c in of_workload if (c["target"], c["precision"]) == (target, precision)), key=_size
                 )
                 rate = [_rate(c, c["call_s"]["median"]) for c in of_series]
                 axes.plot(
@@ -161,8 +161,8 @@ def speed_error(summary: Data) -> Drawn | None:
         case: min(c["call_s"]["median"] for c in results if c["case"] == case) for case in {c["case"] for c in results}
     }
     with figure(9, 3.8) as (chart, axes):
-        for number, series_key in enumerate(dict.fromkeys((c["column"], c["precision"]) for c in results)):
-            of_series = [c for c in results if (c["column"], c["precision"]) == series_key]
+        for number, series_key in enumerate(dict.fromkeys((c["target"], c["precision"]) for c in results)):
+            of_series = [c for c in results if (c["target"], c["precision"]) == series_key]
             axes.plot([c["call_s"]["median"] / fastest[c["case"]] for c in of_series],
                       [c["accuracy"]["rms_rel"] for c in of_series], "o", ms=5, color=series(number),
                       label=" ".join(series_key))  # fmt: skip
@@ -186,9 +186,9 @@ def bars(summary: Data, key: str, title: str, caption: str, unit: Callable[[floa
         axes.barh(
             range(len(bottom_up)),
             [c[key] for c in bottom_up],
-            color=[series(targets.index(c["column"])) for c in bottom_up],
+            color=[series(targets.index(c["target"])) for c in bottom_up],
         )
-        axes.set_yticks(range(len(bottom_up)), [f"{label(c)}  {c['column']}" for c in bottom_up], fontsize=8)
+        axes.set_yticks(range(len(bottom_up)), [f"{label(c)}  {c['target']}" for c in bottom_up], fontsize=8)
         logarithmic(axes, "x", unit)
         axes.set_ylim(-0.8, len(bottom_up) - 0.2)
         return title, caption, svg(chart, key, title)
@@ -199,14 +199,14 @@ def break_even(summary: Data) -> Drawn | None:
     results = measured(summary)
     rows = []
     for result in results:
-        base = next((c for c in results if c["case"] == result["case"] and c["column"] == result["column"]
+        base = next((c for c in results if c["case"] == result["case"] and c["target"] == result["target"]
                      and c["precision"] == result["precision"] and c["level"] < result["level"]), None)  # fmt: skip
         if base is None:
             continue
         gain_s = base["call_s"]["median"] - result["call_s"]["median"]
         cost_s = result["compile_s"] + result["prepare_s"] - base["compile_s"] - base["prepare_s"]
         if gain_s > 0 and cost_s > 0:
-            rows.append((f"{label(result)} over {base['level']}  {result['column']}", cost_s / gain_s))
+            rows.append((f"{label(result)} over {base['level']}  {result['target']}", cost_s / gain_s))
     if not rows:
         return None
     with figure(9, 0.9 + 0.24 * len(rows)) as (chart, axes):
@@ -224,7 +224,7 @@ def break_even(summary: Data) -> Drawn | None:
 
 def sample_strips(lines: Iterable[Data]) -> Drawn | None:
     """Plot every block over time, relative to its result's median, to show drift and disturbances."""
-    results = [line for line in lines if line["line"] == "cell" and line.get("blocks")]
+    results = [line for line in lines if line["line"] == "result" and line.get("blocks")]
     if not results:
         return None
     start_s = min(block["at"] for result in results for block in result["blocks"])
@@ -233,7 +233,7 @@ def sample_strips(lines: Iterable[Data]) -> Drawn | None:
             points = [
                 (block["at"] - start_s, fastest_part_s(block) / middle)
                 for result in results
-                if result["column"] == target
+                if result["target"] == target
                 for middle in [_middle([fastest_part_s(b) for b in result["blocks"]])]
                 for block in result["blocks"]
             ]

@@ -25,16 +25,16 @@ def html(summary: Data, lines: list[Data], since: Data | None = None) -> str:
     environment.filters |= {"duration": duration, "size": size, "way": way_of}
     return environment.get_template("page.html").render(
         results=summary,
-        began=_moment(summary["began_s"]),
-        took=duration((summary["ended_s"] or 0) - (summary["began_s"] or 0)) if summary["ended_s"] else "",
+        began=_moment(summary["started_s"]),
+        took=duration((summary["ended_s"] or 0) - (summary["started_s"] or 0)) if summary["ended_s"] else "",
         trust=sentences.host_trust(summary),
         strip=sentences.verdict_strip(summary),
         heat=heat(summary),
         figures=figures.make_figures(summary, lines),
         environment=sentences.environment(summary),
-        columns=[target["column"] for target in summary["columns"]],
-        cells=[result | {"command": sentences.command(result, summary)} for result in summary["cells"]],
-        problems=[failed for failed in summary["cells"] if failed["call_s"] is None],
+        columns=[target["target"] for target in summary["targets"]],
+        cells=[result | {"command": sentences.command(result, summary)} for result in summary["results"]],
+        problems=[failed for failed in summary["results"] if failed["call_s"] is None],
         since=since,
         signs=SIGNS,
     )
@@ -47,11 +47,11 @@ def _printable(value: Any) -> Any:
 
 def heat(summary: Data) -> list[Data]:
     """Rows of the table of cases: {"case", "tiles": [{"text", "title", "class", "strength", "time"}]}."""
-    targets = [target["column"] for target in summary["columns"]]
-    all_settings = list(dict.fromkeys(way_of(result) for result in summary["cells"]))
-    by_position = {(entry["case"], way_of(entry), entry["column"]): entry for entry in summary["cells"]}
+    targets = [target["target"] for target in summary["targets"]]
+    all_settings = list(dict.fromkeys(way_of(result) for result in summary["results"]))
+    by_position = {(entry["case"], way_of(entry), entry["target"]): entry for entry in summary["results"]}
     rows = []
-    for case in dict.fromkeys(result["case"] for result in summary["cells"]):
+    for case in dict.fromkeys(result["case"] for result in summary["results"]):
         for settings in all_settings:
             row_results = [by_position.get((case, settings, target)) for target in targets]
             if any(row_results):

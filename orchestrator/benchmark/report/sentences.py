@@ -12,7 +12,7 @@ def host_trust(summary: Data) -> Data:
     """Return {"class", "noise", "sentence"}: class of the worst host and median noise of the A/A controls."""
     rank = ("quiet", "shared", "unusable")
     worst = max((h["class"] for h in summary["hosts"]), key=rank.index, default="unknown")
-    noises = sorted(c["noise"] for c in summary["cells"] if c.get("noise") is not None)
+    noises = sorted(c["noise"] for c in summary["results"] if c.get("noise") is not None)
     median_noise = noises[len(noises) // 2] if noises else None
     sentence = {
         "quiet": "the hosts had hardly any other load",
@@ -24,15 +24,15 @@ def host_trust(summary: Data) -> Data:
 
 def verdict_strip(summary: Data) -> list[Data]:
     """Return one entry per target: its sentence and the number of results by verdict."""
-    return [_of(target, summary) for target in summary["columns"]]
+    return [_of(target, summary) for target in summary["targets"]]
 
 
 def _of(target: Data, summary: Data) -> Data:
-    results = [result for result in summary["cells"] if result["column"] == target["column"]]
+    results = [result for result in summary["results"] if result["target"] == target["target"]]
     versus = [
         result["versus"]
         for result in results
-        if result.get("versus") and result["versus"]["column"] != target["column"]
+        if result.get("versus") and result["versus"]["target"] != target["target"]
     ]
     counts = {word: sum(v["verdict"] == word for v in versus) for word in ("FASTER", "SLOWER", "SAME", "INCONCLUSIVE")}
     problems = {
@@ -40,7 +40,7 @@ def _of(target: Data, summary: Data) -> Data:
         for status in ("unsupported", "failed", "wrong", "lost", "skipped")
     }
     return {
-        "column": target["column"],
+        "target": target["target"],
         "sentence": _sentence(versus, counts, summary),
         "counts": counts,
         "problems": {name: count for name, count in problems.items() if count},
@@ -50,7 +50,7 @@ def _of(target: Data, summary: Data) -> Data:
 
 def _sentence(versus: list[Data], counts: dict[str, int], summary: Data) -> str:
     if not versus:
-        first = summary["columns"][0]["column"]
+        first = summary["targets"][0]["target"]
         return f"the other targets are compared with {first}"
     mean = geometric_mean(v["ratio"] for v in versus)
     verdicts = [
@@ -58,7 +58,7 @@ def _sentence(versus: list[Data], counts: dict[str, int], summary: Data) -> str:
         for verdict in ("FASTER", "SLOWER", "SAME", "INCONCLUSIVE")
         if counts[verdict]
     ]
-    suffix = "; same kind and software: this compares devices, not backends" if versus[0]["twins"] else ""
+    suffix = "; same kind and software: this compares devices, not backends" if versus[0]["same_device_kind"] else ""
     return f"{mean:.2f}× in the geometric mean of {len(versus)} results: {', '.join(verdicts)}{suffix}"
 
 
@@ -66,7 +66,7 @@ def command(result: Data, summary: Data) -> str:
     """Command that measures this result again, with its reference."""
     request = summary["request"]
     arguments = ["polyfleet", "benchmark", "run", request.get("entry") or result["case"]]
-    first = summary["columns"][0]
+    first = summary["targets"][0]
     kinds = dict.fromkeys([first.get("kind", ""), result["kind"]])
     arguments += ["--kinds", ",".join(kinds), "--precision", result["precision"], "--level", result["level"]]
     arguments += ["--regime", "hot,cold"] if result["regime"] == "cold" else []
@@ -80,7 +80,7 @@ def command(result: Data, summary: Data) -> str:
 
 def environment(summary: Data) -> list[tuple[str, list[str], bool]]:
     """Return (name, value on each target, whether they differ): versions, device, driver, timer, threads."""
-    targets = summary["columns"]
+    targets = summary["targets"]
     rows = [
         ("kind", [target.get("kind", "") for target in targets]),
         ("device", [target.get("device", {}).get("device_name", "") for target in targets]),

@@ -8,7 +8,7 @@ from orchestrator.benchmark.report import page, sentences
 from orchestrator.show.benchmark import TIMES
 
 Data = dict[str, Any]
-FIELDS = ("case", "precision", "level", "regime", "kernels", "column",
+FIELDS = ("case", "precision", "level", "regime", "kernels", "target",
           "kind", "pool", "status", "reason", "rounds", "time_s",
           "first_call_s", "compile_s", "items_per_s", "flops_per_s", "bytes_per_s", "of_peak_flops", "of_own_flops",
           "of_own_bytes",
@@ -16,12 +16,12 @@ FIELDS = ("case", "precision", "level", "regime", "kernels", "column",
 
 
 def markdown(summary: Data) -> str:
-    targets = [target["column"] for target in summary["columns"]]
+    targets = [target["target"] for target in summary["targets"]]
     trust = sentences.host_trust(summary)
     lines = [
         f"# Benchmark {summary['run']}",
         f"**{trust['class']}**: {trust['sentence']}.",
-        *(f"- **{entry['column']}**: {entry['sentence']}" for entry in sentences.verdict_strip(summary)),
+        *(f"- **{entry['target']}**: {entry['sentence']}" for entry in sentences.verdict_strip(summary)),
         "",
         "| " + " | ".join(["case", *targets]) + " |",
         "|" + "---|" * (len(targets) + 1),
@@ -40,12 +40,12 @@ def _cell(text: str) -> str:
 def to_csv(summary: Data) -> str:
     """Write one row per result; times in seconds."""
     out = io.StringIO()
-    numbers = ("call_s", "alone_s")
+    numbers = ("call_s", "single_call_s")
     spread = [f"{name.removesuffix('_s')}_{part}_s" for name in numbers for part in ("median", "low", "high")]
     versus = ("reference", "ratio", "low", "high", "p", "verdict")
     writer = csv.writer(out)
     writer.writerow([*FIELDS, *spread, *(f"versus_{name}" for name in versus), "accuracy_ok", "rms_rel"])
-    for result in summary["cells"]:
+    for result in summary["results"]:
         accuracy = result.get("accuracy") or {}
         writer.writerow([
             *(result.get(name) for name in FIELDS),

@@ -100,10 +100,10 @@ def _work_of(job: Job) -> tuple[object, ...]:
 
 def _held(attempt: Running, capacity: Room) -> Place | None:
     """Return the place of an attempt, None if one of its nodes takes no jobs now."""
-    devices = [capacity.devices.get(devices_id) for devices_id, _ in attempt.leases]
+    devices = [capacity.devices.get(devices_id) for devices_id, _ in attempt.allocation]
     if not all(d is not None and d.schedulable for d in devices) or devices[0] is None:
         return None
-    return Place(attempt.candidate, island_of(devices[0]), len(attempt.leases[0][1]), len(attempt.leases))
+    return Place(attempt.candidate, island_of(devices[0]), len(attempt.allocation[0][1]), len(attempt.allocation))
 
 
 def _ways(job: Job, capacity: Room, obtainable: Obtainable, expect: Expect, gives: Running | None = None) -> list[Way]:

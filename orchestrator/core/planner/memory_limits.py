@@ -30,7 +30,7 @@ class Obtainable:
         devices = {have.id: capacity.promised(have.id) for have in capacity.devices.values() if have.schedulable}
         memory, stopping = capacity.memory, (*moving, *capacity.below(lower))
         for attempt in stopping:
-            for devices_id, numbers in attempt.leases:
+            for devices_id, numbers in attempt.allocation:
                 if devices_id in devices:
                     devices[devices_id] += len(numbers)
         left = {host: size_bytes + memory.soon_bytes[host] for host, size_bytes in memory.free_bytes.items()}
@@ -115,9 +115,9 @@ def _held(work: Work, running: Sequence[Running], nodes: Mapping[str, int]) -> d
     """Return, by column, the option of a running attempt and its nodes."""
     columns = range(work.jobs - len(running), work.jobs)
     return {
-        column: (int(work.held[column]), tuple(nodes[devices_id] for devices_id, _ in attempt.leases))
+        column: (int(work.held[column]), tuple(nodes[devices_id] for devices_id, _ in attempt.allocation))
         for column, attempt in zip(columns, running, strict=True)
-        if all(devices_id in nodes for devices_id, _ in attempt.leases)
+        if all(devices_id in nodes for devices_id, _ in attempt.allocation)
     }
 
 

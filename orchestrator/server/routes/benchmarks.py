@@ -14,7 +14,7 @@ router = APIRouter(prefix="/v1/benchmarks", tags=["benchmarks"])
 @router.post("", status_code=201)
 def begin(body: BenchmarkBody, service: Service, key: Key) -> Response:
     """Start a run: a job for each node that it measures. It is durable when this responds."""
-    return json_response(service.benchmark_begin(body.request, body.package, key), 201)
+    return json_response(service.benchmark_begin(body.request, body.code_archive, key), 201)
 
 
 @router.get("")

@@ -9,20 +9,20 @@ from orchestrator.server.archive_upload import receive_code_archive
 from orchestrator.server.responses import json_response
 from orchestrator.server.routes import Service
 
-router = APIRouter(prefix="/v1/packages", tags=["packages"])
+router = APIRouter(prefix="/v1/code-archives", tags=["code archives"])
 Sha = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="SHA-256 of the archive, hexadecimal")]
 
 
 @router.head("/{sha}")
-def has_package(sha: Sha, service: Service) -> Response:
+def has_code_archive(sha: Sha, service: Service) -> Response:
     """200 if the server has the code archive, so that it need not be sent again, else 404."""
-    if not service.has_package(sha):
+    if not service.has_code_archive(sha):
         raise NotFound(f"no code archive {sha[:12]}", "send it with PUT")
     return Response()
 
 
 @router.put("/{sha}", status_code=201)
-async def put_package(sha: Sha, request: Request) -> Response:
+async def put_code_archive(sha: Sha, request: Request) -> Response:
     """Store a zip archive (`Content-Type: application/zip`, at most 512 MiB). Refused if its SHA-256 differs."""
     await receive_code_archive(request, sha)
-    return json_response({"package": sha}, 201)
+    return json_response({"code_archive": sha}, 201)

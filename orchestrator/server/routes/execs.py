@@ -20,7 +20,7 @@ Known = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 @router.post("/jobs/{ref}/exec")
 async def start(ref: str, body: Command, request: Request) -> Response:
     """Run a command beside a rank of a running job, in its folder, with its variables. Server-sent events: `started`
-    {exec, job, epoch, rank, node}, `output` {stream, data in base64} as it arrives, then `end` {code, reason}. A
+    {exec, job, attempt, rank, node}, `output` {stream, data in base64} as it arrives, then `end` {code, reason}. A
     command that was stopped has a reason instead of a code. It is stopped when the attempt or this connection ends.
     """
     command = Asked(

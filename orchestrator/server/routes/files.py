@@ -18,7 +18,7 @@ Path = Annotated[str, Query(max_length=4096, description="path in the job's fold
 After = Annotated[str, Query(max_length=8192, description="`after` of the previous page")]
 Offset = Annotated[int, Query(ge=0, le=LARGEST, description="offset of the piece's first byte")]
 First = Annotated[int, Query(ge=0, le=LARGEST, description="index of the first piece, from 0")]
-Epoch = Annotated[int, Query(ge=0, le=LARGEST, description="as in the listing")]
+Attempt = Annotated[int, Query(ge=0, le=LARGEST, description="as in the listing")]
 Name = Annotated[str, Query(max_length=255, description="as in the listing")]
 Sha = Annotated[str, Query(pattern="^[0-9a-f]{64}$", description="SHA-256 of the piece")]
 
@@ -34,10 +34,17 @@ async def files(ref: str, request: Request, service: Service, path: Path = "", a
 
 @router.get("/jobs/{ref}/files/content")
 async def content(
-    ref: str, request: Request, service: Service, path: Path, epoch: Epoch, node: Name, pool: Name, offset: Offset = 0
+    ref: str,
+    request: Request,
+    service: Service,
+    path: Path,
+    attempt: Attempt,
+    node: Name,
+    pool: Name,
+    offset: Offset = 0,
 ) -> Response:
     """One piece. Headers contain its SHA-256, and the file's size, version, time and mode."""
-    piece = await patient(request, service.file_piece, ref, Spot(epoch, node, pool), path, offset)
+    piece = await patient(request, service.file_piece, ref, Spot(attempt, node, pool), path, offset)
     data = piece.pop("data")
     return Response(bytes(data), media_type="application/octet-stream", headers=_headers(piece))
 
@@ -48,10 +55,10 @@ def _headers(fields: dict[str, Any]) -> dict[str, str]:
 
 @router.get("/jobs/{ref}/files/hashes")
 async def hashes(
-    ref: str, request: Request, service: Service, path: Path, epoch: Epoch, node: Name, pool: Name, first: First = 0
+    ref: str, request: Request, service: Service, path: Path, attempt: Attempt, node: Name, pool: Name, first: First = 0
 ) -> Response:
     """SHA-256 of some pieces from index `first` on, and the file's version."""
-    return json_response(await patient(request, service.file_hashes, ref, Spot(epoch, node, pool), path, first))
+    return json_response(await patient(request, service.file_hashes, ref, Spot(attempt, node, pool), path, first))
 
 
 @router.get("/jobs/{ref}/files/place")
@@ -65,7 +72,7 @@ async def put(ref: str, body: FilesPut, request: Request, service: Service) -> R
     """Move files of an upload into the job's folder. 409 for a file that exists: always while the job runs, else if it
     differs and `force` is not set.
     """
-    spot, names = Spot(body.epoch, body.node, body.pool), [[one.uploaded, one.path] for one in body.files]
+    spot, names = Spot(body.attempt, body.node, body.pool), [[one.uploaded, one.path] for one in body.files]
     return json_response(await patient(request, service.files_put, ref, spot, body.upload, names, body.force))
 
 

@@ -18,7 +18,7 @@ from orchestrator.server.streams import LogStream, cursor_from, events
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
 Rank = Annotated[int | None, Query(ge=0, le=LARGEST, description="only this rank")]
-Epoch = Annotated[int | None, Query(ge=0, le=LARGEST, description="only this attempt; by default all")]
+Attempt = Annotated[int | None, Query(ge=0, le=LARGEST, description="only this attempt; by default all")]
 Tail = Annotated[
     int | None,
     Query(ge=0, le=100_000, description="only this number of lines from the end of the log, regardless of `cursor`"),
@@ -44,16 +44,16 @@ async def submit(body: SubmitBody, service: Service, request: Request, key: Key)
 
     If no fleet is up, the job is checked against the last known devices, and its `reason` says that it waits.
     """
-    submission = submissions.Submission(body.spec, body.package, key)
+    submission = submissions.Submission(body.spec, body.code_archive, key)
     if submission.quick:
         return json_response(await request.app.state.submissions.ask(submission), 201)
-    return json_response(await anyio.to_thread.run_sync(service.submit, body.spec, body.package, key), 201)
+    return json_response(await anyio.to_thread.run_sync(service.submit, body.spec, body.code_archive, key), 201)
 
 
 @router.post("/jobs/bulk", status_code=201)
 def submit_many(body: BulkSubmitBody, service: Service, key: Key) -> Response:
     """Submit up to 1,000 jobs, all or none: {"jobs": [{"id", "name"}], "note"}, in the order of the request."""
-    return json_response(service.submit_many([(job.spec, job.package) for job in body.jobs], key), 201)
+    return json_response(service.submit_many([(job.spec, job.code_archive) for job in body.jobs], key), 201)
 
 
 @router.post("/plan")
@@ -140,7 +140,7 @@ def reports(ref: str, service: Service, after: Annotated[int, Query(ge=0, le=LAR
 
 @router.get("/jobs/{ref}/logs")
 async def logs(
-    ref: str, request: Request, rank: Rank = None, epoch: Epoch = None, tail: Tail = None, cursor: Cursor = ""
+    ref: str, request: Request, rank: Rank = None, attempt: Attempt = None, tail: Tail = None, cursor: Cursor = ""
 ) -> Response:
     """Lines that exist now: one page from `cursor` on, or the last `tail` lines. `ended`: no more lines will follow.
 
@@ -149,21 +149,21 @@ async def logs(
     number of lines. A line that was read before its end has `unfinished`; its rest is another line of the same rank and
     stream, which has `continues`.
     """
-    log = LogStream(request, ref, rank, epoch, cursor_from(cursor))
+    log = LogStream(request, ref, rank, attempt, cursor_from(cursor))
     lines = await log.page() if tail is None else await log.tail(tail)
     result = {"job": log.ref, "lines": lines, "cursor": log.cursor, "ended": log.ended}
-    first = lines[0]["epoch"] if tail and len(lines) >= tail else 0  # earlier attempts are not needed
+    first = lines[0]["attempt"] if tail and len(lines) >= tail else 0  # earlier attempts are not needed
     return json_response(result | {"away": await log.away(first)})
 
 
 @router.get("/jobs/{ref}/logs/stream")
 async def stream_logs(
-    ref: str, request: Request, rank: Rank = None, epoch: Epoch = None, tail: Tail = None, cursor: Cursor = ""
+    ref: str, request: Request, rank: Rank = None, attempt: Attempt = None, tail: Tail = None, cursor: Cursor = ""
 ) -> Response:
     """Server-sent events: `log` {job, lines, cursor} as lines arrive, `end` {state} when the job has ended.
 
     The first `log` may have no lines. To reconnect to the same log, use its job id and the last cursor.
     """
-    log = LogStream(request, ref, rank, epoch, cursor_from(cursor))
+    log = LogStream(request, ref, rank, attempt, cursor_from(cursor))
     await log.check()
     return events(request, log.follow(tail))

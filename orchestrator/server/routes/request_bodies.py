@@ -51,7 +51,7 @@ class Body(BaseModel):
 
 class SubmitBody(Body):
     spec: Spec
-    package: str = Field(
+    code_archive: str = Field(
         default="", pattern="^([0-9a-f]{64})?$", description="SHA-256 of an uploaded code archive, or empty"
     )
 
@@ -120,7 +120,7 @@ class DrainBody(Body):
 
 class BenchmarkBody(Body):
     request: Spec = Field(description="what to measure: cases, precisions, levels, pools, kinds, rounds, …")
-    package: str = Field(
+    code_archive: str = Field(
         default="", pattern="^([0-9a-f]{64})?$", description="SHA-256 of an uploaded code archive, or empty"
     )
 
@@ -147,7 +147,7 @@ class FilePut(Body):
 class FilesPut(Body):
     upload: str = Field(pattern="^[0-9a-z-]{8,64}$")
     files: list[FilePut] = Field(min_length=1, max_length=1000)
-    epoch: int = Field(ge=0, le=LARGEST, description="from `files/place`, like `node` and `pool`")
+    attempt: int = Field(ge=0, le=LARGEST, description="from `files/place`, like `node` and `pool`")
     node: str = Field(max_length=255)
     pool: str = Field(max_length=255)
     force: bool = Field(default=False, description="overwrite files that differ; never while the job runs")

@@ -160,7 +160,7 @@ def test_agents_are_told_their_pool_back_end_environment_and_the_storage_they_sh
         "NCCL_DEBUG": "WARN",
         "POLYFLEET_BACKEND": "amd",
         "POLYFLEET_ENVIRONMENT": rocm["labels"]["polyfleet.io/environment"],
-        "POLYFLEET_NEIGHBOURS": '{"cpu": "/polyfleet-storage/cpu"}',
+        "POLYFLEET_LOCAL_POOLS": '{"cpu": "/polyfleet-storage/cpu"}',
         "POLYFLEET_NODE_DIR": "/polyfleet/node",
         "POLYFLEET_POOL": "rocm",
         "POLYFLEET_POOL_VARIABLES": "NCCL_DEBUG,X",

@@ -62,7 +62,7 @@ def test_a_node_is_told_its_pool_its_resources_and_where_the_others_keep_their_c
     (line,) = [part for part in text.replace("\\\n", "").splitlines() if part.startswith("srun --het-group=0")]
     words = shlex.split(line)
     assert "POLYFLEET_POOL=trn" in words and "POLYFLEET_STORAGE=/shared/me/storage/trn" in words
-    assert 'POLYFLEET_NEIGHBOURS={"cpu": "/shared/me/storage/cpu"}' in words
+    assert 'POLYFLEET_LOCAL_POOLS={"cpu": "/shared/me/storage/cpu"}' in words
     assert '--resources={"neuron_cores": 32}' in words and "--num-gpus=0" in words and "--num-cpus=8" in words
     labels = next(word for word in words if word.startswith("POLYFLEET_LABELS="))
     assert labels.startswith("POLYFLEET_LABELS=polyfleet.io/pool=trn,polyfleet.io/backend=neuron,")

@@ -15,19 +15,19 @@ def run(name, seconds=1e-3, status="measured", torch="2.13.0", case="softmax/256
     chance = random.Random(seed)
     blocks = [
         {"round": n, "calls": 5, "parts_s": [5 * seconds * chance.uniform(0.995, 1.005)], "cpu_s": 0.0, "preempted": 0,
-         "alone_s": seconds, "at": float(n)}
+         "single_call_s": seconds, "at": float(n)}
         for n in range(15)
     ] if status == "measured" else []  # fmt: skip
     times = {"total": 100.0, "busy": 1.0, "steal": 0.0}
     state = {"pressure_cpu": 50.0 if busy else 0.0, "cpu_times": times, "load_1min": 0.0, "cpus": 2}
     facts = {"kind": "cpu", "pool": "cpu", "torch": torch, "versions": {"ray": "2.60.0"}, "threads": 2}
     return [
-        {"line": "begun", "run": name, "request": {}, "columns": [], "time": 1.0},
-        {"line": "column", "column": "cpu", "host": "h", "facts": facts},
-        {"line": "cell", "id": f"{case}@cpu/fp32/O1", "case": case, "workload": "softmax", "family": "operation",
-         "item": "call", "items": 1, "flops": 1e6, "column": "cpu", "host": "h", "precision": "fp32", "level": "O1",
+        {"line": "started", "run": name, "request": {}, "targets": [], "time": 1.0},
+        {"line": "target", "target": "cpu", "host": "h", "facts": facts},
+        {"line": "result", "id": f"{case}@cpu/fp32/O1", "case": case, "workload": "softmax", "family": "operation",
+         "item": "call", "items": 1, "flops": 1e6, "target": "cpu", "host": "h", "precision": "fp32", "level": "O1",
          "regime": "hot", "mode": "forward", "status": status, "reason": "" if status == "measured" else "too far off",
-         "accuracy": {"ok": True}, "blocks": blocks, "blocks_again": blocks, "host_before": state,
+         "accuracy": {"ok": True}, "blocks": blocks, "control_blocks": blocks, "host_before": state,
          "host_after": state | {"cpu_times": times | {"total": 200.0}}},
         {"line": "ended", "state": "SUCCEEDED", "reason": "", "time": 9.0},
     ]  # fmt: skip
@@ -48,13 +48,13 @@ def run(name, seconds=1e-3, status="measured", torch="2.13.0", case="softmax/256
 def test_a_gate_says_the_worst_of_all_cells_and_a_busy_host_proves_nothing(after, code, verdict):
     told = history.compare(run("a"), after)
     assert history.gate(told) == code
-    assert [row["verdict"] for row in told["cells"]] == ([] if verdict is None else [verdict])
+    assert [row["verdict"] for row in told["results"]] == ([] if verdict is None else [verdict])
 
 
 def test_a_busy_host_is_believed_on_request_and_said_to_be_one():
     after = run("b", 1.2e-3, busy=True, seed=1)
-    assert "not quiet" in history.compare(run("a"), after)["cells"][0]["note"]
-    assert history.gate(history.compare(run("a"), after, trust_shared=True)) == 1
+    assert "not quiet" in history.compare(run("a"), after)["results"][0]["note"]
+    assert history.gate(history.compare(run("a"), after, allow_busy_host=True)) == 1
 
 
 def test_what_else_changed_is_told():
@@ -74,17 +74,17 @@ def test_a_baseline_is_the_newest_of_the_same_kind_and_software_else_the_newest_
 def test_each_kind_has_a_baseline_of_its_own_and_a_kind_without_one_says_so():
     def of(kind, lines):
         return [
-            line | {"facts": line["facts"] | {"kind": kind}} if line["line"] == "column" else line for line in lines
+            line | {"facts": line["facts"] | {"kind": kind}} if line["line"] == "target" else line for line in lines
         ]
 
     def also(kind, lines):
-        more = [line | {"column": kind} for line in of(kind, lines) if line["line"] in ("column", "cell")]
+        more = [line | {"target": kind} for line in of(kind, lines) if line["line"] in ("target", "result")]
         return [*lines[:-1], *(m | ({"id": f"{m['id']}-{kind}"} if "id" in m else {}) for m in more), lines[-1]]
 
     both = also("nvidia:H200", run("both", seed=1))
     chosen = baselines.choose([also("nvidia:H200", run("a")), run("b", 2e-3)], both)
     assert chosen[0]["run"] == "b, a"
-    told = {row["kind"]: row["verdict"] for row in history.compare(chosen, both)["cells"]}
+    told = {row["kind"]: row["verdict"] for row in history.compare(chosen, both)["results"]}
     assert told == {"cpu": "FASTER", "nvidia:H200": "SAME"}
     with pytest.raises(NotFound, match="no baseline of amd:MI300X"):
         baselines.choose([run("a")], of("amd:MI300X", run("b")))
@@ -111,7 +111,7 @@ def test_a_series_joins_runs_by_case_way_and_kind():
 def by_kernels(lines, name):
     """The same run, as an implementation of kernels would have given it."""
     return [
-        line | {"id": f"{line['id']}/{name}", "kernels": name} if line["line"] == "cell" else line for line in lines
+        line | {"id": f"{line['id']}/{name}", "kernels": name} if line["line"] == "result" else line for line in lines
     ]
 
 
@@ -120,9 +120,9 @@ def test_kernels_are_series_of_their_own_and_keys_without_them_are_as_ever():
     assert "kernels" not in plain
     assert history.key(run("a")[2], {"cpu": {"kind": "cpu"}}) == ("softmax/256x4096", "fp32", "O1", "hot", "", "cpu")
     told = history.compare(run("a"), by_kernels(run("b"), "triton"))
-    assert (told["cells"], told["only_before"]) == ([], ["softmax/256x4096 fp32 O1 hot cpu"])
+    assert (told["results"], told["only_before"]) == ([], ["softmax/256x4096 fp32 O1 hot cpu"])
     assert told["only_after"] == ["softmax/256x4096 fp32 O1 hot triton cpu"]
-    [row] = history.compare(by_kernels(run("a"), "triton"), by_kernels(run("b", 2e-3, seed=1), "triton"))["cells"]
+    [row] = history.compare(by_kernels(run("a"), "triton"), by_kernels(run("b", 2e-3, seed=1), "triton"))["results"]
     assert (row["kernels"], row["verdict"]) == ("triton", "SLOWER")
     assert {one["kernels"] for one in history.series([by_kernels(run("a"), "triton")], "softmax")} == {"triton"}
 

@@ -79,7 +79,7 @@ def placed(fleet, **fields):
         spec = wanted.spec("bench-1", request(**fields))
         jobs.append(parse_job(spec).to_job(f"j{number}", float(number)))
     decided = plan(Snapshot(10.0, tuple(fleet), tuple(jobs)))
-    return {s.job: s.leases for s in decided.start}, decided.why_not
+    return {s.job: s.allocation for s in decided.start}, decided.why_not
 
 
 def test_a_job_of_a_run_goes_to_a_node_that_nobody_uses_not_to_the_first_of_its_kind():

@@ -19,9 +19,9 @@ def measure(*names, **asked):
 def test_a_device_of_this_machine_is_measured_by_a_child_of_its_own():
     lines = measure("cpu", cases=["rmsnorm"])
     told = summarize(json.loads(json.dumps(lines)))
-    [cell] = told["cells"]
-    assert (cell["status"], cell["column"], cell["rounds"]) == ("measured", "cpu", 9) and cell["accuracy"]["ok"]
-    assert told["columns"][0]["pid"] and told["state"] == "SUCCEEDED"
+    [cell] = told["results"]
+    assert (cell["status"], cell["target"], cell["rounds"]) == ("measured", "cpu", 9) and cell["accuracy"]["ok"]
+    assert told["targets"][0]["pid"] and told["state"] == "SUCCEEDED"
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_kernels_are_arms_of_a_case_and_the_first_is_what_others_are_compared_wi
     lines = measure("cpu", **asked)
     told = summarize(json.loads(json.dumps(lines)))
     assert told["request"]["kernels"] == ["torch", "numpy"]
-    first, second, *others = told["cells"]
+    first, second, *others = told["results"]
     assert [one["id"] for one in (first, second)] == [f"softmax/256x4096@cpu/fp32/O1/{k}" for k in asked["kernels"]]
     assert (first["kernels"], second["kernels"], first["applied"]) == ("torch", "numpy", ["kernels: torch"])
     assert first["accuracy"]["ok"] and second["accuracy"]["ok"]

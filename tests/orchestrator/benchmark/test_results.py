@@ -23,25 +23,25 @@ HOSTILE = '<script>alert(1)</script> \x1b[31m"&'
 def cell(case, column, seconds, host="h", precision="fp32", level="O1", status="measured", reason="", **more):
     blocks = [
         {"round": n, "calls": 10, "parts_s": [10 * seconds * (1 + n / 500), 20 * seconds], "cpu_s": 10 * seconds,
-         "preempted": n % 2, "alone_s": seconds, "at": float(n)}
+         "preempted": n % 2, "single_call_s": seconds, "at": float(n)}
         for n in range(12)
     ] if status == "measured" else []  # fmt: skip
     return {
-        "line": "cell", "id": f"{case}@{column}/{precision}/{level}", "case": case, "column": column, "host": host,
+        "line": "result", "id": f"{case}@{column}/{precision}/{level}", "case": case, "target": column, "host": host,
         "precision": precision, "level": level, "regime": "hot", "status": status, "reason": reason, **CASE,
         "flops": 2e6, "min_bytes": 1e3, "accuracy": {"ok": True, "rms_rel": 1e-6}, "first_call_s": 1.0,
-        "prepare_s": 0.1, "peak_memory_bytes": 1 << 20, "blocks": blocks, "blocks_again": blocks, "host_before": None,
+        "prepare_s": 0.1, "peak_memory_bytes": 1 << 20, "blocks": blocks, "control_blocks": blocks, "host_before": None,
         "host_after": None,
         **more,
     }  # fmt: skip
 
 
 def run(*cells, columns=(("cpu", "h"), ("nvidia:H200", "h"))):
-    named = [{"column": name, "pool": "p", "kind": name, "job": "j", "number": 0} for name, _ in columns]
+    named = [{"target": name, "pool": "p", "kind": name, "job": "j", "number": 0} for name, _ in columns]
     facts = {"pool": "p", "device": {"device_name": HOSTILE}, "torch": "2.13.0", "price_per_hour": 3.6, "versions": {}}
     return [
-        {"line": "begun", "run": "bench-1", "request": {"seed": 3}, "columns": named, "time": 0.0},
-        *({"line": "column", "column": n, "host": h, "facts": facts | {"kind": n}} for n, h in columns),
+        {"line": "started", "run": "bench-1", "request": {"seed": 3}, "targets": named, "time": 0.0},
+        *({"line": "target", "target": n, "host": h, "facts": facts | {"kind": n}} for n, h in columns),
         *cells,
         {"line": "ended", "state": "SUCCEEDED", "reason": "", "time": 60.0},
     ]
@@ -52,7 +52,7 @@ def test_others_are_compared_with_the_first_column_in_the_same_way_and_that_with
         cell("matmul/a", "nvidia:H200", 1e-4), cell("matmul/a", "cpu", 1e-3),
         cell("matmul/a", "cpu", 5e-4, precision="bf16"), cell("matmul/a", "nvidia:H200", 5e-5, precision="bf16"),
     )  # fmt: skip
-    told = {c["id"]: c.get("versus") for c in summarize(lines)["cells"]}
+    told = {c["id"]: c.get("versus") for c in summarize(lines)["results"]}
     assert told["matmul/a@cpu/fp32/O1"] is None
     assert told["matmul/a@cpu/bf16/O1"]["reference"] == "matmul/a@cpu/fp32/O1"
     assert told["matmul/a@nvidia:H200/bf16/O1"]["reference"] == "matmul/a@cpu/bf16/O1"
@@ -63,13 +63,13 @@ def test_others_are_compared_with_the_first_column_in_the_same_way_and_that_with
 
 def test_columns_of_two_hosts_are_compared_without_pairing():
     lines = run(cell("matmul/a", "cpu", 1e-3), cell("matmul/a", "nvidia:H200", 1e-4, host="other"))
-    [found] = [c["versus"] for c in summarize(lines)["cells"] if c.get("versus")]
-    assert (found["how"], found["verdict"]) == ("apart", "FASTER")
+    [found] = [c["versus"] for c in summarize(lines)["results"] if c.get("versus")]
+    assert (found["how"], found["verdict"]) == ("unpaired", "FASTER")
 
 
 def test_rates_shares_and_prices_are_those_of_the_numbers():
     copy = cell("memory-copy/1", "nvidia:H200", 1e-6, workload="memory-copy", flops=0, min_bytes=4e6)
-    told = {c["id"]: c for c in summarize(run(cell("matmul/a", "nvidia:H200", 1e-4), copy))["cells"]}
+    told = {c["id"]: c for c in summarize(run(cell("matmul/a", "nvidia:H200", 1e-4), copy))["results"]}
     one = told["matmul/a@nvidia:H200/fp32/O1"]
     assert one["flops_per_s"] == pytest.approx(2e6 / one["call_s"]["median"])
     assert one["of_own_flops"] == 1.0 and one["of_peak_flops"] == pytest.approx(one["flops_per_s"] / 67e12)
@@ -82,7 +82,7 @@ def test_rates_shares_and_prices_are_those_of_the_numbers():
 
 def test_a_cell_measured_again_counts_as_it_was_last():
     lines = run(cell("matmul/a", "cpu", 9.0), cell("matmul/a", "cpu", 1e-3))
-    [only] = summarize(lines)["cells"]
+    [only] = summarize(lines)["results"]
     assert only["call_s"]["median"] < 1
 
 
@@ -91,7 +91,7 @@ def test_what_was_not_measured_keeps_its_reason():
         cell("matmul/a", "cpu", 1e-3), cell("matmul/a", "nvidia:H200", 0, status="unsupported", reason="no fp16")
     )
     found = summarize(lines)
-    assert [c["reason"] for c in found["cells"] if c["call_s"] is None] == ["no fp16"]
+    assert [c["reason"] for c in found["results"] if c["call_s"] is None] == ["no fp16"]
     drawn = report(found).html()
     assert "unsupported: no fp16 (matmul/a fp32 O1)" in drawn
 
@@ -143,7 +143,7 @@ def test_the_page_has_every_part_and_its_figures_take_the_page_s_colours(html):
 
 def test_each_cell_has_the_command_that_measures_it_again():
     found = summarize(run(cell("matmul/a", "cpu", 1e-3), cell("matmul/a", "nvidia:H200", 1e-4, precision="bf16")))
-    told = sentences.command(found["cells"][1], found)
+    told = sentences.command(found["results"][1], found)
     assert told == ("polyfleet benchmark run matmul/a --kinds cpu,nvidia:H200 --precision bf16 --level O1 --seed 3")
 
 
@@ -162,9 +162,9 @@ def test_runs_of_machines_that_no_fleet_joins_stand_in_one_report():
     card = run(cell("matmul/a", "nvidia:H200", 1e-5, host="third"), columns=(("nvidia:H200", "third"),))
     there[0]["run"] = "bench-2"
     found = summarize(merge_runs([here, there, card]))
-    assert [c["column"] for c in found["columns"]][:3] == ["cpu", "nvidia:H200", "cpu@bench-2"]
-    versus = {c["column"]: c["versus"] for c in found["cells"] if c.get("versus")}
-    assert versus["cpu@bench-2"]["ratio"] == pytest.approx(0.5) and versus["cpu@bench-2"]["how"] == "apart"
+    assert [c["target"] for c in found["targets"]][:3] == ["cpu", "nvidia:H200", "cpu@bench-2"]
+    versus = {c["target"]: c["versus"] for c in found["results"] if c.get("versus")}
+    assert versus["cpu@bench-2"]["ratio"] == pytest.approx(0.5) and versus["cpu@bench-2"]["how"] == "unpaired"
     assert [v["verdict"] for v in versus.values()] == ["SLOWER", "FASTER"]
     assert page.html(found, merge_runs([here, there, card]))
     assert merge_runs([here]) == here
@@ -175,10 +175,10 @@ def test_two_devices_of_one_kind_and_software_are_called_twins():
         cell("matmul/a", "left", 1e-3), cell("matmul/a", "right", 2e-3), columns=(("left", "h"), ("right", "h"))
     )
     for line in lines:
-        if line["line"] == "column":
+        if line["line"] == "target":
             line["facts"]["kind"] = "nvidia:H200"
     found = summarize(lines)
-    assert found["cells"][1]["versus"]["twins"] is True
+    assert found["results"][1]["versus"]["same_device_kind"] is True
     assert "compares devices, not backends" in sentences.verdict_strip(found)[1]["sentence"]
 
 
@@ -228,6 +228,6 @@ def test_the_ratio_to_an_earlier_run_is_that_of_the_two_times_beside_it():
     for line in slower:
         for block in line.get("blocks", []):
             block["parts_s"] = [part * 1.3 + 1e-5 * number for number, part in enumerate(block["parts_s"])]
-    rows = [row for row in compare(read_lines(RECORDED), slower)["cells"] if "ratio" in row]
+    rows = [row for row in compare(read_lines(RECORDED), slower)["results"] if "ratio" in row]
     assert len(rows) == 8
     assert all(row["before_s"] / row["after_s"] == pytest.approx(row["ratio"]) for row in rows)

@@ -23,22 +23,22 @@ class Scripted:
     def call(self, message, timeout_s):
         verb = message["do"]
         self.counts[verb] = self.counts.get(verb, 0) + 1
-        self.log.append((self.id, verb, message.get("arm", "")))
+        self.log.append((self.id, verb, message.get("measurement", "")))
         self.meets(verb)
         happens = self.trouble.get((verb, self.counts[verb]))
         if isinstance(happens, Exception):
             raise happens
         if happens is not None:
             return happens
-        if verb == "open":
+        if verb == "prepare":
             return {"accuracy": {"ok": True, "reason": ""}} | self.opened
-        if verb == "block":
+        if verb == "run":
             return {
                 "calls": 1,
                 "parts_s": [self.call_s],
                 "cpu_s": 0.0,
                 "preempted": 0,
-                "alone_s": self.call_s,
+                "single_call_s": self.call_s,
                 "at": 0.0,
             }
         return self.quiet() if verb == "state" else {}
@@ -57,27 +57,27 @@ def conduct(columns, cancelled=lambda: "", done=frozenset(), **asked):
 
 
 def cells(lines):
-    return {line["column"]: line for line in lines if line["line"] == "cell"}
+    return {line["target"]: line for line in lines if line["line"] == "result"}
 
 
 def test_every_round_has_each_arm_once_and_one_twice_in_an_order_of_chance():
     log = []
     lines = conduct([Scripted("a", log=log), Scripted("b", log=log)])
-    turns = [column for column, verb, *_ in log if verb == "block"]
+    turns = [column for column, verb, *_ in log if verb == "run"]
     by_round = [turns[i : i + 3] for i in range(0, len(turns), 3)]
     assert all(sorted(turn) == ["a", "a", "b"] for turn in by_round)
     assert len({tuple(turn) for turn in by_round}) > 1
     assert {len(cell["blocks"]) for cell in cells(lines).values()} == {len(by_round)}
-    assert len(cells(lines)["a"]["blocks_again"]) == len(by_round)
+    assert len(cells(lines)["a"]["control_blocks"]) == len(by_round)
 
 
 def test_hosts_measure_side_by_side_and_in_the_same_round():
     log, together = [], threading.Barrier(2)
     a, b = Scripted("a", "one", log=log), Scripted("b", "two", log=log)
-    a.meets = b.meets = lambda verb: verb == "open" and together.wait(timeout=10)  # only side by side both get past
+    a.meets = b.meets = lambda verb: verb == "prepare" and together.wait(timeout=10)  # only side by side both get past
     conduct([a, b])
     counts = {"a": 0, "b": 0}
-    for column in [column for column, verb, *_ in log if verb == "block"]:
+    for column in [column for column, verb, *_ in log if verb == "run"]:
         counts[column] += 1  # each host has two blocks a round: nobody is ever more than a round ahead
         assert abs(counts["a"] - counts["b"]) <= 2
 
@@ -85,7 +85,7 @@ def test_hosts_measure_side_by_side_and_in_the_same_round():
 def test_a_case_ends_when_its_intervals_are_narrow_and_not_before_enough_rounds():
     lines = conduct([Scripted("a"), Scripted("b", call_s=2e-3)], max_rounds=100)
     assert len(cells(lines)["a"]["blocks"]) == 9
-    told = {cell["column"]: cell for cell in summarize(lines)["cells"]}
+    told = {cell["target"]: cell for cell in summarize(lines)["results"]}
     assert told["b"]["versus"]["verdict"] == "SLOWER"
     assert told["b"]["versus"]["ratio"] == pytest.approx(0.5)
 
@@ -103,15 +103,15 @@ def test_a_wrong_result_gets_no_time():
 
 
 def test_a_failure_amid_rounds_ends_that_cell_alone():
-    told = cells(conduct([Scripted("a"), Scripted("b", trouble={("block", 4): {"failed": "RuntimeError: NaN"}})]))
+    told = cells(conduct([Scripted("a"), Scripted("b", trouble={("run", 4): {"failed": "RuntimeError: NaN"}})]))
     assert (told["b"]["status"], told["b"]["reason"]) == ("failed", "RuntimeError: NaN")
     assert told["a"]["status"] == "measured" and len(told["a"]["blocks"]) >= 9
 
 
 def test_a_session_that_dies_costs_its_cell_and_the_next_case_goes_on():
-    column = Scripted("b", trouble={("block", 2): SessionEnded("killed by signal 9: out of memory perhaps")})
+    column = Scripted("b", trouble={("run", 2): SessionEnded("killed by signal 9: out of memory perhaps")})
     lines = conduct([Scripted("a"), column], cases=["rmsnorm", "softmax"])
-    told = [line for line in lines if line["line"] == "cell" and line["column"] == "b"]
+    told = [line for line in lines if line["line"] == "result" and line["target"] == "b"]
     assert [cell["status"] for cell in told] == ["failed", "measured"]
     assert "out of memory" in told[0]["reason"]
 
@@ -120,24 +120,24 @@ def test_a_session_that_dies_between_opening_and_rounds_costs_the_case_it_opened
     class Dies(Scripted):
         def call(self, message, timeout_s):
             last = self.log[-1:]
-            if message["do"] == "state" and last and last[0][1] == "open" and "bf16" in last[0][2]:
+            if message["do"] == "state" and last and last[0][1] == "prepare" and "bf16" in last[0][2]:
                 raise SessionEnded("killed by signal 11")
             return super().call(message, timeout_s)
 
     lines = conduct([Scripted("a"), Dies("b")], precisions=["fp32", "bf16"])
-    told = {(line["column"], line["precision"]): line for line in lines if line["line"] == "cell"}
+    told = {(line["target"], line["precision"]): line for line in lines if line["line"] == "result"}
     assert (told["b", "bf16"]["status"], told["b", "bf16"]["reason"]) == ("failed", "killed by signal 11")
     assert told["b", "bf16"]["blocks"] == []
     assert {cell["status"] for key, cell in told.items() if key != ("b", "bf16")} == {"measured"}
 
 
 def test_a_lost_column_is_lost_for_the_run_and_the_others_go_on():
-    column = Scripted("b", trouble={("block", 2): TargetLost("its node is lost: Ray reports the node dead")})
+    column = Scripted("b", trouble={("run", 2): TargetLost("its node is lost: Ray reports the node dead")})
     lines = conduct([Scripted("a"), column], cases=["rmsnorm", "softmax"])
-    told = [line for line in lines if line["line"] == "cell" and line["column"] == "b"]
+    told = [line for line in lines if line["line"] == "result" and line["target"] == "b"]
     assert [cell["status"] for cell in told] == ["lost", "lost"]
-    assert sum(verb == "block" for _, verb, *_ in column.log) == 2
-    assert [c["status"] for c in cells(lines).values() if c["column"] == "a"] == ["measured"]
+    assert sum(verb == "run" for _, verb, *_ in column.log) == 2
+    assert [c["status"] for c in cells(lines).values() if c["target"] == "a"] == ["measured"]
 
 
 def test_cancelling_ends_it_between_rounds_and_keeps_what_was_told():
@@ -151,7 +151,7 @@ def test_a_run_that_is_taken_up_again_skips_what_it_has():
     done = frozenset(line["case"] for line in lines if line["line"] == "case")
     assert conduct([Scripted("a")], cases=["rmsnorm", "softmax"], done=done) == []
     rest = conduct([Scripted("a")], cases=["rmsnorm", "softmax"], done=frozenset(list(done)[:1]))
-    assert len([line for line in rest if line["line"] == "cell"]) == 1
+    assert len([line for line in rest if line["line"] == "result"]) == 1
 
 
 def test_after_the_run_s_minutes_no_case_begins():
@@ -165,12 +165,12 @@ def test_what_shared_a_process_with_a_case_that_ended_it_is_measured_anew():
 
         def call(self, message, timeout_s):
             told = super().call(message, timeout_s)
-            if message["do"] == "block" and "bf16" in message["arm"] and self.counts["block"] > 5:
+            if message["do"] == "run" and "bf16" in message["measurement"] and self.counts["run"] > 5:
                 raise SessionEnded("a segmentation fault")
             return told
 
     lines = conduct([Scripted("a"), Dies("b")], precisions=["fp32", "bf16"])
-    told = {(line["column"], line["precision"]): line for line in lines if line["line"] == "cell"}
+    told = {(line["target"], line["precision"]): line for line in lines if line["line"] == "result"}
     assert (told["b", "bf16"]["status"], told["b", "bf16"]["reason"]) == ("failed", "a segmentation fault")
     rest = [told[key] for key in told if key != ("b", "bf16")]
     assert [cell["status"] for cell in rest] == ["measured"] * 3
@@ -184,8 +184,8 @@ def test_an_interval_of_three_percent_is_enough_on_a_shared_host_and_not_on_a_qu
 
         def call(self, message, timeout_s):
             told = super().call(message, timeout_s)
-            if message["do"] == "block":
-                told["parts_s"] = [self.call_s * (1 + 0.04 * (self.counts["block"] % 3))]
+            if message["do"] == "run":
+                told["parts_s"] = [self.call_s * (1 + 0.04 * (self.counts["run"] % 3))]
             return told
 
     def rounds_when(pressure):

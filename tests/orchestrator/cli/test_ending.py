@@ -92,7 +92,7 @@ def test_status_of_a_server_without_a_fleet_says_what_to_do(here, live):
     assert (done.returncode, "no fleet is up; run `polyfleet up` first" in done.stdout) == (0, True)
 
 
-@pytest.mark.parametrize("words", [["up", "--demo", "--address", "h:1"], ["up", "-f", "a.yaml", "--demo"]])
+@pytest.mark.parametrize("words", [["up", "--demo", "--address", "h:1"], ["up", "--file", "a.yaml", "--demo"]])
 def test_up_takes_one_source(here, words):
     assert here(*words).returncode == 2
 
@@ -108,7 +108,7 @@ def test_up_takes_one_source(here, words):
 def test_up_refuses_a_bad_fleet_file_before_it_starts_anything(here, tmp_path, monkeypatch, text, message):
     monkeypatch.setenv("POLYFLEET_HOME", str(tmp_path / "none"))
     (tmp_path / "fleet.yaml").write_text(text)
-    done = here("up", "-f", str(tmp_path / "fleet.yaml"))
+    done = here("up", "--file", str(tmp_path / "fleet.yaml"))
     assert (done.returncode, done.stdout, message in done.stderr) == (2, "", True)
     assert not (tmp_path / "none").exists()
 

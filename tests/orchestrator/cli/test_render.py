@@ -32,9 +32,9 @@ def fleet(tmp_path):
 
 @pytest.mark.parametrize("engine, first", [("kuberay", "# Fleet lab"), ("ray-autoscaler", "# Fleet"), ("slurm", "#!/")])
 def test_a_file_comes_on_stdout_or_where_it_is_wanted_and_notes_on_stderr(polyfleet, fleet, tmp_path, engine, first):
-    printed = polyfleet("render", engine, "-f", str(fleet))
+    printed = polyfleet("render", engine, "--file", str(fleet))
     assert (printed.returncode, printed.stdout.startswith(first)) == (0, True), printed.stderr
-    written = polyfleet("render", engine, "-f", str(fleet), "-o", "out")
+    written = polyfleet("render", engine, "--file", str(fleet), "-o", "out")
     assert (written.returncode, written.stdout) == (0, "")
     assert (tmp_path / "out").read_text() == printed.stdout
     assert all(line.startswith("note: ") for line in printed.stderr.splitlines())
@@ -43,14 +43,14 @@ def test_a_file_comes_on_stdout_or_where_it_is_wanted_and_notes_on_stderr(polyfl
 def test_what_only_another_engine_needs_is_not_asked_for(polyfleet, fleet):
     without = {**strict_yaml.load(FLEET, "fleet"), "ray_autoscaler": None, "slurm": None}
     fleet.write_text(strict_yaml.dump({key: value for key, value in without.items() if value is not None}))
-    assert polyfleet("render", "kuberay", "-f", str(fleet)).returncode == 0
-    refused = polyfleet("render", "slurm", "-f", str(fleet))
+    assert polyfleet("render", "kuberay", "--file", str(fleet)).returncode == 0
+    refused = polyfleet("render", "slurm", "--file", str(fleet))
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: slurm: is required to render a batch script\n  name a folder")
 
 
 def test_up_refuses_a_pool_that_can_only_be_rendered_and_starts_nothing(polyfleet, fleet, tmp_path):
-    done = polyfleet("up", "-f", str(fleet), env={"POLYFLEET_HOME": str(tmp_path / "home")})
+    done = polyfleet("up", "--file", str(fleet), env={"POLYFLEET_HOME": str(tmp_path / "home")})
     assert done.returncode == 2
     assert "pools.h100.accelerators: `polyfleet up` starts nodes on this machine and cannot apply" in done.stderr
     assert "polyfleet render kuberay" in done.stderr
@@ -58,5 +58,5 @@ def test_up_refuses_a_pool_that_can_only_be_rendered_and_starts_nothing(polyflee
 
 
 def test_a_place_that_cannot_be_written_is_told(polyfleet, fleet):
-    done = polyfleet("render", "slurm", "-f", str(fleet), "-o", "no/such/folder/job.sh")
+    done = polyfleet("render", "slurm", "--file", str(fleet), "-o", "no/such/folder/job.sh")
     assert (done.returncode, "cannot write no/such/folder/job.sh" in done.stderr) == (2, True)

@@ -152,9 +152,9 @@ def test_an_offer_shows_where_a_job_could_run_and_submits_nothing(here, live, fi
 
 def test_an_offer_tells_what_was_measured_of_the_folder(here, live, file, tmp_path, recorded):
     content_sha = code_archive.pack(tmp_path / "code", "train", tmp_path / "code.zip").content_sha
-    live.service.store.benchmarks.append("bench-1", {"line": "begun", "run": "bench-1", "content_sha": content_sha})
+    live.service.store.benchmarks.append("bench-1", {"line": "started", "run": "bench-1", "content_sha": content_sha})
     for line in recorded.benchmark_lines():
-        changed = {"case": "user/make/train", "mode": "train"} if line["line"] == "cell" else {}
+        changed = {"case": "user/make/train", "mode": "train"} if line["line"] == "result" else {}
         live.service.store.benchmarks.append("bench-1", line | changed)
     told = json.loads(here("offer", str(file), "--accelerators", "any", "-o", "json").stdout)["offers"]
     speeds = {offer["kind"]: offer["items_per_s"] for offer in told}
@@ -168,7 +168,7 @@ def test_a_dry_run_shows_the_plan_and_submits_nothing(here, live, file):
     done = here("submit", str(file), "--dry-run")
     assert (done.returncode, live.specs) == (0, [])
     assert "would start as candidate 1 on " in done.stdout
-    assert json.loads(here("submit", str(file), "--dry-run", "-o", "json").stdout)["would_start"]["candidate"] == 0
+    assert json.loads(here("submit", str(file), "--dry-run", "-o", "json").stdout)["would_start"]["candidate"] == 1
 
 
 @pytest.mark.parametrize(("line", "code", "state"), [("true", 0, "SUCCEEDED"), ("echo no >&2; exit 3", 1, "FAILED")])

@@ -247,7 +247,9 @@ def test_logs_of_which_a_part_is_on_a_node_that_is_away_are_shown_and_told_to_be
 
 def test_a_node_that_does_not_answer_when_it_is_asked_is_not_told_to_have_nothing(here, live, talked):
     """It is not called silent yet."""
-    live.fleet.agent("cpu-0").log_tail = live.fleet.agent("cpu-0").logs = refuses("log: gave no answer within 30 s")
+    live.fleet.agent("cpu-0").log_tail_range = live.fleet.agent("cpu-0").logs = refuses(
+        "log: gave no answer within 30 s"
+    )
     done = here("logs", "talked")
     assert (done.returncode, done.stdout) == (3, "")
     assert "on node cpu-0, which did not answer (log: gave no answer within 30 s)" in done.stderr

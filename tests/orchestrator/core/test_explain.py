@@ -113,7 +113,7 @@ def test_a_job_is_explained_in_its_place_in_the_line(w):
 def test_a_running_job_is_explained_as_if_it_were_asked_for_now(w):
     node = w.devices("a", 2, free=(1,))
     job = replace(w.job("j"), state=State.RUNNING)
-    assert explain(job, w.snapshot([node], [job])).would_start.leases == ((node.id, (1,)),)
+    assert explain(job, w.snapshot([node], [job])).would_start.allocation == ((node.id, (1,)),)
 
 
 def test_a_job_that_holds_its_devices_runs_there_and_its_own_are_no_reason_against_them(w):
@@ -145,7 +145,7 @@ def test_an_explanation_is_plain_data(w):
     assert json.loads(json.dumps(to_plain(told)))["would_start"] == {
         "job": "j",
         "candidate": 0,
-        "leases": [["a/nvidia:H100-80GB", [0]]],
+        "allocation": [["a/nvidia:H100-80GB", [0]]],
         "reason": "nvidia:H100-80GB in pool h100, the tightest fit",
         "aged": 0,
     }

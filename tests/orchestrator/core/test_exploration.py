@@ -30,7 +30,7 @@ def job(w, name, **more):
 
 
 def kinds(seen):
-    return [start.leases[0][0].partition("/")[2] for start in plan(seen).start]
+    return [start.allocation[0][0].partition("/")[2] for start in plan(seen).start]
 
 
 def test_jobs_that_start_at_once_try_no_more_than_they_may_together(world):

@@ -155,7 +155,7 @@ def promised(seen: Snapshot, leases_of: dict[str, tuple]) -> dict[str, int]:
 @settings(max_examples=150, deadline=None)
 def test_no_plan_promises_more_than_a_machine_has_and_one_by_one_all_that_fits_starts(seen):
     decided = plan(seen)
-    leases = {start.job: start.leases for start in decided.start}
+    leases = {start.job: start.allocation for start in decided.start}
     assert all(size <= 64 * GiB for host, size in promised(seen, leases).items() if host)
     running = tuple(
         Running(job.id, job.priority, job.number, leases[job.id], asked=job) for job in seen.jobs if job.id in leases
@@ -164,7 +164,7 @@ def test_no_plan_promises_more_than_a_machine_has_and_one_by_one_all_that_fits_s
     left = tuple(replace(d, free=tuple(n for n in d.free if (d.id, n) not in taken)) for d in seen.devices)
     waiting = tuple(job for job in seen.jobs if job.id not in leases)
     later = plan(replace(seen, devices=left, jobs=waiting, running=running))
-    both = leases | {start.job: start.leases for start in later.start}
+    both = leases | {start.job: start.allocation for start in later.start}
     assert all(size <= 64 * GiB for host, size in promised(seen, both).items() if host)
     alone = plan(replace(seen, jobs=seen.jobs[:1]))
     assert bool(alone.start) == fits_alone(seen.jobs[0].candidates[0], seen.devices)
@@ -212,7 +212,7 @@ def test_a_job_that_runs_keeps_its_nodes_while_others_are_chosen_for_what_they_l
     seen = w.snapshot(nodes, [waits], [holds(w, runs, ("cpu-0/cpu", (0,)), saves=True)], policy="finish_time")
     assert choose(seen, seen.running).nodes == {"waits": ("cpu-1/cpu",)}
     [start] = plan(seen, full=True).start
-    assert start.leases == (("cpu-1/cpu", (0,)),)
+    assert start.allocation == (("cpu-1/cpu", (0,)),)
 
 
 def test_of_nodes_with_memory_one_that_has_the_data_of_a_job_is_chosen(w):
@@ -251,8 +251,10 @@ def shared(draw, gangs=False):
 def after(seen, decided):
     """The snapshot once these attempts run."""
     asked = {job.id: job for job in seen.jobs}
-    began = [Running(s.job, 0, asked[s.job].number, s.leases, asked=asked[s.job], saves=True) for s in decided.start]
-    taken = {(i, n) for start in decided.start for i, numbers in start.leases for n in numbers}
+    began = [
+        Running(s.job, 0, asked[s.job].number, s.allocation, asked=asked[s.job], saves=True) for s in decided.start
+    ]
+    taken = {(i, n) for start in decided.start for i, numbers in start.allocation for n in numbers}
     left = tuple(replace(d, free=tuple(n for n in d.free if (d.id, n) not in taken)) for d in seen.devices)
     started = {start.job for start in decided.start}
     waits = tuple(job for job in seen.jobs if job.id not in started)
@@ -274,7 +276,7 @@ def test_the_planner_on_arrays_promises_no_more_than_a_machine_has(seen):
                 size_bytes[host[devices_id]] += asked[job].memory_bytes * said.places[job].count
     assert max(size_bytes.values()) <= 64 * GiB
     assert all(count <= total[devices_id] for devices_id, count in devices.items())
-    leases = {start.job: start.leases for start in plan(seen, full=True).start}
+    leases = {start.job: start.allocation for start in plan(seen, full=True).start}
     assert all(size <= 64 * GiB for where, size in promised(seen, leases).items() if where)
 
 
@@ -295,7 +297,7 @@ def test_every_job_that_is_chosen_for_one_place_only_starts_there(seen):
         for want in job.candidates
     )
     seen = replace(seen, jobs=one)
-    said, start = choose(seen), {start.job: start.leases for start in plan(seen, full=True).start}
+    said, start = choose(seen), {start.job: start.allocation for start in plan(seen, full=True).start}
     assert set(start) == {job.id for job in said.first}
     for job, nodes in said.nodes.items():
         assert tuple(devices_id for devices_id, _ in start[job]) == nodes

@@ -18,7 +18,7 @@ RATES = {
 
 def where(seen):
     [start] = plan(seen).start
-    return start.leases[0][0].partition("/")[0], start.reason
+    return start.allocation[0][0].partition("/")[0], start.reason
 
 
 def test_of_equal_places_that_with_the_checkpoint_is_taken_and_that_is_said(w):

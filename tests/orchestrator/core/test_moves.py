@@ -113,7 +113,7 @@ def test_it_goes_there_first_once_it_has_saved(w, fleet):
         memory=Memory(reserved={"slow": kept}),
     )
     decided = plan(seen)
-    assert [(s.job, s.leases) for s in decided.start] == [("slow", (("t/tpu:v5e", (0,)),))]
+    assert [(s.job, s.allocation) for s in decided.start] == [("slow", (("t/tpu:v5e", (0,)),))]
     assert decided.memory.reserved == {}
 
 
@@ -212,7 +212,7 @@ def test_it_shrinks_again_for_an_equal_that_waits(w, fleet):
         progress={"e": progress},
         memory=decided.memory,
     )
-    assert {s.job: s.leases for s in plan(after).start} == {"new": (("a/cpu", (0,)),), "e": (("a/cpu", (1,)),)}
+    assert {s.job: s.allocation for s in plan(after).start} == {"new": (("a/cpu", (0,)),), "e": (("a/cpu", (1,)),)}
 
 
 # -- who waits

@@ -30,7 +30,7 @@ def test_a_row_has_all_that_is_known_of_a_place(w):
         (
             Offer(
                 candidate=0, pool="h100", kind="nvidia:H100-80GB", count=2, min_count=2, nodes=1, when="now",
-                wait="now", chosen=True, leases=(("a/nvidia:H100-80GB", (1, 2)),), after=(), ahead=0,
+                wait="now", chosen=True, allocation=(("a/nvidia:H100-80GB", (1, 2)),), after=(), ahead=0,
                 speed="measured 100 samples/s [98, 102] 60 s ago in bench-1", measured=measured, items_per_s=200.0,
                 price_per_hour=7.2, price_per_million_items=10.0, reason="",
             ),
@@ -50,7 +50,7 @@ def test_the_best_comes_first_and_is_what_the_next_plan_starts(w):
         (0, "cpu", 1, 1, "now", False),
         (0, "xla", 1, 1, "never", False),
     ]
-    assert found.offers[0].leases == explain(job, seen).would_start.leases
+    assert found.offers[0].allocation == explain(job, seen).would_start.allocation
     assert (found.offers[0].speed, found.offers[0].items_per_s, found.offers[0].price_per_hour) == (
         "unmeasured",
         None,

@@ -110,13 +110,13 @@ def test_of_unordered_candidates_the_one_that_ended_badly_comes_last(w):
 
 def test_an_accelerator_is_taken_before_a_cpu_although_the_cpu_fits_tighter(w):
     decided = plan(w.snapshot([w.cpu(), w.v5e()], [w.job("j", w.want("any"))]))
-    assert decided.start[0].leases == (("v5e-0/tpu:v5e", (0,)),)
+    assert decided.start[0].allocation == (("v5e-0/tpu:v5e", (0,)),)
 
 
 def test_the_plain_cpu_is_taken_before_a_variant_that_only_matches(w):
     fleet = [w.ipex("a"), w.cpu("b")]
-    assert plan(w.snapshot(fleet, [w.job("j", w.want("cpu"))])).start[0].leases[0][0] == "b/cpu"
-    assert plan(w.snapshot(fleet, [w.job("j", w.want("cpu:ipex"))])).start[0].leases[0][0] == "a/cpu:ipex"
+    assert plan(w.snapshot(fleet, [w.job("j", w.want("cpu"))])).start[0].allocation[0][0] == "b/cpu"
+    assert plan(w.snapshot(fleet, [w.job("j", w.want("cpu:ipex"))])).start[0].allocation[0][0] == "a/cpu:ipex"
 
 
 def test_any_never_falls_to_an_emulated_device(w):
@@ -160,7 +160,7 @@ def test_of_equally_tight_places_the_cheaper_is_taken_and_of_equal_ones_the_firs
     dear = w.devices("a", 2, pool="a", price_per_hour=4.0)
     cheap, same = (w.devices(name, 2, pool=name, price_per_hour=1.0) for name in ("b", "c"))
     decided = plan(w.snapshot([same, dear, cheap], [w.job("x", number=1), w.job("y", number=2), w.job("z", number=3)]))
-    assert [s.leases for s in decided.start] == [((cheap.id, (0,)),), ((cheap.id, (1,)),), ((same.id, (0,)),)]
+    assert [s.allocation for s in decided.start] == [((cheap.id, (0,)),), ((cheap.id, (1,)),), ((same.id, (0,)),)]
 
 
 # -- gangs
@@ -174,7 +174,7 @@ def test_of_equal_nodes_and_pools_the_one_that_has_the_data_is_taken_and_a_tight
     nodes = [w.devices("a"), w.devices("b", data=keys[:1]), w.devices("c", data=keys)]
 
     def chosen(*devices):
-        return plan(w.snapshot(devices, [job])).start[0].leases[0][0].partition("/")[0]
+        return plan(w.snapshot(devices, [job])).start[0].allocation[0][0].partition("/")[0]
 
     assert chosen(*nodes) == "c" and chosen(*nodes[:2]) == "b" and chosen(nodes[0]) == "a"
     elsewhere = w.devices("z", pool="other", data=keys)
@@ -189,7 +189,7 @@ def test_of_equal_nodes_and_pools_the_one_that_has_the_data_is_taken_and_a_tight
 def test_a_gang_goes_to_nodes_that_have_the_data(w):
     job = w.job("j", w.want(nodes=2), data=(Data("s3://bucket/tokens", "data/"),))
     have = [w.devices(name, data=(job.data[0].key,) if name in "bd" else ()) for name in "abcd"]
-    assert [d for d, _ in plan(w.snapshot(have, [job])).start[0].leases] == [
+    assert [d for d, _ in plan(w.snapshot(have, [job])).start[0].allocation] == [
         "b/nvidia:H100-80GB",
         "d/nvidia:H100-80GB",
     ]
@@ -198,7 +198,7 @@ def test_a_gang_goes_to_nodes_that_have_the_data(w):
 def test_a_gang_takes_equal_shares_of_the_tightest_nodes_of_one_island(w):
     fleet = [w.devices("a", 8), w.devices("b", 8, free=(4, 5, 6, 7)), w.devices("c", 8, free=(2, 3, 4, 5, 6))]
     decided = plan(w.snapshot(fleet, [w.job("gang", w.want(count=4, nodes=2))]))
-    assert [s.leases for s in decided.start] == [
+    assert [s.allocation for s in decided.start] == [
         (("b/nvidia:H100-80GB", (4, 5, 6, 7)), ("c/nvidia:H100-80GB", (2, 3, 4, 5)))
     ]
 
@@ -219,16 +219,18 @@ def test_a_gang_never_spans_islands(w, other):
 def test_a_gang_over_a_range_gets_the_same_number_on_each_node(w):
     fleet = [w.devices("a", 8, free=(0, 1, 2, 3, 4)), w.devices("b", 8, free=(0, 1, 2)), w.devices("c", 8, free=(0,))]
     decided = plan(w.snapshot(fleet, [w.job("gang", w.want(count=8, min_count=2, nodes=2))]))
-    assert [s.leases for s in decided.start] == [(("b/nvidia:H100-80GB", (0, 1, 2)), ("a/nvidia:H100-80GB", (0, 1, 2)))]
+    assert [s.allocation for s in decided.start] == [
+        (("b/nvidia:H100-80GB", (0, 1, 2)), ("a/nvidia:H100-80GB", (0, 1, 2)))
+    ]
 
 
 def test_of_a_range_as_many_devices_are_taken_as_divide_the_whole_batch(w):
     want = w.want(count=4, min_count=1, batch_size=12, nodes=2, whole_batch=True)
     fleet = [w.devices("a", 8, free=(0, 1, 2, 3)), w.devices("b", 8, free=tuple(range(8)))]
-    assert [len(numbers) for _, numbers in plan(w.snapshot(fleet, [w.job("j", want)])).start[0].leases] == [3, 3]
+    assert [len(numbers) for _, numbers in plan(w.snapshot(fleet, [w.job("j", want)])).start[0].allocation] == [3, 3]
     want = replace(want, batch_size=16)
     fleet[0] = w.devices("a", 8, free=(0, 1, 2))
-    assert [len(numbers) for _, numbers in plan(w.snapshot(fleet, [w.job("j", want)])).start[0].leases] == [2, 2]
+    assert [len(numbers) for _, numbers in plan(w.snapshot(fleet, [w.job("j", want)])).start[0].allocation] == [2, 2]
 
 
 # -- who waits, and who makes room
@@ -435,4 +437,4 @@ def test_an_exclusive_gang_takes_nodes_with_equally_many_devices(w):
         "pool h100 has 1 (nvidia:H100-80GB)"
     }
     [start] = plan(w.snapshot([*unequal, w.devices("c", 4)], [gang])).start
-    assert start.leases == (("b/nvidia:H100-80GB", (0, 1, 2, 3)), ("c/nvidia:H100-80GB", (0, 1, 2, 3)))
+    assert start.allocation == (("b/nvidia:H100-80GB", (0, 1, 2, 3)), ("c/nvidia:H100-80GB", (0, 1, 2, 3)))

@@ -130,7 +130,7 @@ def _fits(want: Candidate, devices: list[Devices], free: Free) -> bool:
 def plus(free: Free, attempts) -> Free:
     more = {devices_id: set(numbers) for devices_id, numbers in free.items()}
     for attempt in attempts:
-        for devices_id, numbers in attempt.leases:
+        for devices_id, numbers in attempt.allocation:
             more[devices_id] |= set(numbers)
     return more
 
@@ -146,7 +146,7 @@ def left_by_those_ahead(job: Job, seen: Snapshot, decided: Plan) -> Free:
     for other in fifo(seen):
         if other.id == job.id:
             return free
-        for devices_id, numbers in started[other.id].leases if other.id in started else ():
+        for devices_id, numbers in started[other.id].allocation if other.id in started else ():
             free[devices_id] -= set(numbers)
     raise AssertionError(f"{job.id} is not in line")
 
@@ -158,7 +158,7 @@ def check_starts(seen: Snapshot, decided: Plan) -> None:
     for start in decided.start:
         job = jobs[start.job]
         want = job.candidates[start.candidate]
-        have = [devices[devices_id] for devices_id, _ in start.leases]
+        have = [devices[devices_id] for devices_id, _ in start.allocation]
         assert job.state in WAITING
         assert may_start(job, seen)
         assert len({d.node for d in have}) == len(have) == want.nodes
@@ -166,11 +166,11 @@ def check_starts(seen: Snapshot, decided: Plan) -> None:
         assert all(d.schedulable and (not d.emulated or d.kind in want.kinds) for d in have)
         if want.exclusive:
             event("whole nodes are given")
-            assert [set(numbers) for _, numbers in start.leases] == [set(range(d.total)) for d in have]
+            assert [set(numbers) for _, numbers in start.allocation] == [set(range(d.total)) for d in have]
         else:
-            assert {len(numbers) for _, numbers in start.leases} <= set(range(want.min_count, want.count + 1))
-        assert len({len(numbers) for _, numbers in start.leases}) == 1
-        for devices_id, numbers in start.leases:
+            assert {len(numbers) for _, numbers in start.allocation} <= set(range(want.min_count, want.count + 1))
+        assert len({len(numbers) for _, numbers in start.allocation}) == 1
+        for devices_id, numbers in start.allocation:
             assert set(numbers) <= free[devices_id]
             free[devices_id] -= set(numbers)
 
@@ -252,7 +252,7 @@ def test_once_its_victims_have_stopped_the_job_that_asked_first_starts(seen):
     gone = [r for r in seen.running if r.stopping or r.job in mine]
     free = plus({d.id: set(d.free) for d in seen.devices}, gone)
     for start in started.values():
-        for devices_id, numbers in start.leases:
+        for devices_id, numbers in start.allocation:
             free[devices_id] -= set(numbers)
     later = replace(
         seen,
@@ -292,12 +292,12 @@ def priced(draw) -> Snapshot:
 def _asked(draw, attempt: Running, seen: Snapshot) -> Job | None:
     """The job of an attempt, where its devices are of one kind and equally many on each node."""
     of = {have.id: have for have in seen.devices}
-    shapes = {(of[i].kind, of[i].pool, len(numbers)) for i, numbers in attempt.leases}
+    shapes = {(of[i].kind, of[i].pool, len(numbers)) for i, numbers in attempt.allocation}
     if len(shapes) > 1:
         return None
     [(kind, _, count)] = shapes
     wanted = (kind, "any") if draw(st.booleans()) else (kind,)
-    want = Candidate(wanted, draw(st.integers(count, 4)), draw(st.integers(1, count)), nodes=len(attempt.leases))
+    want = Candidate(wanted, draw(st.integers(count, 4)), draw(st.integers(1, count)), nodes=len(attempt.allocation))
     task = draw(st.sampled_from(["train", "train", "run"]))
     return Job(attempt.job, "running", task, (want,), priority=attempt.priority, number=9)
 
@@ -341,7 +341,7 @@ def check_the_highest_blocked_tier(seen: Snapshot, decided: Plan) -> None:
     free = {d.id: set(d.free) for d in seen.devices}
     jobs = {j.id: j for j in seen.jobs}
     for start in decided.start:
-        for devices_id, numbers in start.leases if jobs[start.job].priority >= highest else ():
+        for devices_id, numbers in start.allocation if jobs[start.job].priority >= highest else ():
             free[devices_id] -= set(numbers)
     moved = any(preempt.job == preempt.victim for preempt in decided.preempt)
     assert moved or not all(fits(job, seen, free) for job in waits if job.priority == highest)
@@ -385,9 +385,9 @@ def test_the_first_offer_is_what_the_next_plan_does_with_the_job(seen):
     if told.would_start:
         event("the job would start")
         assert chosen == [found[0]]
-        assert (found[0].candidate, found[0].leases) == (told.would_start.candidate, told.would_start.leases)
+        assert (found[0].candidate, found[0].allocation) == (told.would_start.candidate, told.would_start.allocation)
     else:
-        assert not any(offer.leases for offer in found)
+        assert not any(offer.allocation for offer in found)
         assert [offer.after for offer in chosen] == ([told.preempt] if told.preempt else [])
     assert bool(told.impossible) == all(offer.wait == "never here" for offer in found)
 
@@ -417,7 +417,7 @@ class World(RuleBasedStateMachine):
         check_all(seen, decided)
         have = {d.id: d for d in self.fleet}
         for start in decided.start:
-            first = have[start.leases[0][0]]
+            first = have[start.allocation[0][0]]
             self.write(placed(self.job(start.job), start, first.kind, first.pool, self.now_s))
         for preempt in decided.preempt:
             self.write(Event(preempt.victim, "preempted", self.job(preempt.victim).epoch, self.now_s))
@@ -478,7 +478,7 @@ class World(RuleBasedStateMachine):
     @invariant()
     def a_device_belongs_to_at_most_one_attempt_and_none_is_invented(self):
         total = {d.id: d.total for d in self.fleet}
-        held = [(i, n) for r in self.live() for i, numbers in r.live.leases for n in numbers]
+        held = [(i, n) for r in self.live() for i, numbers in r.live.allocation for n in numbers]
         assert len(held) == len(set(held))
         assert all(0 <= number < total[devices_id] for devices_id, number in held)
 
@@ -541,7 +541,7 @@ def test_a_gang_starts_although_small_jobs_never_stop_coming(w):
             for start in plan(w.snapshot(devices, jobs.values(), now_s=now)).start:
                 del jobs[start.job]
                 ends.append((now + chance.randint(1, 8), start))
-                for devices_id, numbers in start.leases:
+                for devices_id, numbers in start.allocation:
                     free[devices_id] -= set(numbers)
                 if start.job == "gang":
                     started_at = now

@@ -55,7 +55,7 @@ def test_attempts_that_run_count_and_so_does_a_job_that_is_too_large_for_what_is
 def test_a_range_takes_no_more_than_the_quota_leaves(w, fleet):
     ranged = w.job("ranged", w.want("nvidia:H100", count=4, min_count=1), objective="throughput", project="vision")
     [start] = plan(fleet([ranged])).start
-    assert [len(numbers) for _, numbers in start.leases] == [2]
+    assert [len(numbers) for _, numbers in start.allocation] == [2]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -214,7 +214,7 @@ def test_a_project_that_may_not_borrow_never_holds_more_than_its_quota(w, wanted
     decided = plan(limited, full=True)
     of = {job.id: job.project for job in asked}
     for start in decided.start:
-        taken[of[start.job]] += sum(len(numbers) for _, numbers in start.leases)
+        taken[of[start.job]] += sum(len(numbers) for _, numbers in start.allocation)
     assert taken["vision"] <= max(quota, held)
     assert len({start.job for start in decided.start}) == len(decided.start)
     assert plan(replace(seen, projects={"none": VISION}), full=True) == plan(seen, full=True)

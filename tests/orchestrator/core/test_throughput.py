@@ -32,7 +32,7 @@ def placed(w):
         job = w.job("j", *wants, objective=objective, workload="digits", **more)
         snapshot = replace(w.snapshot(devices, [job]), throughput=measured)
         [start] = plan(snapshot).start
-        return start.leases[0][0].partition("/")[0], start.reason
+        return start.allocation[0][0].partition("/")[0], start.reason
 
     return place
 

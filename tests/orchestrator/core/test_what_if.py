@@ -14,7 +14,7 @@ def test_more_devices_of_a_kind_that_is_here_are_a_node_of_its_pool(w):
     job = w.job("big", w.want("nvidia", count=8))
     found = asked(w, job, fleet, "+8 H100")
     assert found.changes == ("8 more nvidia:H100-80GB on one node",)
-    assert found.explanation.would_start.leases == (("new-1/nvidia:H100-80GB", tuple(range(8))),)
+    assert found.explanation.would_start.allocation == (("new-1/nvidia:H100-80GB", tuple(range(8))),)
 
 
 def test_more_devices_are_in_the_pool_that_is_named(w):
@@ -29,7 +29,7 @@ def test_more_devices_are_in_the_pool_that_is_named(w):
 def test_devices_of_a_kind_that_nobody_has_yet_have_the_published_memory(w):
     job = w.job("big", w.want("amd:MI300X", count=4, memory_bytes=150 * 2**30))
     found = asked(w, job, [w.cpu()], "+4 amd:MI300X")
-    assert found.explanation.would_start.leases == (("new-1/amd:MI300X", (0, 1, 2, 3)),)
+    assert found.explanation.would_start.allocation == (("new-1/amd:MI300X", (0, 1, 2, 3)),)
     more = asked(w, w.job("more", w.want("amd:MI300X", count=4, memory_bytes=300 * 2**30)), [w.cpu()], "+4 amd:MI300X")
     assert "has 178.8 GiB per device, but the job needs 300 GiB" in more.explanation.impossible
 

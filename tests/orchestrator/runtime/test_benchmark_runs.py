@@ -86,11 +86,11 @@ def test_a_run_this_version_does_not_understand_has_failed_and_holds_no_node(sto
     fleet = Fleet(store)
     fleet.jobs = {job: Record(Job(job, "x", "benchmark", ())) for job in ("j-1", "j-2")}
     columns = [
-        {"column": name, "job": job, "number": 0} for name, job in (("cpu", "j-1"), ("cpu.1", "j-1"), ("x", "j-2"))
+        {"target": name, "job": job, "number": 0} for name, job in (("cpu", "j-1"), ("cpu.1", "j-1"), ("x", "j-2"))
     ]
-    begun = {"line": "begun", "run": "bench-1", "request": {"cases": ["of another version"]}, "columns": columns}
-    lines.append("bench-1", begun | {"package": ""})
-    lines.append("bench-2", begun | {"run": "bench-2", "request": REQUEST, "columns": columns[:1], "package": ""})
+    begun = {"line": "started", "run": "bench-1", "request": {"cases": ["of another version"]}, "targets": columns}
+    lines.append("bench-1", begun | {"code_archive": ""})
+    lines.append("bench-2", begun | {"run": "bench-2", "request": REQUEST, "targets": columns[:1], "code_archive": ""})
 
     def cancel(job):
         fleet.cancelled.append(job)
@@ -113,7 +113,7 @@ def test_a_run_whose_second_job_is_refused_has_failed_and_the_first_is_cancelled
 
     def submit(spec, package, key):
         if fleet.submitted:
-            raise SpecError("package", "is not here")
+            raise SpecError("code_archive", "is not here")
         return fleet.submit(spec, package, key)
 
     runs = fleet.runs(submit)
@@ -183,7 +183,7 @@ def test_a_run_begun_by_a_server_that_was_killed_amid_it_is_the_same_run_with_al
     again = runs.begin(REQUEST, "", "key")
     assert [view["run"] for view in runs.views()] == [again["run"]]
     assert fleet.submitted == [f"j-{again['run']}-0", f"j-{again['run']}-1"]
-    wait_for(lambda: [c["job"] for c in runs.view(again["run"])["columns"]] == fleet.submitted)
+    wait_for(lambda: [c["job"] for c in runs.view(again["run"])["targets"]] == fleet.submitted)
     runs.close()
     store.close()
 
@@ -219,12 +219,12 @@ def test_columns_are_what_the_planner_placed_and_what_did_not_come_up_is_lost(st
     runs = fleet.runs()
     run_id = runs.begin(REQUEST | {"max_minutes": 1e-9}, "")["run"]
     wait_for(lambda: runs.view(run_id)["state"] == "SUCCEEDED")
-    told = [line for line in runs.lines(run_id, 0) if line["line"] != "cell"]
-    assert [line["line"] for line in told] == ["begun", "columns", "lost", "column", "columns", "ended"]
-    assert [c["column"] for c in told[1]["columns"]] == ["cpu", "cpu:ipex"]
-    assert (told[2]["column"], told[2]["reason"]) == ("cpu:ipex", "its device is gone")
-    assert runs.view(run_id)["columns"] == [
-        {"column": "cpu", "job": fleet.submitted[0], "kind": "cpu", "pool": "a", "node": "a-0", "number": 3}
+    told = [line for line in runs.lines(run_id, 0) if line["line"] != "result"]
+    assert [line["line"] for line in told] == ["started", "targets", "lost", "target", "targets", "ended"]
+    assert [c["target"] for c in told[1]["targets"]] == ["cpu", "cpu:ipex"]
+    assert (told[2]["target"], told[2]["reason"]) == ("cpu:ipex", "its device is gone")
+    assert runs.view(run_id)["targets"] == [
+        {"target": "cpu", "job": fleet.submitted[0], "kind": "cpu", "pool": "a", "node": "a-0", "number": 3}
     ]
     assert fleet.cancelled == [fleet.submitted[1]]
 
@@ -265,18 +265,18 @@ class Failing:
 
 def test_a_run_outlives_a_store_that_takes_nothing_for_a_while(store, quick):
     fleet = Sessions(store)
-    lines = Failing(store.benchmarks, 2, "columns", "lost", "column", "ended")
+    lines = Failing(store.benchmarks, 2, "targets", "lost", "target", "ended")
     runs = Benchmarks(lines, fleet.jobs, fleet, fleet.submit, fleet.cancel, contents)
     run_id = runs.begin(REQUEST | {"max_minutes": 1e-9}, "")["run"]
     wait_for(lambda: runs.view(run_id)["state"] == "SUCCEEDED")
-    told = [line["line"] for line in runs.lines(run_id, 0) if line["line"] != "cell"]
-    assert told == ["begun", "columns", "lost", "column", "columns", "ended"]
+    told = [line["line"] for line in runs.lines(run_id, 0) if line["line"] != "result"]
+    assert told == ["started", "targets", "lost", "target", "targets", "ended"]
     assert set(lines.left.values()) == {0}
 
 
 def test_a_run_that_waits_for_its_store_can_be_cancelled_and_says_what_it_waits_for(store, quick):
     fleet = Sessions(store)
-    lines = Failing(store.benchmarks, 1 << 30, "columns")
+    lines = Failing(store.benchmarks, 1 << 30, "targets")
     runs = Benchmarks(lines, fleet.jobs, fleet, fleet.submit, fleet.cancel, contents)
     run_id = runs.begin(REQUEST, "")["run"]
     wait_for(lambda: runs.view(run_id)["reason"] == "the store is locked")
@@ -302,7 +302,7 @@ def test_the_jobs_of_a_run_that_ends_are_cancelled_again_until_the_server_has_ta
 def cell(seconds, status="measured", at=1.0):
     blocks = [{"round": n, "calls": 1, "parts_s": [seconds], "at": at} for n in range(9)]
     return {
-        "line": "cell", "column": "cpu", "case": "mlp/train/b64", "workload": "mlp", "mode": "train", "items": 64,
+        "line": "result", "target": "cpu", "case": "mlp/train/b64", "workload": "mlp", "mode": "train", "items": 64,
         "item": "sample", "precision": "fp32", "level": "O1", "regime": "hot", "status": status, "blocks": blocks,
     }  # fmt: skip
 
@@ -312,8 +312,8 @@ def test_rates_are_read_as_they_come_and_each_line_once(lines, monkeypatch):
     whole = lines.read
     monkeypatch.setattr(lines, "read", lambda run, after=0: read.append(len(told := whole(run, after))) or told)
     key = ("mlp", "train", "cpu", "fp32")
-    lines.append("bench-1", {"line": "begun", "run": "bench-1", "request": {}, "columns": []})
-    lines.append("bench-1", {"line": "column", "column": "cpu", "host": "h", "facts": {"kind": "cpu"}})
+    lines.append("bench-1", {"line": "started", "run": "bench-1", "request": {}, "targets": []})
+    lines.append("bench-1", {"line": "target", "target": "cpu", "host": "h", "facts": {"kind": "cpu"}})
     assert rates.newest().rows == {} and read == []
     lines.append("bench-1", cell(0.64))
     assert rates.newest().rows[key].items_per_s == pytest.approx(100)

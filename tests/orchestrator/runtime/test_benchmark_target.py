@@ -70,7 +70,7 @@ def test_a_call_amid_which_the_agent_was_killed_is_made_again_in_the_same_sessio
     column = FleetColumn("c", 0, "j", jobs, agents, opened.append)
     column.open()
     agents.killed = ["block"]
-    assert column.call({"do": "block"}, HANG_S)["said"] == "block"
+    assert column.call({"do": "run"}, HANG_S)["said"] == "block"
     assert session in (["block", "block"], ["block"]), "the first may have been lost on its way"
     assert opened == [column], "what was open still is"
 
@@ -81,8 +81,8 @@ def test_a_call_amid_which_the_agent_is_killed_twice_is_given_up_and_the_next_on
     column.open()
     agents.killed = ["open", "open"]
     with pytest.raises(SessionEnded, match="its agent has ended"):
-        column.call({"do": "open"}, HANG_S)
-    assert column.call({"do": "block"}, HANG_S)["said"] == "block"
+        column.call({"do": "prepare"}, HANG_S)
+    assert column.call({"do": "run"}, HANG_S)["said"] == "block"
 
 
 def test_a_session_that_was_started_anew_has_nothing_open(tmp_path, session, jobs):
@@ -94,6 +94,6 @@ def test_a_session_that_was_started_anew_has_nothing_open(tmp_path, session, job
     after = Attempt(2, 0, "cpu", "cpu", (("a/cpu", (0,)),), 0.0)
     jobs["j"] = Record(first.job, attempts=(*first.attempts, after))
     with pytest.raises(SessionEnded):
-        column.call({"do": "block"}, HANG_S)
+        column.call({"do": "run"}, HANG_S)
     assert opened == [column, column] and session == []
-    assert column.call({"do": "open"}, HANG_S)["said"] == "open"
+    assert column.call({"do": "prepare"}, HANG_S)["said"] == "open"

@@ -57,7 +57,7 @@ def filled(url):
         store.once(f"key-{job}", "digest", lambda job=job, made=made: StoredResponse({"id": job}, made))
         for step in range(3):
             store.report(job, 1, step, 1.0, {"loss": 1.0})
-    store.benchmarks.append("run-1", {"line": "begun"})
+    store.benchmarks.append("run-1", {"line": "started"})
     store.close()
     with sqlite3.connect(url.removeprefix("sqlite:///")) as other:
         other.execute("UPDATE requests SET time = time - 40 * 86400 WHERE key LIKE '%old%'")
@@ -88,7 +88,7 @@ def test_jobs_that_ended_long_ago_are_removed_with_their_events_reports_keys_and
     assert rows(url) == {"events": left, "reports": left, "jobs": left, "requests": {"key-held", "key-young"}}
     assert set(asked) == {AttemptFolderRef(f"cpu-{n}", job, 1) for job in ("old-1", "old-2") for n in (0, 1)}
     assert store.retention.nodes() == [] and store.differences() == []
-    assert [line["line"] for line in store.benchmarks.read("run-1")] == ["begun"]
+    assert [line["line"] for line in store.benchmarks.read("run-1")] == ["started"]
     store.close()
 
 
@@ -389,4 +389,4 @@ def test_of_a_removed_job_its_node_keeps_no_folder_and_the_fleet_no_fence(kept_f
     wait_for(removed)
     assert [*attempts.parent.rglob(f"{ended}.*")] == [] and live.fleet.store.values == {}
     assert fences.read(fences.local_folder(), ended) is None
-    assert ended not in live.fleet.agent("cpu-0").hello(service.agents.generation)["epochs"]
+    assert ended not in live.fleet.agent("cpu-0").register(service.agents.generation)["epochs"]

@@ -49,5 +49,5 @@ def test_the_files_of_a_removed_job_go_with_its_records(live):
     job = live.ran(spec())["id"]
     agent = live.fleet.agent("cpu-0")
     assert (live.home / "storage/cpu" / job).exists()
-    assert agent.remove(live.service.agents.generation, [(job, 1)]) == [(job, 1)]
+    assert agent.remove_all_files(live.service.agents.generation, [(job, 1)]) == [(job, 1)]
     assert not (live.home / "storage/cpu" / job).exists()

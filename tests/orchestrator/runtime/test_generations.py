@@ -33,7 +33,7 @@ def test_a_server_counts_itself_above_what_nodes_know_of_a_store_that_is_gone(se
     fleet.wait_until_known(first)
     first.close()
     for actor in fleet._by_id.values():
-        actor.agent.hello(10**9)
+        actor.agent.register(10**9)
     second = start("restored")
     fleet.wait_until_known(second)
     (generation,) = obeyed(fleet)

@@ -106,7 +106,7 @@ def test_while_a_checkpoint_is_copied_the_launch_says_so_and_nothing_once_it_has
         told.append(dict(launching.doing))
         raise FleetError("node xla-0 gave no answer")
 
-    monkeypatch.setattr(type(live.fleet.agent("xla-0")), "begin_checkpoint", away)
+    monkeypatch.setattr(type(live.fleet.agent("xla-0")), "begin_checkpoint_upload", away)
     assert launching.launch(asked(checkpoint)).kind == "launch"
     assert (told, launching.doing) == ([{"j.1": "copies step 12 from cpu"}], {})
 

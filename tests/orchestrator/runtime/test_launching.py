@@ -40,7 +40,7 @@ class Method:
         return self.actor.threads.submit(self._run)
 
     def _run(self):
-        if self.name == "meeting_place":
+        if self.name == "rendezvous_address":
             return "127.0.0.1", 1
         self.actor.gates[self.name].wait(HANG_S)
         return True
@@ -48,7 +48,7 @@ class Method:
 
 @pytest.fixture
 def gates():
-    return {name: threading.Barrier(len(NODES)) for name in ("has_package", "start")}
+    return {name: threading.Barrier(len(NODES)) for name in ("has_code_archive", "start")}
 
 
 @pytest.fixture

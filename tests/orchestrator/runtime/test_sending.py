@@ -26,7 +26,7 @@ class Calls:
         self.packages, self.pieces = packages, 0
 
     def call(self, node, method, *args, timeout_s=0.0):
-        if method == "has_package":
+        if method == "has_code_archive":
             return self.packages.has(*args)
         self.pieces += 1
         if args[1]:

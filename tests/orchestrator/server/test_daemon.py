@@ -275,7 +275,7 @@ def test_a_server_that_ends_as_it_stores_a_submission_has_it_or_not_and_its_key_
 ):
     def submitted(server):
         headers = {"Authorization": f"Bearer {tokens.read(home / 'token')}", "Idempotency-Key": "the key"}
-        body = {"spec": {"task": "run", "command": ["true"]}, "package": ""}
+        body = {"spec": {"task": "run", "command": ["true"]}, "code_archive": ""}
         return httpx.post(f"{server.url}/v1/jobs", json=body, headers=headers, trust_env=False, timeout=120).json()
 
     monkeypatch.setenv("POLYFLEET_CRASH_AT", f"event:submitted:{side}")

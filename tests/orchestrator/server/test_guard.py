@@ -201,7 +201,7 @@ def test_pieces_of_files_are_plain_bytes_of_at_most_8_mib_and_nothing_else_is(li
         for path in (url, "/v1/checkpoints/incoming/chunk"):
             assert client.put(path, content=large, params=asked, headers=raw).status_code == 413
         assert client.post("/v1/jobs", content=b"{}", headers=raw).status_code == 415
-        assert client.put("/v1/packages/" + "0" * 64, content=b"", headers=raw).status_code == 415
+        assert client.put("/v1/code-archives/" + "0" * 64, content=b"", headers=raw).status_code == 415
         for where in ("../x", "/etc/x", "a/../../x"):
             assert client.put(url, content=b"x", params=asked | {"path": where}, headers=raw).status_code == 422
         assert client.put("/v1/uploads/..%2f..%2fx/content", content=b"x", params=asked, headers=raw).status_code == 404

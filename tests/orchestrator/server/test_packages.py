@@ -21,16 +21,16 @@ def test_a_package_is_sent_once_and_known_afterwards(live):
     data = written.getvalue()
     sha = hashlib.sha256(data).hexdigest()
     with live.http as client:
-        assert client.head(f"/v1/packages/{sha}").status_code == 404
-        assert client.put(f"/v1/packages/{sha}", content=data, headers=ZIP).json() == {"package": sha}
-        assert client.head(f"/v1/packages/{sha}").status_code == 200
+        assert client.head(f"/v1/code-archives/{sha}").status_code == 404
+        assert client.put(f"/v1/code-archives/{sha}", content=data, headers=ZIP).json() == {"code_archive": sha}
+        assert client.head(f"/v1/code-archives/{sha}").status_code == 200
     assert live.service.packages.path(sha).read_bytes() == data
     assert sorted(path.suffix for path in (live.home / "packages").iterdir()) == [".names", ".zip"]
 
 
 def test_a_package_that_is_not_what_its_name_says_is_refused(live):
     with live.http as client:
-        answer = client.put(f"/v1/packages/{'0' * 64}", content=b"other", headers=ZIP)
+        answer = client.put(f"/v1/code-archives/{'0' * 64}", content=b"other", headers=ZIP)
     assert (answer.status_code, answer.json()["error"]["type"]) == (422, "UserError")
     assert list((live.home / "packages").iterdir()) == []
 
@@ -38,13 +38,13 @@ def test_a_package_that_is_not_what_its_name_says_is_refused(live):
 @pytest.mark.parametrize("sha", ["0" * 63, "0" * 65, "G" * 64, "A" * 64, "%2e%2e"])
 def test_what_is_no_hash_names_no_package(live, sha):
     with live.http as client:
-        assert client.head(f"/v1/packages/{sha}").status_code == 422
-        assert client.put(f"/v1/packages/{sha}", content=b"", headers=ZIP).status_code == 422
+        assert client.head(f"/v1/code-archives/{sha}").status_code == 422
+        assert client.put(f"/v1/code-archives/{sha}", content=b"", headers=ZIP).status_code == 422
 
 
 def test_json_is_no_package(live):
     with live.http as client:
-        assert client.put(f"/v1/packages/{'0' * 64}", json={}).status_code == 415
+        assert client.put(f"/v1/code-archives/{'0' * 64}", json={}).status_code == 415
 
 
 def test_a_half_sent_package_leaves_nothing(live, wait_for):
@@ -53,7 +53,7 @@ def test_a_half_sent_package_leaves_nothing(live, wait_for):
     folder = live.home / "packages"
     with socket.create_connection(("127.0.0.1", live.port), timeout=10) as raw:
         head = (
-            f"PUT /v1/packages/{'0' * 64} HTTP/1.1\r\nHost: 127.0.0.1:{live.port}\r\n"
+            f"PUT /v1/code-archives/{'0' * 64} HTTP/1.1\r\nHost: 127.0.0.1:{live.port}\r\n"
             f"Authorization: Bearer {live.token}\r\n"
             "Content-Type: application/zip\r\nContent-Length: 5000000\r\n\r\n"
         )
@@ -73,11 +73,11 @@ def archive(name):
 def test_an_archive_that_lost_its_end_is_sent_again_and_repaired(live):
     sha, data = archive("a.py")
     with live.http as client:
-        client.put(f"/v1/packages/{sha}", content=data, headers=ZIP).raise_for_status()
+        client.put(f"/v1/code-archives/{sha}", content=data, headers=ZIP).raise_for_status()
         os.truncate(live.service.packages.path(sha), len(data) // 2)
-        assert client.head(f"/v1/packages/{sha}").status_code == 404
-        client.put(f"/v1/packages/{sha}", content=data, headers=ZIP).raise_for_status()
-        assert client.head(f"/v1/packages/{sha}").status_code == 200
+        assert client.head(f"/v1/code-archives/{sha}").status_code == 404
+        client.put(f"/v1/code-archives/{sha}", content=data, headers=ZIP).raise_for_status()
+        assert client.head(f"/v1/code-archives/{sha}").status_code == 200
     assert live.service.packages.path(sha).read_bytes() == data
 
 
@@ -86,7 +86,7 @@ def test_an_archive_is_on_disk_before_it_is_acknowledged(live, monkeypatch):
     synced, fsync = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda descriptor: (synced.append(os.fstat(descriptor).st_ino), fsync(descriptor)))
     with live.http as client:
-        client.put(f"/v1/packages/{sha}", content=data, headers=ZIP).raise_for_status()
+        client.put(f"/v1/code-archives/{sha}", content=data, headers=ZIP).raise_for_status()
     kept = live.service.packages.path(sha)
     assert synced.index(kept.stat().st_ino) < synced.index(kept.parent.stat().st_ino)
 
@@ -97,9 +97,9 @@ def test_an_archive_goes_with_the_last_job_that_names_it_on_server_and_node(live
 
     def ran(sha, data, name):
         with live.http as client:
-            client.put(f"/v1/packages/{sha}", content=data, headers=ZIP).raise_for_status()
+            client.put(f"/v1/code-archives/{sha}", content=data, headers=ZIP).raise_for_status()
             spec = {"task": "run", "command": ["python", name], "name": name[0], "resources": {"pool": "cpu"}}
-            job = client.post("/v1/jobs", json={"spec": spec, "package": sha}).json()["id"]
+            job = client.post("/v1/jobs", json={"spec": spec, "code_archive": sha}).json()["id"]
         with http.connect(live.home, start=False) as client:
             return client.wait(job, timeout_s=180)
 

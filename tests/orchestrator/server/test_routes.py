@@ -37,7 +37,7 @@ def test_reading_routes_answer_with_what_the_service_knows(live, checkpoint):
         assert client.get("/v1/jobs/hello").json() == job
         assert client.get("/v1/jobs/hello/explain").json()["state"] == "SUCCEEDED"
         assert client.get("/v1/jobs/hello/history").json()[0]["event"] == "submitted"
-        assert client.post("/v1/plan", json={"spec": RUN}).json()["would_start"]["candidate"] == 0
+        assert client.post("/v1/plan", json={"spec": RUN}).json()["would_start"]["candidate"] == 1
         assert client.post("/v1/offers", json={"spec": RUN}).json()["offers"][0]["when"] == "now"
         assert client.get("/v1/changes", params={"after": 0}).json()["events"][0]["event"] == "submitted"
         (found,) = client.get("/v1/checkpoints", params={"pool": "cpu", "prefix": "digits"}).json()
@@ -77,7 +77,7 @@ def test_what_is_no_text_in_a_log_still_leaves_as_utf8(live):
         ("GET", "/v1/jobs/hello/logs?cursor=[1]", None, 422, "SpecError"),
         ("GET", "/v1/schema/pool", None, 422, "SpecError"),
         ("POST", "/v1/jobs", {"spec": RUN, "extra": 1}, 422, "SpecError"),
-        ("POST", "/v1/jobs", {"spec": RUN, "package": "../../etc/passwd"}, 422, "SpecError"),
+        ("POST", "/v1/jobs", {"spec": RUN, "code_archive": "../../etc/passwd"}, 422, "SpecError"),
         ("POST", "/v1/jobs", {"spec": []}, 422, "SpecError"),
         ("POST", "/v1/jobs", [], 422, "SpecError"),
         ("POST", "/v1/jobs", {"spec": RUN | {"resources": {"accelerators": "tpu:v5p"}}}, 422, "SpecError"),
@@ -85,8 +85,8 @@ def test_what_is_no_text_in_a_log_still_leaves_as_utf8(live):
         ("POST", "/v1/offers", {"spec": {"broken": 1}}, 422, "SpecError"),
         ("POST", "/v1/offers", {"spec": RUN, "content_sha": "../../etc/passwd"}, 422, "SpecError"),
         ("GET", "/v1/doctor", None, 500, "InternalError"),
-        ("PUT", "/v1/packages/abc", None, 422, "SpecError"),
-        ("GET", "/v1/packages/..%2f..%2ftoken", None, 404, "NotFound"),
+        ("PUT", "/v1/code-archives/abc", None, 422, "SpecError"),
+        ("GET", "/v1/code-archives/..%2f..%2ftoken", None, 404, "NotFound"),
     ],
 )
 def test_every_error_has_the_one_shape(live, monkeypatch, method, path, body, status, kind):
@@ -170,7 +170,7 @@ def test_openapi_lists_every_route_behind_the_token(live):
         "/v1/jobs",
         "/v1/jobs/{ref}/logs/stream",
         "/v1/checkpoints/copy",
-        "/v1/packages/{sha}",
+        "/v1/code-archives/{sha}",
         "/v1/schema/{kind}",
     }
     assert expected <= set(document["paths"])

@@ -44,20 +44,20 @@ COPIED = {
     "step": 7,
     "files": 1,
     "bytes": 5 << 20,
-    "travelled_bytes": 1 << 20,
+    "transferred_bytes": 1 << 20,
     "seconds": 0.25,
     "already_there": False,
     "verified": True,
 }
 
 
-def test_a_copy_tells_how_much_travelled_in_how_long():
+def test_a_copy_tells_how_much_was_transferred_in_how_long():
     told = lines(copied(COPIED))
     assert told == [
         *("source cpu:a/step-7", "target xla:b/step-7", "step 7"),
         *("copied 1.0 MiB of 5.0 MiB transferred, 250 ms", "verified yes"),
     ]
-    again = lines(copied(COPIED | {"already_there": True, "travelled_bytes": 0}))
+    again = lines(copied(COPIED | {"already_there": True, "transferred_bytes": 0}))
     assert again[3] == "copied nothing: the target already has it"
 
 

@@ -31,7 +31,7 @@ def told(job_id, task, state, *, metrics=None, **given):
 
 
 def candidate(**given):
-    return {"candidate": 0, "kinds": ["nvidia:H100"], "count": 8, "nodes": 1, "fits": [], "refused": {}} | given
+    return {"candidate": 1, "kinds": ["nvidia:H100"], "count": 8, "nodes": 1, "fits": [], "refused": {}} | given
 
 
 def answer(*candidates, **given):
@@ -41,7 +41,8 @@ def answer(*candidates, **given):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"would_start": {"candidate": 1, "leases": LEASES}}, "would start as candidate 2 on a/cpu [0, 2], b/cpu [1]"),
+        ({"would_start": {"candidate": 2, "allocation": LEASES}}, 
+         "would start as candidate 2 on a/cpu [0, 2], b/cpu [1]"),
         ({}, "would wait: nothing fits now"),
         ({"preempt": ["low-1"]}, "would wait until low-1 have saved and stopped"),
         ({"impossible": "no pool has tpu:v5p"}, "can never start: no pool has tpu:v5p"),
@@ -84,7 +85,7 @@ def test_a_failure_shows_rank_node_and_the_users_own_frames():
 def attempt(epoch, outcome, reason="", **given):
     at = "2026-11-20T11:00:0{}Z"
     times = {"placed_at": at.format(epoch), "started_at": None, "ended_at": at.format(epoch + 2)}
-    return {"epoch": epoch, "outcome": outcome, "reason": reason} | times | given
+    return {"attempt": epoch, "outcome": outcome, "reason": reason} | times | given
 
 
 def test_how_long_a_job_too_short_to_be_seen_running_took_counts_from_its_placement():
@@ -120,10 +121,10 @@ def test_the_attempt_a_job_failed_with_has_failed_and_one_it_was_refused_after_h
 
 def test_what_a_benchmark_measured_is_a_table_and_a_result_of_another_form_is_shown_as_it_is():
     right = {"case": "forward", "status": "measured", "reason": "", "median_s": 2e-3, "ci_low_s": 1.9e-3,
-             "ci_high_s": 2.25e-3, "alone_s": 2.1e-3, "items_per_s": 32000.0, "samples_s": [2e-3] * 7,
+             "ci_high_s": 2.25e-3, "single_call_s": 2.1e-3, "items_per_s": 32000.0, "samples_s": [2e-3] * 7,
              "first_call_s": 0.31, "accuracy": {"ok": True, "rms_rel": 1.34e-7}}  # fmt: skip
     wrong = {"case": "training_step", "status": "wrong", "reason": "odd values", "median_s": None, "ci_low_s": None,
-             "ci_high_s": None, "alone_s": None, "items_per_s": None, "samples_s": [], "first_call_s": 0.02,
+             "ci_high_s": None, "single_call_s": None, "items_per_s": None, "samples_s": [], "first_call_s": 0.02,
              "accuracy": {"ok": False}}  # fmt: skip
     host = {"class": "shared", "reasons": ["tasks waited for a CPU 18 % of the time"]}
     result = {"rows": [right, wrong], "noise": 0.042, "host": host, "kind": "cpu", "torch": "2.13.0"}
@@ -194,7 +195,7 @@ def test_a_job_that_ended_or_that_ran_nowhere_has_no_progress_in_its_view():
 
 
 def offer(**given):
-    known = {"candidate": 0, "pool": "cpu", "kind": "cpu", "count": 2, "min_count": 2, "nodes": 1, "when": "now"}
+    known = {"candidate": 1, "pool": "cpu", "kind": "cpu", "count": 2, "min_count": 2, "nodes": 1, "when": "now"}
     told = {"wait": "now", "chosen": False, "speed": "unmeasured", "price_per_hour": None, "reason": ""}
     return known | told | {"price_per_million_items": None} | given
 

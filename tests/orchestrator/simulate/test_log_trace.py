@@ -173,10 +173,10 @@ def test_a_log_of_which_nothing_can_be_simulated_is_the_users_mistake(fleet, sin
 
 def measured(kind, call_s):
     """The lines of a run about one kind."""
-    yield {"line": "column", "column": kind, "facts": {"kind": kind}}
+    yield {"line": "target", "target": kind, "facts": {"kind": kind}}
     blocks = [{"round": n, "calls": 1, "parts_s": [call_s], "at": 1.0} for n in range(9)]
     yield {
-        "line": "cell", "column": kind, "case": "gpt2/train", "workload": "gpt2", "mode": "train", "items": 1,
+        "line": "result", "target": kind, "case": "gpt2/train", "workload": "gpt2", "mode": "train", "items": 1,
         "item": "sample", "precision": "fp32", "level": "O1", "regime": "hot", "status": "measured", "blocks": blocks,
     }  # fmt: skip
 
@@ -191,9 +191,9 @@ def home(tmp_path):
         ran(job(f"j{n}", *both, at_s=60.0 * n), (H100, 1, 1e3 * n, 1e3 * n + 30, 1e3 * n + 900)) for n in range(3)
     ]
     store.append([event for story in (*stories, ran(job("never"))) for event in story])
-    for line in ({"line": "begun", "run": "r"}, *measured(H100, 0.5), *measured(TPU, 1.0)):
+    for line in ({"line": "started", "run": "r"}, *measured(H100, 0.5), *measured(TPU, 1.0)):
         store.benchmarks.append("r", line)
-    store.benchmarks.append("damaged", {"line": "cell"})
+    store.benchmarks.append("damaged", {"line": "result"})
     yield tmp_path / "home"
     store.close()
 

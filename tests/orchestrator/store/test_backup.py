@@ -132,7 +132,7 @@ def test_a_restored_store_is_the_one_that_was_saved_and_the_one_before_is_kept(s
     assert [len(part) for part in content(store)[1:]] == [10, 10, 5]
     assert submit(store, "job-0") == {"id": "job-0"}
     assert submit(store, "job-5") == {"id": "job-5"} and store.last_seq == 12
-    store.benchmarks.append("run", {"line": "cell"})
+    store.benchmarks.append("run", {"line": "result"})
     if url.startswith("sqlite"):
         assert verify(sqlite_url(Path(kept))).rows["events"] == 14
         assert Path(kept).stat().st_mode & 0o777 == 0o600

@@ -241,8 +241,8 @@ def test_reports_are_read_back_by_job(open_store):
     store.close()
     store = open_store()
     assert store.reports("j") == [
-        {"step": 1, "loss": 1.0, "seq": 1, "epoch": 3, "time": 101.0},
-        {"step": 2, "loss": 0.5, "seq": 2, "epoch": 3, "time": 102.0},
+        {"step": 1, "loss": 1.0, "seq": 1, "attempt": 3, "time": 101.0},
+        {"step": 2, "loss": 0.5, "seq": 2, "attempt": 3, "time": 102.0},
     ]
     assert store.reports("j", after=1) == store.reports("j")[1:]
     assert store.reports("j", 0, 1) == store.reports("j")[:1]
@@ -354,25 +354,30 @@ def test_many_jobs_of_one_request_are_stored_together_or_not_at_all(store):
 
 def test_lines_of_benchmark_runs_are_kept_in_order_and_counted(open_store):
     store = open_store()
-    for line in ({"line": "begun", "n": 1}, {"line": "cell", "n": 2}, {"line": "cell", "n": 3}):
+    for line in ({"line": "started", "n": 1}, {"line": "result", "n": 2}, {"line": "result", "n": 3}):
         store.benchmarks.append("bench-1", line)
-    store.benchmarks.append("bench-2", {"line": "begun"})
+    store.benchmarks.append("bench-2", {"line": "started"})
     assert store.benchmarks.cell_counts() == {"bench-1": 2}
     store.benchmarks.append("bench-1", {"line": "ended", "state": "SUCCEEDED"})
-    store.benchmarks.append("bench-2", {"line": "cell"})
+    store.benchmarks.append("bench-2", {"line": "result"})
     assert store.benchmarks.cell_counts() == {"bench-1": 2, "bench-2": 1}
     store.close()
     again = open_store()
     lines = again.benchmarks.read("bench-1")
     assert [(line["line"], line.get("n")) for line in lines] == [
-        ("begun", 1),
-        ("cell", 2),
-        ("cell", 3),
+        ("started", 1),
+        ("result", 2),
+        ("result", 3),
         ("ended", None),
     ]
     assert again.benchmarks.read("bench-1", lines[2]["seq"]) == lines[3:]
     first, second = again.benchmarks.runs()
-    assert (first["ended"]["state"], second["ended"], first["cells"], first["baseline"]) == ("SUCCEEDED", None, 2, None)
+    assert (first["ended"]["state"], second["ended"], first["results"], first["baseline"]) == (
+        "SUCCEEDED",
+        None,
+        2,
+        None,
+    )
     assert again.last_seq == 0
 
 

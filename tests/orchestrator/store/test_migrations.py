@@ -106,7 +106,7 @@ def test_an_older_postgresql_is_brought_up_to_date(postgresql_url, postgresql, o
     assert [(r.job.id, str(r.job.state)) for r in store.jobs.open()] == [("old", "STARTING")]
     assert store.once("key", "digest", lambda: StoredResponse({"id": "new"})) == {"id": "old"}
     assert store.append([EVENT]) == [3] and len(store.identity) == 32 and store.differences() == []
-    store.benchmarks.append("run", {"line": "begun"})
+    store.benchmarks.append("run", {"line": "started"})
     assert postgresql.sql(postgresql_url, "SELECT version_num FROM alembic_version") == [(schema.REVISION,)]
 
 

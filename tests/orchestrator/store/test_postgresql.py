@@ -136,7 +136,7 @@ def test_benchmark_lines_of_a_broken_commit_are_stored_once(store, postgresql, u
     for number in range(60):
         if number % 5 == 0:
             killers[number // 5].start()
-        store.benchmarks.append("run", {"line": "cell", "number": number})
+        store.benchmarks.append("run", {"line": "result", "number": number})
     for killer in killers:
         killer.join()
     assert [line["number"] for line in store.benchmarks.read("run")] == list(range(60))

@@ -69,7 +69,7 @@ class Node:
         data = sent.read_bytes()
         sha = hashlib.sha256(data).hexdigest()
         self.packages.put(sha, 0, data, True)
-        self.start(job, (), task="train", entry="train.py:train", package=sha, **more)
+        self.start(job, (), task="train", entry="train.py:train", code_archive=sha, **more)
 
     def folder(self, job="j", epoch=1, node_rank=0):
         return AttemptFolder(self.root / "attempts" / f"{job}.{epoch}.{node_rank}")

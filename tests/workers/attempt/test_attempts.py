@@ -160,7 +160,7 @@ def test_an_agent_that_died_between_folder_and_supervisor_can_be_asked_again(nod
 
 def test_the_ranks_of_a_command_find_the_submitted_files_in_one_folder(node, tmp_path):
     sha = package(node, tmp_path, main="import helper", helper="print('helped')")
-    node.start(command=("python", "main.py"), package=sha, launch="ranks", ranks=2, world_size=2)
+    node.start(command=("python", "main.py"), code_archive=sha, launch="ranks", ranks=2, world_size=2)
     assert node.outcome()["state"] == "succeeded"
     assert node.text(rank=0) == node.text(rank=1) == ["out helped"]
     assert sorted(path.name for path in node.folder().works.iterdir()) == ["0"]
@@ -168,14 +168,14 @@ def test_the_ranks_of_a_command_find_the_submitted_files_in_one_folder(node, tmp
 
 def test_a_command_may_bring_modules_called_like_ours(node, tmp_path):
     sha = package(node, tmp_path, workers="NAME = 'mine'")
-    node.start(command=("python", "-c", "import workers; print(workers.NAME)"), package=sha)
+    node.start(command=("python", "-c", "import workers; print(workers.NAME)"), code_archive=sha)
     node.outcome()
     assert node.text() == ["out mine"]
 
 
 def test_an_order_that_cannot_be_followed_leaves_nothing_behind(node):
     with pytest.raises(NotFound, match="code archive 0000"):
-        node.start(package="0" * 64)
+        node.start(code_archive="0" * 64)
     with pytest.raises(UserError, match="not below this pool's storage"):
         node.start(checkpoint_root="../elsewhere")
     with pytest.raises(UserError, match="has no command"):
@@ -443,7 +443,7 @@ def test_a_start_and_an_end_are_heard_without_looking(node, monkeypatch):
 
 
 def test_a_bell_that_job_code_has_taken_away_costs_nothing_but_time(node):
-    bell = node.root / "attempts/.bell"
+    bell = node.root / "attempts/.wakeup"
     node.start("first", ("sh", "-c", f"rm {bell}; mkdir {bell}"))
     assert node.outcome("first")["state"] == "succeeded"
     node.start("second")

@@ -64,7 +64,7 @@ def frozen(node, where):
     node.start(command=(sys.executable, "-c", SAVES, where), checkpoint_root="jobs/j", environment=environment)
     pid = int(node.until_file(node.folder().work(0) / "frozen"))
     told = read_json(node.folder().supervisor)
-    guards = [told["supervisor"][0], told["keeper"][0]]
+    guards = [told["supervisor"][0], told["reaper"][0]]
     for guard in guards:
         os.kill(guard, signal.SIGSTOP)
     lease.write(node.folder().lease, -0.1)

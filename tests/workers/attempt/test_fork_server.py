@@ -46,7 +46,7 @@ def zygote_of(starter):
 
 def recorded(node, job="j"):
     told = read_json(node.folder(job).supervisor)
-    return psutil.Process(told["supervisor"][0]), psutil.Process(told["keeper"][0])
+    return psutil.Process(told["supervisor"][0]), psutil.Process(told["reaper"][0])
 
 
 def open_files(process):

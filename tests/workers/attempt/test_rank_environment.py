@@ -173,7 +173,7 @@ def test_each_vendor_has_its_way_to_show_devices(backend, devices, shown):
 
 
 def test_a_mig_slice_is_shown_by_its_uuid_and_a_whole_card_by_its_number():
-    found = made(task="run", command=("true",), devices=(1, 100), ranks=1, visible_as={"100": "MIG-aaaa"})
+    found = made(task="run", command=("true",), devices=(1, 100), ranks=1, visibility_names={"100": "MIG-aaaa"})
     assert found["CUDA_VISIBLE_DEVICES"] == "1,MIG-aaaa"
 
 

@@ -33,7 +33,7 @@ def package(node, tmp_path, text):
 def test_a_task_runs_in_its_folder_and_returns_its_result(node, tmp_path):
     text = "import os\ndef train(ctx):\n    return {'folder': os.path.basename(os.getcwd()), 'x': ctx.arguments['x']}\n"
     sha = package(node, tmp_path, text)
-    node.start(task="train", command=(), entry="train.py:train", package=sha, arguments={"x": 1.5})
+    node.start(task="train", command=(), entry="train.py:train", code_archive=sha, arguments={"x": 1.5})
     ended = node.outcome()
     assert ended["state"] == "succeeded", node.text()
     assert ended["result"]["returned"] == {"folder": "0", "x": 1.5}
@@ -41,7 +41,7 @@ def test_a_task_runs_in_its_folder_and_returns_its_result(node, tmp_path):
 
 def test_a_users_exception_keeps_the_users_frames_and_loses_ours(node, tmp_path):
     text = "def train(ctx):\n    return divide(ctx)\n\ndef divide(ctx):\n    return 1 / 0\n"
-    node.start(task="train", command=(), entry="train.py:train", package=package(node, tmp_path, text))
+    node.start(task="train", command=(), entry="train.py:train", code_archive=package(node, tmp_path, text))
     ended = node.outcome()
     failure = ended["failure"]
     assert (ended["state"], failure["kind"], failure["exit_code"], failure["node"]) == ("failed", "user", 1, "n0")

@@ -15,7 +15,7 @@ def test_rounding_is_within_the_tolerance_and_one_wrong_element_is_not(dtype):
     want = a.to(dtype).double() @ b.to(dtype).double()
     have = a.to(dtype) @ b.to(dtype)
     told = measure(have, want, Rounding(dtype, SIZE))
-    assert (told["ok"], told["reason"], told["odd"]) == (True, "", 0)
+    assert (told["ok"], told["reason"], told["non_finite"]) == (True, "", 0)
     assert told["cosine"] > 0.9999 and told["rms_rel"] < 0.01 and told["scaled"] < 8
     have[3, 5] += 0.1 * want.abs().mean()
     wrong = measure(have, want, Rounding(dtype, SIZE))
@@ -36,7 +36,7 @@ def test_what_is_not_finite_must_be_so_on_both_sides():
     want = torch.tensor([1.0, float("nan"), float("inf"), 2.0])
     assert measure(want.clone(), want, Rounding(torch.float32))["ok"]
     told = measure(torch.tensor([1.0, 0.0, float("-inf"), 2.0]), want, Rounding(torch.float32))
-    assert (told["ok"], told["odd"]) == (False, 2)
+    assert (told["ok"], told["non_finite"]) == (False, 2)
     nothing = measure(torch.full((3,), float("nan")), torch.full((3,), float("nan")), Rounding(torch.float32))
     assert (nothing["ok"], "no value is finite" in nothing["reason"]) == (False, True)
 

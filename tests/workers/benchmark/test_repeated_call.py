@@ -99,7 +99,7 @@ KINDS = {
 
 def opened(session, mode="forward"):
     cell = {"case": f"user/m/{mode}", "precision": "fp32", "level": "O1"}
-    return session.handle({"do": "open", "arm": "a", "cell": cell})
+    return session.handle({"do": "prepare", "measurement": "a", "case": cell})
 
 
 @pytest.mark.parametrize("mode", ["forward", "train"])
@@ -112,7 +112,7 @@ def test_each_call_gets_its_input_as_the_first_had_it(backend, kind, mode):
     assert told["changed_in_place"] == names, told
     assert "in place" in told["note"] and names[0] in told["note"]
     assert told["accuracy"]["ok"] is True and told["calls_per_part"] <= MAX_COPIES
-    session.handle({"do": "block", "arm": "a"})
+    session.handle({"do": "run", "measurement": "a"})
     first, *others = model.seen
     assert len(others) > told["calls_per_part"] and set(others) == {first}
 
@@ -125,7 +125,7 @@ def test_what_changes_nothing_is_called_on_one_input_without_a_copy(backend):
     session = Session(backend, 0, lambda: (model, as_sample(x())))
     opened(session)
     places.clear()
-    session.handle({"do": "block", "arm": "a"})
+    session.handle({"do": "run", "measurement": "a"})
     assert len(places) == 1
 
 
@@ -154,7 +154,7 @@ def test_buffers_that_go_on_changing_are_restored_before_each_call(backend, repl
     told = opened(session)
     assert told["changed_in_place"] == ["buffer cache", "buffer place"], told
     assert (told["calls_per_part"], told["accuracy"]["ok"]) == (1, True)
-    assert session.handle({"do": "block", "arm": "a"})["calls"] == 1
+    assert session.handle({"do": "run", "measurement": "a"})["calls"] == 1
 
 
 class Attributes(nn.Module):
@@ -221,7 +221,7 @@ def test_attributes_that_go_on_changing_are_restored_like_buffers(backend, kind)
     assert told.get("changed_in_place") == [f"attribute {name}"], told
     assert (told["calls_per_part"], told["accuracy"]["ok"]) == (1, True)
     outputs.clear()
-    session.handle({"do": "block", "arm": "a"})
+    session.handle({"do": "run", "measurement": "a"})
     assert len(outputs) == 1
 
 

@@ -36,7 +36,9 @@ def session(request):
 
 
 def opened(session, case, **cell):
-    told = session.handle({"do": "open", "arm": "a", "cell": {"case": case, "precision": "fp32", "level": "O1"} | cell})
+    told = session.handle(
+        {"do": "prepare", "measurement": "a", "case": {"case": case, "precision": "fp32", "level": "O1"} | cell}
+    )
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     return told
 
@@ -49,12 +51,12 @@ def test_a_case_is_checked_against_float64_and_timed_in_blocks(session, case):
     told = opened(session, case)
     assert told["accuracy"]["ok"] is True, told
     assert told["first_call_s"] > 0 and told["warmup_calls"] >= 3
-    block = session.handle({"do": "block", "arm": "a"})
+    block = session.handle({"do": "run", "measurement": "a"})
     assert (block["calls"], len(block["parts_s"])) == (told["calls_per_part"], told["parts"])
-    assert min(block["parts_s"]) > 0 and block["alone_s"] > 0
+    assert min(block["parts_s"]) > 0 and block["single_call_s"] > 0
     session.handle({"do": "close"})
     with pytest.raises(UserError, match="no measurement 'a' is open"):
-        session.handle({"do": "block", "arm": "a"})
+        session.handle({"do": "run", "measurement": "a"})
 
 
 @pytest.mark.parametrize("case", ["rmsnorm/256x4096", "mlp/forward/b64-d256", "mlp/train/b64-d256"])
@@ -97,8 +99,9 @@ from workers.benchmark.session import Session
 with backends.create("cpu") as backend:
     session = Session(backend)
     for case in ("all-reduce/4MiB-2ranks", "all-gather/4MiB-2ranks"):
-        told = session.handle({"do": "open", "arm": "a", "cell": {"case": case, "precision": "fp32", "level": "O1"}})
-        block = session.handle({"do": "block", "arm": "a"})
+        cell = {"case": case, "precision": "fp32", "level": "O1"}
+        told = session.handle({"do": "prepare", "measurement": "a", "case": cell})
+        block = session.handle({"do": "run", "measurement": "a"})
         session.handle({"do": "close"})
         print(json.dumps([told["accuracy"]["ok"], told["collective"], min(block["parts_s"]) > 0]))
 """
@@ -130,7 +133,7 @@ def test_what_draws_random_numbers_is_measured_and_said_to_be_unchecked():
         forward, train = (opened(session, f"user/m/{mode}") for mode in ("forward", "train"))
         assert forward["accuracy"]["ok"] is True
         assert train["accuracy"]["ok"] is None and "draws random numbers" in train["accuracy"]["reason"]
-        assert session.handle({"do": "block", "arm": "a"})["parts_s"][0] > 0
+        assert session.handle({"do": "run", "measurement": "a"})["parts_s"][0] > 0
 
 
 def test_the_batch_is_the_first_dimension():
@@ -164,7 +167,7 @@ from workers import backends
 from workers.benchmark.session import Session
 session = Session(backends.create("cpu"), 0, lambda: time.sleep(60))
 cell = {"case": "user/x/forward", "precision": "fp32", "level": "O1"}
-session.handle({"do": "open", "arm": "a", "cell": cell, "limit_s": 0.5})
+session.handle({"do": "prepare", "measurement": "a", "case": cell, "limit_s": 0.5})
 """
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=50).returncode == 124
 
@@ -181,7 +184,7 @@ def test_an_operation_by_kernels_is_held_to_the_same_reference(case):
         assert told["accuracy"]["ok"] is True and told["applied"] == ["kernels: numpy"]
         assert told["inputs_sha256"] == plain["inputs_sha256"]
         assert told["timer"] == "host clock, synchronised"
-        assert session.handle({"do": "block", "arm": "a"})["alone_s"] > 0
+        assert session.handle({"do": "run", "measurement": "a"})["single_call_s"] > 0
 
 
 def test_cold_caches_and_bfloat16_are_measured_by_kernels_too():
@@ -203,6 +206,6 @@ def test_cold_caches_and_bfloat16_are_measured_by_kernels_too():
 def test_what_kernels_do_not_have_is_unsupported_with_its_reason(cell, told):
     with backends.create("cpu") as backend:
         answer = Session(backend).handle(
-            {"do": "open", "arm": "a", "cell": {"precision": "fp32", "level": "O1"} | cell}
+            {"do": "prepare", "measurement": "a", "case": {"precision": "fp32", "level": "O1"} | cell}
         )
     assert told in answer["unsupported"]

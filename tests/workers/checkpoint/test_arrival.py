@@ -129,7 +129,7 @@ def test_killed_between_two_chunks_what_was_written_is_used(source, sent, tmp_pa
             os._exit(9)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert not list(tmp_path.glob("step-*"))
-    assert copy(source, tmp_path)["travelled_bytes"] == sum(map(len, sent[2][AT_ONCE + 2 :]))
+    assert copy(source, tmp_path)["transferred_bytes"] == sum(map(len, sent[2][AT_ONCE + 2 :]))
     assert is_whole(tmp_path, source)
 
 

@@ -46,10 +46,10 @@ def test_a_copy_is_the_same_bits_and_a_second_one_is_nothing_to_do(source, tmp_p
     report = copy(source, tmp_path / "target", progress=lambda *n: told.append(n))
     there = tmp_path / "target" / source.name
     assert same(source, there)
-    assert (report["travelled_bytes"], report["already_there"]) == (report["bytes"], False)
+    assert (report["transferred_bytes"], report["already_there"]) == (report["bytes"], False)
     assert told[-1] == (report["bytes"], report["bytes"])
     again = copy(source, tmp_path / "target")
-    assert (again["travelled_bytes"], again["already_there"]) == (0, True)
+    assert (again["transferred_bytes"], again["already_there"]) == (0, True)
 
 
 def test_of_a_folder_the_newest_goes_and_only_what_changed_travels(source, tmp_path):
@@ -57,7 +57,7 @@ def test_of_a_folder_the_newest_goes_and_only_what_changed_travels(source, tmp_p
     save(tmp_path / "source", 2, state(2))
     report = copy(tmp_path / "source", tmp_path / "target")
     assert report["step"] == 2
-    assert 0 < report["travelled_bytes"] < report["bytes"]
+    assert 0 < report["transferred_bytes"] < report["bytes"]
     assert load(tmp_path / "target").state["t"]["moving"][0] == 2
 
 
@@ -90,7 +90,7 @@ class Cut(Files):
 def test_cut_at_any_operation_the_target_is_old_or_new_and_the_next_try_goes_on(how, tmp_path):
     source = save(tmp_path / "source", 2, state(2, frozen=2_200_000)).path
     save(tmp_path / "template", 1, {"t": {"old": torch.ones(3)}})
-    travelled = []
+    transferred = []
     for last in range(100):
         target = tmp_path / "target"
         shutil.rmtree(target, ignore_errors=True)
@@ -111,13 +111,13 @@ def test_cut_at_any_operation_the_target_is_old_or_new_and_the_next_try_goes_on(
         steps = [row["step"] for row in list_checkpoints(target)]
         assert steps in ([1], [2, 1]), (last, steps)
         assert all(verify(path)["ok"] for path in target.glob("step-*") if (path / "MANIFEST.json").exists()), last
-        travelled.append(copy(source, target)["travelled_bytes"])
+        transferred.append(copy(source, target)["transferred_bytes"])
         assert same(source, target / source.name), last
         assert load(target).step == 2
         if done:
             break
-    assert len(travelled) > 8
-    assert min(travelled[:-1]) < max(travelled)  # a later cut left more to go on with
+    assert len(transferred) > 8
+    assert min(transferred[:-1]) < max(transferred)  # a later cut left more to go on with
 
 
 @pytest.mark.parametrize("kept", [0, 1, (8 << 20) - 1, 8 << 20, (8 << 20) + 1, -1])
@@ -129,7 +129,7 @@ def test_what_arrived_before_a_cut_at_any_byte_is_used(kept, source, tmp_path):
     (aside / shard.name).write_bytes(data[:kept])
     report = copy(source, tmp_path / "target")
     whole_chunks = len(data[:kept]) // (8 << 20)
-    assert report["travelled_bytes"] == len(data) - whole_chunks * (8 << 20)
+    assert report["transferred_bytes"] == len(data) - whole_chunks * (8 << 20)
     assert same(source, tmp_path / "target" / source.name)
 
 
@@ -140,7 +140,7 @@ def test_what_rotted_while_it_waited_travels_again(source, tmp_path):
     with shard.open("r+b") as file:
         file.seek(5000)
         file.write(b"?")
-    assert copy(source, tmp_path / "target")["travelled_bytes"] == 8 << 20
+    assert copy(source, tmp_path / "target")["transferred_bytes"] == 8 << 20
     assert same(source, tmp_path / "target" / source.name)
 
 
@@ -164,7 +164,7 @@ def test_a_copy_that_rotted_is_marked_and_made_good_by_copying_again(source, tmp
     assert not run_in_child("verify", {"place": str(there)})["ok"]
     assert "chunk 2 of 2 is not what was saved" in describe(there)["damaged"]
     again = copy(source, tmp_path / "target")
-    assert not again["already_there"] and again["travelled_bytes"] < again["bytes"]  # the first chunk was sound
+    assert not again["already_there"] and again["transferred_bytes"] < again["bytes"]  # the first chunk was sound
     assert verify(there)["ok"]
     assert (describe(there)["damaged"], describe(there)["pinned"]) == ("", True)
 
@@ -210,13 +210,13 @@ def test_an_object_store_gets_the_manifest_last_and_gives_it_back(source, tmp_pa
         type(memory).open = memory_open
     assert opened is not None
     assert written == ["shard-00001.safetensors", "MANIFEST.json"]
-    assert report["travelled_bytes"] == report["bytes"]
+    assert report["transferred_bytes"] == report["bytes"]
     assert copy(source, "memory://bucket/runs")["already_there"]
     assert verify_location("memory://bucket/runs")["ok"]
     memory.rm_file(f"/bucket/runs/{source.name}/MANIFEST.json")  # cut before the last put
-    assert copy(source, "memory://bucket/runs")["travelled_bytes"] == 0
+    assert copy(source, "memory://bucket/runs")["transferred_bytes"] == 0
     back = copy("memory://bucket/runs", tmp_path / "back")
-    assert back["travelled_bytes"] == back["bytes"]
+    assert back["transferred_bytes"] == back["bytes"]
     assert same(source, tmp_path / "back" / source.name)
     memory.pipe_file(f"/bucket/runs/{source.name}/shard-00001.safetensors", b"rubbish")
     assert not verify_location(f"memory://bucket/runs/{source.name}")["ok"]

@@ -57,7 +57,7 @@ def test_rows_are_complete_and_checked_against_float64(context, name):
         assert (row["status"], row["reason"], len(row["samples_s"])) == ("measured", "", 7)
         assert tuple(row[key] for key in ("median_s", "ci_low_s", "ci_high_s")) == interval(row["samples_s"])
         assert 0 < row["ci_low_s"] <= row["median_s"] <= row["ci_high_s"]
-        assert min(row["first_call_s"], row["prepare_s"], row["alone_s"], *row["samples_s"]) > 0
+        assert min(row["first_call_s"], row["prepare_s"], row["single_call_s"], *row["samples_s"]) > 0
         assert row["items_per_s"] == 4 / row["median_s"]
         assert row["flops"] == (1 if row["case"] == "forward" else 3) * 2 * 4 * (6 * 16 + 16 * 300)
         assert (row["accuracy"]["ok"], row["accuracy"]["reference"]) == (True, "cpu float64")

@@ -57,10 +57,10 @@ def test_a_session_measures_one_forward_and_trained_and_checks_both(folder):
         session = Session(backend, 0, build)
         for mode in ("forward", "train"):
             cell = {"case": f"user/transformers:llama.json/{mode}", "precision": "fp32", "level": "O1"}
-            told = session.handle({"do": "open", "arm": mode, "cell": cell})
+            told = session.handle({"do": "prepare", "measurement": mode, "case": cell})
             assert told["accuracy"]["ok"], told
             assert told["flops"] > 1e6 and told["items"] == 2
-            assert session.handle({"do": "block", "arm": mode})["parts_s"][0] > 0
+            assert session.handle({"do": "run", "measurement": mode})["parts_s"][0] > 0
 
 
 def test_an_architecture_alone_has_its_default_sizes():

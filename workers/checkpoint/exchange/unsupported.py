@@ -32,5 +32,5 @@ def refuse_parts(source: Path) -> None:
         raise CheckpointError(
             f"{source} is a Megatron checkpoint in its old format, in {len(parts)} part{'s' * (len(parts) > 1)}",
             "save it again with `--ckpt-format torch_dist` and import its folder `iter_…`, or import one part with "
-            f"`--drop`: {parts[0]}",
+            f"`--skip-unsupported`: {parts[0]}",
         )

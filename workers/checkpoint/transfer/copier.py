@@ -32,8 +32,8 @@ def copy(
 ) -> dict[str, Any]:
     """Copy checkpoint `source`, or the newest of a folder, into the folder `target`. Both may be paths or URIs.
 
-    Returns {"target", "step", "files", "bytes", "travelled_bytes", "already_there", "verified", "seconds"};
-    `travelled_bytes` counts what the target did not have. Each chunk is verified when it arrives and again at the
+    Returns {"target", "step", "files", "bytes", "transferred_bytes", "already_there", "verified", "seconds"};
+    `transferred_bytes` counts what the target did not have. Each chunk is verified when it arrives and again at the
     target. Raises CheckpointError (DamagedCheckpoint: source or target), NotFound, Conflict; chunks that arrived are
     kept for the next try. `follow_links`: files of `source` may be links, and so may checkpoints in it if it is a
     folder of checkpoints.
@@ -53,7 +53,7 @@ def copy(
         "step": manifest.step,
         "files": len(manifest.files),
         "bytes": manifest.size_bytes(),
-        "travelled_bytes": transferred_bytes,
+        "transferred_bytes": transferred_bytes,
         "already_there": already_there,
         "verified": True,
         "seconds": time.perf_counter() - started_s,
