@@ -89,7 +89,7 @@ class OneNode:
         return self._logs.tail(self._records[ref], *where)
 
     def logs_away(self, ref: str, *where: Any) -> list[str]:
-        return self._logs.away(self._records[ref], *where)
+        return self._logs.unread_notes(self._records[ref], *where)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -153,7 +153,7 @@ class Fleet:
         option = decided.option.copy()
         for index, size in sorted(zip(starts.tolist(), sizes.tolist(), strict=True), key=lambda one: -one[1]):
             island = int(self.island[option[index]])
-            if (found := self.free[island].take(size)) is None:
+            if (found := self.free[island].allocate(size)) is None:
                 option[index] = WAITS
             else:
                 self.place[index] = (island, *found)
@@ -162,7 +162,7 @@ class Fleet:
     def _release(self, index: int) -> None:
         if (held := self.place.pop(index, None)) is not None:
             island, node, numbers = held
-            self.free[island].give(node, numbers)
+            self.free[island].release(node, numbers)
 
 
 def against_lp(fleet: Fleet) -> Row:

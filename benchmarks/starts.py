@@ -44,7 +44,7 @@ class Node:
     def __init__(self, home: Path, way: str):
         self.way, self._starter, self._numbers = way, SupervisorLauncher(), count()
         if way == "zygote":
-            self._starter.begin()
+            self._starter.start()
         packages = NodeCodeArchives(home / way / "packages")
         folder, storage = home / way / "attempts", home / way / "storage"
         self._attempts = AttemptManager(folder, storage, "n", packages, lambda _: 1, None, self._starter)
@@ -62,12 +62,12 @@ class Node:
         """Those of `live` that have ended by now, at least one of them. They are forgotten."""
         done: set[str] = set()
         while not done:
-            for report in self._attempts.news({}, known, 60.0):
+            for report in self._attempts.wait_for_changes({}, known, 60.0):
                 known[f"{report.job}.1.0"] = report.phase
                 if report.phase == "ended" and report.job in live:
                     done.add(report.job)
         for job in done:
-            self._attempts.forget(job, 1)
+            self._attempts.remove_rank_files(job, 1)
         return done
 
     def one(self, samples: Samples, command: Sequence[str] = ("true",)) -> None:

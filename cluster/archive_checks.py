@@ -221,7 +221,7 @@ def _check_links(archive: Path, entries: list[zipfile.ZipInfo]) -> None:
                 texts[info.filename] = link_text(content)
     tree = Tree((info.filename for info in entries), texts)
     for name in texts:
-        if reason := tree.refusal(name):
+        if reason := tree.link_error(name):
             raise UserError(
                 f"the submitted archive contains {name[:200]!r}, a link {reason}", "leave it out of working_dir"
             )

@@ -28,11 +28,11 @@ class Tree:
         for name in links:
             self._folders.update(folders_above(name))
 
-    def refusal(self, link: str) -> str:
+    def link_error(self, link: str) -> str:
         """Return why the link of this name must not be created, to be put after "a link"; "" if it may be."""
         entry = link
         for _ in range(MAX_HOPS):
-            entry, reason = self._followed(entry)
+            entry, reason = self._follow(entry)
             if reason or entry not in self._links:
                 return reason
         return f"that is part of a loop or of a chain of more than {MAX_HOPS} links"
@@ -40,10 +40,10 @@ class Tree:
     def leads_to_folder(self, link: str) -> bool:
         """Return whether a link that may be created leads to a folder."""
         while link in self._links:
-            link, _ = self._followed(link)
+            link, _ = self._follow(link)
         return link in self._folders
 
-    def _followed(self, link: str) -> tuple[str, str]:
+    def _follow(self, link: str) -> tuple[str, str]:
         """Follow `link` once: (the entry that its target names, or why it names none)."""
         target, current = self._links[link], link.rpartition("/")[0]
         if not target or target.startswith("/"):

@@ -47,23 +47,23 @@ class ToolPath:
     newest checkpoint in it.
     """
 
-    written: bool = False
-    stores: bool = False
-    whole: bool = False
+    is_written: bool = False
+    allows_stores: bool = False
+    is_exact: bool = False
 
 
 TOOLS: dict[str, dict[str, ToolPath]] = {
-    "verify": {"place": ToolPath(stores=True)},
+    "verify": {"place": ToolPath(allows_stores=True)},
     "diff": {"a": ToolPath(), "b": ToolPath()},
-    "convert": {"source": ToolPath(), "root": ToolPath(written=True)},
-    "prune": {"root": ToolPath(written=True, whole=True)},
+    "convert": {"source": ToolPath(), "root": ToolPath(is_written=True)},
+    "prune": {"root": ToolPath(is_written=True, is_exact=True)},
     "pin": {"path": ToolPath()},
-    "import": {"source": ToolPath(whole=True), "root": ToolPath(written=True)},
-    "export": {"source": ToolPath(), "target": ToolPath(written=True)},
-    "copy": {"source": ToolPath(stores=True), "target": ToolPath(written=True, stores=True)},
-    "discard": {"path": ToolPath(written=True)},
-    "look": {"source": ToolPath(stores=True)},
-    "fetch": {"source": ToolPath(stores=True), "target": ToolPath(written=True)},
+    "import": {"source": ToolPath(is_exact=True), "root": ToolPath(is_written=True)},
+    "export": {"source": ToolPath(), "target": ToolPath(is_written=True)},
+    "copy": {"source": ToolPath(allows_stores=True), "target": ToolPath(is_written=True, allows_stores=True)},
+    "discard": {"path": ToolPath(is_written=True)},
+    "look": {"source": ToolPath(allows_stores=True)},
+    "fetch": {"source": ToolPath(allows_stores=True), "target": ToolPath(is_written=True)},
 }
 """Tools that run on a node for a client or a copy: which arguments are locations. All others are options."""
 

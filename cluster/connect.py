@@ -54,13 +54,13 @@ def connect(record: FleetRecord) -> ProcessId | None:
     Raises FleetError if the head does not answer, or if another user listens at the address of an embedded fleet's
     head.
     """
-    if record.embedded:
+    if record.is_embedded:
         ports.check_listener(record.address)
     import ray
 
     from cluster.ray_start_hook import stay_on_loopback
 
-    is_loopback = record.embedded or record.loopback
+    is_loopback = record.is_embedded or record.loopback
     if is_loopback:
         stay_on_loopback()
     ray_namespace = namespace(fleet_identity(home()))

@@ -56,20 +56,20 @@ class Contents:
 
     def find(self, sha256: str) -> Content | None:
         """Return the entry of that hash, or None if there is none or it was changed. Counts as a use."""
-        if not (stored := self._known(sha256)):
+        if not (stored := self._read_facts(sha256)):
             return None
-        if stamp_of(self._entry(sha256) / "content") != stored.stamp and not self._still(sha256):
-            self._take_away(sha256, wait=True)
+        if stamp_of(self._entry(sha256) / "content") != stored.stamp and not self._is_unchanged(sha256):
+            self._remove_entry(sha256, wait=True)
             return None
         with suppress(OSError):
             os.utime(self._entry(sha256) / "lock")
         return stored
 
-    def found_at(self, key: str) -> str:
+    def source_sha256(self, key: str) -> str:
         """Return the SHA-256 of a source's content (see `source_key`) if it is in the cache, else ""."""
         with suppress(OSError, UserError):
             sha256 = (self.root / "from" / key).read_text()
-            return sha256 if SOURCE.fullmatch(key) and self._known(sha256) else ""
+            return sha256 if SOURCE.fullmatch(key) and self._read_facts(sha256) else ""
         return ""
 
     def keys(self) -> list[str]:
@@ -84,7 +84,7 @@ class Contents:
         return list(dict.fromkeys(keys))[:MOST_TOLD]
 
     @contextmanager
-    def used(self, sha256: str) -> Iterator[tuple[Path, Path]]:
+    def use(self, sha256: str) -> Iterator[tuple[Path, Path]]:
         """Yield the content and its lock, which this holds, so that the entry is not removed. Raises NotFound."""
         lock = self._entry(sha256) / "lock"
         descriptor = hold(lock)
@@ -104,14 +104,14 @@ class Contents:
             raise UserError(f"{sha256[:80]!r} is not a SHA-256", "write 64 hexadecimal digits")
         return self.root / sha256
 
-    def _known(self, sha256: str) -> Content | None:
+    def _read_facts(self, sha256: str) -> Content | None:
         try:
             facts = json.loads((self._entry(sha256) / "facts.json").read_text())
             return Content(str(facts["sha256"]), int(facts["bytes"]), int(facts["files"]), str(facts["stamp"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def _still(self, sha256: str) -> bool:
+    def _is_unchanged(self, sha256: str) -> bool:
         """Return whether the content still has its hash although its times differ, as after a restored backup.
 
         If so, the new times are recorded.
@@ -135,7 +135,7 @@ class Contents:
 
     # -- adding
 
-    def keep(self, source: Path, expected: str = "", came_from: str = "") -> Content:
+    def add(self, source: Path, expected: str = "", came_from: str = "") -> Content:
         """Move `source`, a file or folder on this file system, into the cache; returns its hash and size.
 
         Afterwards it is read-only. If its hash is not `expected`, the source is removed and nothing is added.
@@ -160,13 +160,13 @@ class Contents:
                         f"data {content_facts.sha256[:12]}… was changed while it was read",
                         "nothing to do: it is fetched again",
                     )
-                self._add(staging, content_facts, before)
-                self._remember(came_from, content_facts.sha256)
+                self._publish(staging, content_facts, before)
+                self._record_source(came_from, content_facts.sha256)
             return content_facts
         finally:
             delete(staging)
 
-    def _add(self, staging: Path, content_facts: Content, stamp: str) -> None:
+    def _publish(self, staging: Path, content_facts: Content, stamp: str) -> None:
         (staging / "lock").touch(0o600)
         self._write_facts(staging, content_facts, stamp)
         write_durably(staging)
@@ -174,7 +174,7 @@ class Contents:
             with suppress(OSError):  # another process has just added the same
                 staging.rename(self._entry(content_facts.sha256))
             write_durably(self.root)
-        if self._known(content_facts.sha256) is None:
+        if self._read_facts(content_facts.sha256) is None:
             raise FleetError(
                 f"data {content_facts.sha256[:12]}… could not be stored in {self.root}",
                 "check the permissions and the disk of that folder",
@@ -184,14 +184,14 @@ class Contents:
         facts = {"sha256": content.sha256, "bytes": content.bytes, "files": content.files, "stamp": stamp}
         write_private(folder / "facts.json", json.dumps(facts))
 
-    def _remember(self, key: str, sha256: str) -> None:
+    def _record_source(self, key: str, sha256: str) -> None:
         if key and SOURCE.fullmatch(key):
             with suppress(OSError):
                 write_private(private_dir(self.root / "from") / key, sha256)
 
     # -- removing
 
-    def make_room(self, needed_bytes: int, most_bytes: int, free_bytes: int | None = None) -> None:
+    def free_space(self, needed_bytes: int, most_bytes: int, free_bytes: int | None = None) -> None:
         """Remove entries that are not in use, least recently used first, until `needed_bytes` more fit.
 
         The cache may have `most_bytes`, and the disk must have the space; `free_bytes` is its free space (default:
@@ -200,39 +200,39 @@ class Contents:
         if needed_bytes > most_bytes:
             sizes = f"the data has {needed_bytes:,} bytes; the cache is limited to {most_bytes:,}"
             raise UserError(sizes, "split the data, or give the pool a larger cache")
-        self._remove_left_over()
+        self._remove_unfinished()
         private_dir(self.root)
         entries = sorted(self._entries(), key=lambda entry: _used_s(entry.path))
-        sizes_of = {entry.name: stored.bytes if (stored := self._known(entry.name)) else 0 for entry in entries}
+        sizes_of = {entry.name: stored.bytes if (stored := self._read_facts(entry.name)) else 0 for entry in entries}
         total = sum(sizes_of.values())
         for sha256, size_bytes in sizes_of.items():
-            if total + needed_bytes <= most_bytes and needed_bytes <= self._free(free_bytes):
+            if total + needed_bytes <= most_bytes and needed_bytes <= self._free_bytes(free_bytes):
                 return
-            if self._take_away(sha256):
+            if self._remove_entry(sha256):
                 total -= size_bytes
                 free_bytes = None if free_bytes is None else free_bytes + size_bytes
         if total + needed_bytes > most_bytes:
             message = f"{needed_bytes:,} bytes of data do not fit: running attempts use {total:,} of {most_bytes:,}"
             raise FleetError(message, "give the pool a larger cache, or wait: the start is retried")
-        if needed_bytes > (free := self._free(free_bytes)):
+        if needed_bytes > (free := self._free_bytes(free_bytes)):
             raise FleetError(
                 f"{needed_bytes:,} bytes of data do not fit: {free:,} are free at {self.root}", "free disk space there"
             )
 
-    def _free(self, free_bytes: int | None) -> int:
+    def _free_bytes(self, free_bytes: int | None) -> int:
         return shutil.disk_usage(self.root).free if free_bytes is None else free_bytes
 
     def remove_unused(self, named: set[str], idle_s: float) -> list[str]:
         """Remove entries that are not `named` and were not used for `idle_s`. Returns their hashes."""
-        self._remove_left_over()
+        self._remove_unfinished()
         idle = [e.name for e in self._entries() if time.time() - _used_s(e.path) > idle_s]
-        return [sha256 for sha256 in idle if sha256 not in named and self._take_away(sha256)]
+        return [sha256 for sha256 in idle if sha256 not in named and self._remove_entry(sha256)]
 
-    def drop(self, path: Path) -> None:
+    def discard(self, path: Path) -> None:
         """Remove a path that was to become an entry, if it exists."""
         delete(path)
 
-    def _take_away(self, sha256: str, *, wait: bool = False) -> bool:
+    def _remove_entry(self, sha256: str, *, wait: bool = False) -> bool:
         """Remove an entry that is not in use; returns whether it was removed.
 
         With `wait`, raises FleetError instead.
@@ -256,7 +256,7 @@ class Contents:
         delete(removed)
         return True
 
-    def _remove_left_over(self) -> None:
+    def _remove_unfinished(self) -> None:
         """Remove unfinished entries of processes that were killed."""
         with suppress(OSError):
             for path in [*self.root.glob("new-*"), *self.root.glob("gone-*")]:

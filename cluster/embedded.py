@@ -54,7 +54,7 @@ def up(
     """
     with fleet_lock(progress=progress):
         current = _current(progress)
-        if current is not None and current.headless and _differs(current, spec):
+        if current is not None and current.is_headless and _differs(current, spec):
             _clean_up(current, progress)
             current = None
         refuse_other(current, spec)
@@ -62,7 +62,7 @@ def up(
         _refuse_address(spec)
         _make_storages(local_spec)
         interpreters = _Interpreters(local_spec, progress)
-        if current is None or current.headless:
+        if current is None or current.is_headless:
             interpreters.make_all()
         if current is not None:
             policy = spec.policy.model_dump(mode="json")
@@ -107,8 +107,8 @@ def down(progress: Progress) -> list[str]:
             return [f"{stop_unrecorded_processes()} processes of this home"]
         if record is None:
             return []
-        stopped = [p.node for p in record.living()]
-        progress(_stopping(stopped) if record.ours else f"leaving {record.address}, which keeps running")
+        stopped = [p.node for p in record.running()]
+        progress(_stopping(stopped) if record.is_ours else f"leaving {record.address}, which keeps running")
         stop_all(record)
         return stopped
 
@@ -358,7 +358,7 @@ def start_with_head(
 
     Raises FleetError for the first node that does not start; the others keep running.
     """
-    record = ray_head.restart(record, progress) if record.headless else record
+    record = ray_head.restart(record, progress) if record.is_headless else record
     try:
         return start_missing_nodes(record, spec, interpreters, progress)
     except BaseException:
@@ -373,7 +373,7 @@ def start_missing_nodes(
     record: FleetRecord, spec: FleetSpec, interpreters: Mapping[str, Path], progress: Progress
 ) -> FleetRecord:
     """Start the declared nodes that are not running, all at once, and wait for them."""
-    running = {p.node for p in record.living()}
+    running = {p.node for p in record.running()}
     missing = {
         node: pool_and_number
         for node, pool_and_number in declared_nodes(spec, record.host).items()

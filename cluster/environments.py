@@ -65,7 +65,7 @@ def create(environment: "str | Recipe | EnvironmentSpec", progress: Progress = l
         return recipe
     if (existing := _made(recipe)) is not None:
         return interpreter_of(existing)
-    if reason := recipe.unsupported():
+    if reason := recipe.unsupported_reason():
         raise FleetError(f"environment {recipe.name!r} cannot exist here: {reason}", "leave its pool out of the fleet")
     recipe = cpu_builds.resolve_cpu_build(recipe)
     folder = _folder(recipe)
@@ -100,10 +100,10 @@ def unsupported_reason(environment: "str | Recipe | EnvironmentSpec") -> str:
         return e.message
     if isinstance(recipe, Path) or _made(recipe):
         return ""
-    if not (recipe.unsupported() or _disk_refusal(recipe)):
+    if not (recipe.unsupported_reason() or _disk_refusal(recipe)):
         return ""
     # Another index may have packages that need less disk space; it is queried only if that decides.
-    return recipe.unsupported() or _disk_refusal(cpu_builds.resolve_cpu_build(recipe))
+    return recipe.unsupported_reason() or _disk_refusal(cpu_builds.resolve_cpu_build(recipe))
 
 
 def list_environments() -> list[Environment]:
@@ -202,7 +202,7 @@ def _build(recipe: Recipe, folder: Path, lock: int, progress: Progress) -> None:
     if reason := _disk_refusal(recipe):
         raise FleetError(f"environment {recipe.name!r}: {reason}", ELSEWHERE)
     progress(f"making environment {recipe.name!r} ({len(recipe.packages)} to install) in {folder}")
-    progress(recipe.extent)
+    progress(recipe.download_summary)
     started_s = time.monotonic()
     temporary = folder.with_name(f"{folder.name}.tmp")
     try:

@@ -55,7 +55,7 @@ def read(folder: Path, job: str) -> int | None:
     except FileNotFoundError:
         return None
     except OSError as e:
-        raise UnreadableFile(str(folder / job), f"cannot be read: {e.strerror}", passing=True) from None
+        raise UnreadableFile(str(folder / job), f"cannot be read: {e.strerror}", is_transient=True) from None
     if not TEXT.fullmatch(text):
         raise UnreadableFile(str(folder / job), "does not hold an epoch")
     return int(text)

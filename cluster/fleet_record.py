@@ -123,18 +123,18 @@ class FleetRecord:
         return Path(self.temp_dir) / "n" / node
 
     @property
-    def embedded(self) -> bool:
+    def is_embedded(self) -> bool:
         return bool(self.temp_dir)
 
     @property
     def head_host(self) -> str:
         """Name of the host that runs this fleet's head; "" if it runs here, or others run it."""
-        return name_of(self.head_spec.get("host", "")) if not self.embedded else ""
+        return name_of(self.head_spec.get("host", "")) if not self.is_embedded else ""
 
     @property
-    def ours(self) -> bool:
+    def is_ours(self) -> bool:
         """Whether we started its head, here or on a host."""
-        return self.embedded or bool(self.head_spec.get("host"))
+        return self.is_embedded or bool(self.head_spec.get("host"))
 
     @property
     def head(self) -> NodeProcess | None:
@@ -142,12 +142,12 @@ class FleetRecord:
         return next((p for p in self.processes if p.role == "head"), None)
 
     @property
-    def headless(self) -> bool:
+    def is_headless(self) -> bool:
         """Whether the head of this machine has ended. Its nodes and agents keep running and wait for it."""
-        has_one = self.embedded and bool(self.head_spec or not self.host)
+        has_one = self.is_embedded and bool(self.head_spec or not self.host)
         return has_one and not (self.head is not None and alive(self.head.process))
 
-    def living(self) -> tuple[NodeProcess, ...]:
+    def running(self) -> tuple[NodeProcess, ...]:
         return tuple(p for p in self.processes if alive(p.process))
 
 

@@ -72,7 +72,7 @@ class PoolSpec(BaseModel, extra="forbid", frozen=True):
         return data
 
     @model_validator(mode="after")
-    def _on_hosts(self) -> "PoolSpec":
+    def _check_hosts(self) -> "PoolSpec":
         names = [host.name for host in self.hosts]
         if duplicate := next((h for h in self.hosts if names.count(h.name) > 1), None):
             raise WrongValueError(f"host {duplicate.host!r} is listed twice", "name each host once", field="hosts")
@@ -91,7 +91,7 @@ class PoolSpec(BaseModel, extra="forbid", frozen=True):
         return self
 
     @model_validator(mode="after")
-    def _countable(self) -> "PoolSpec":
+    def _check_devices(self) -> "PoolSpec":
         if self.devices > 1 and self.counts_devices:
             raise WrongValueError(
                 f"{self.devices} would split a CPU, but {self.backend} devices are counted on their nodes",
@@ -139,7 +139,7 @@ class PoolSpec(BaseModel, extra="forbid", frozen=True):
     slurm: engines.SlurmPool | None = Field(default=None, description="Options of sbatch (`render slurm`)")
 
     @model_validator(mode="after")
-    def _renderable(self) -> "PoolSpec":
+    def _check_engine_fields(self) -> "PoolSpec":
         if self.accelerators and self.accelerators.partition(":")[0] != self.backend:
             message = f"{self.accelerators} is not of the back end {self.backend}"
             raise WrongValueError(message, "name a kind of that back end", field="accelerators")
@@ -186,9 +186,9 @@ class FleetSpec(BaseModel, extra="forbid", frozen=True):
     slurm: engines.SlurmFleet | None = Field(default=None, description="Settings for `render slurm`")
 
     @model_validator(mode="after")
-    def _spans_machines(self) -> "FleetSpec":
+    def _check_hosts(self) -> "FleetSpec":
         if self.head.host:
-            self._with_head_elsewhere()
+            self._check_remote_head()
         if self.placements and not self.head.address:
             raise WrongValueError(
                 "is required for a fleet with hosts",
@@ -207,7 +207,7 @@ class FleetSpec(BaseModel, extra="forbid", frozen=True):
                 )
         return self
 
-    def _with_head_elsewhere(self) -> None:
+    def _check_remote_head(self) -> None:
         if not self.head.address:
             remedy = f"name the IP address of {self.head.host} for the hosts of the pools and this machine"
             raise WrongValueError("is required beside head.host", remedy, field="head.address")
@@ -231,7 +231,7 @@ class FleetSpec(BaseModel, extra="forbid", frozen=True):
     def placements(self) -> "list[Placement]":
         """The nodes of all pools on other machines."""
         return [
-            Placement(name, host, (pool.ssh or SSHSpec()).over(self.ssh))
+            Placement(name, host, (pool.ssh or SSHSpec()).with_defaults(self.ssh))
             for name, pool in self.pools.items()
             for host in pool.hosts
         ]

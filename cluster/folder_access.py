@@ -78,11 +78,11 @@ class Tree:
         Also returns the `after` of the next page, "" if there is none. If `path` is not a folder, returns its own
         entry. Raises NotFound.
         """
-        if path and (only := self.look(path))["type"] != "folder":
+        if path and (only := self.entry(path))["type"] != "folder":
             return [only], ""
         listed: list[Entry] = []
         last: Parts = ()
-        with self._opened(_parts(path)) as folder:
+        with self._open_folder(_parts(path)) as folder:
             for parts, item in below(folder, _parts(path), from_cursor(after), self._follow):
                 if len(listed) >= most:
                     return listed, cursor(last)
@@ -102,27 +102,27 @@ class Tree:
     def size_bytes(self) -> int:
         """Return the bytes of all its files; 0 if the folder does not exist."""
         try:
-            with self._opened(()) as folder:
+            with self._open_folder(()) as folder:
                 return sum(item["bytes"] for _, item in below(folder, (), ()))
         except (NotFound, UserError):
             return 0
 
-    def look(self, path: str) -> Entry:
+    def entry(self, path: str) -> Entry:
         """Return the entry of one path. Raises NotFound."""
         *above, name = _parts(path)
-        with self._opened(tuple(above)) as folder, _reported(path):
+        with self._open_folder(tuple(above)) as folder, _reported(path):
             return entry(folder, name, (*above, name), self._follow)
 
     def exists(self, path: str) -> bool:
         try:
-            self.look(path)
+            self.entry(path)
         except (NotFound, UserError):
             return False
         return True
 
     def read(self, path: str, offset: int, most_bytes: int = PIECE_BYTES) -> Piece:
         """Read at most one piece; b"" at the end. Raises NotFound, or UserError if it is not a regular file."""
-        with self._file(path) as (descriptor, status):
+        with self._open_file(path) as (descriptor, status):
             data = os.pread(descriptor, min(most_bytes, PIECE_BYTES), offset)
             return Piece(
                 data, status.st_size, version_of(status), status.st_mtime, stat.S_IMODE(status.st_mode) & 0o777
@@ -130,15 +130,15 @@ class Tree:
 
     def hashes(self, path: str, first: int = 0, count: int = 1 << 30) -> tuple[str, list[str]]:
         """Return the file's version, and the hashes of its pieces from `first` on as they are now."""
-        with self._file(path) as (descriptor, status):
+        with self._open_file(path) as (descriptor, status):
             last = min(first + count, -(-status.st_size // PIECE_BYTES))
             pieces = (os.pread(descriptor, PIECE_BYTES, index * PIECE_BYTES) for index in range(first, last))
             return version_of(status), [digest(piece) for piece in pieces]
 
     @contextmanager
-    def _file(self, path: str) -> Iterator[tuple[int, os.stat_result]]:
+    def _open_file(self, path: str) -> Iterator[tuple[int, os.stat_result]]:
         *above, name = _parts(path)
-        with self._opened(tuple(above)) as folder, _reported(path):
+        with self._open_folder(tuple(above)) as folder, _reported(path):
             descriptor = os.open(name, _READ & ~os.O_NOFOLLOW if self._follow else _READ, dir_fd=folder)
             try:
                 status = os.fstat(descriptor)
@@ -152,20 +152,20 @@ class Tree:
 
     def make(self, path: str = "") -> None:
         """Create the folder and its parents."""
-        with self._opened(_parts(path), make=True):
+        with self._open_folder(_parts(path), make=True):
             return
 
     def write(self, path: str, offset: int, data: "bytes | memoryview") -> None:
         """Write `data` at `offset`; create the file and its folders if needed."""
-        with self._writing(path) as descriptor:
+        with self._open_for_writing(path) as descriptor:
             view, done = memoryview(data), 0
             while done < len(view):
                 done += os.pwrite(descriptor, view[done:], offset + done)
 
     @contextmanager
-    def alone(self, path: str) -> Iterator[None]:
+    def locked(self, path: str) -> Iterator[None]:
         """Lock the file for one writer; create it if needed. Raises Conflict if another process holds it."""
-        with self._writing(path) as descriptor:
+        with self._open_for_writing(path) as descriptor:
             conflict = Conflict(
                 f"{str(self.root / path)!r} is being written by another process",
                 "wait until it has finished, then run the command again",
@@ -175,7 +175,7 @@ class Tree:
             except OSError as e:
                 if e.errno in (errno.EWOULDBLOCK, errno.EAGAIN):
                     raise conflict from None  # ignore other errors: the file system has no locks
-            with self._writing(path) as current:
+            with self._open_for_writing(path) as current:
                 if (
                     os.fstat(current).st_ino != os.fstat(descriptor).st_ino
                 ):  # another process replaced the file before the lock was taken
@@ -184,7 +184,7 @@ class Tree:
 
     def finish(self, path: str, size_bytes: int, modified_s: float, mode: int) -> None:
         """Set a written file's length, mode and time, and sync it to disk."""
-        with self._writing(path) as descriptor:
+        with self._open_for_writing(path) as descriptor:
             os.ftruncate(descriptor, size_bytes)
             os.fchmod(descriptor, mode & 0o777 | stat.S_IRUSR | stat.S_IWUSR)
             os.utime(descriptor, (modified_s, modified_s))
@@ -197,7 +197,7 @@ class Tree:
                 f"the link {path!r} to {target[:200]!r} is refused: {refusal}", "link to a path inside the folder"
             )
         *above, name = _parts(path)
-        with self._opened(tuple(above), make=True) as folder, _reported(path):
+        with self._open_folder(tuple(above), make=True) as folder, _reported(path):
             os.symlink(target, name, dir_fd=folder)
 
     def move(self, path: str, to: "Tree", new: str, *, over: bool) -> None:
@@ -207,7 +207,7 @@ class Tree:
         """
         *above, name = _parts(path)
         *new_above, new_name = _parts(new)
-        with self._opened(tuple(above)) as source, to._opened(tuple(new_above), make=True) as target, _reported(new):
+        with self._open_folder(tuple(above)) as source, to._open_folder(tuple(new_above), make=True) as target, _reported(new):
             if over:
                 with suppress(FileNotFoundError):
                     if not stat.S_ISREG(os.stat(new_name, dir_fd=target, follow_symlinks=False).st_mode):
@@ -220,13 +220,13 @@ class Tree:
     def remove(self, path: str) -> None:
         """Remove a file, if it exists."""
         *above, name = _parts(path)
-        with suppress(NotFound), self._opened(tuple(above)) as folder, suppress(FileNotFoundError):
+        with suppress(NotFound), self._open_folder(tuple(above)) as folder, suppress(FileNotFoundError):
             os.unlink(name, dir_fd=folder)
 
     @contextmanager
-    def _writing(self, path: str) -> Iterator[int]:
+    def _open_for_writing(self, path: str) -> Iterator[int]:
         *above, name = _parts(path)
-        with self._opened(tuple(above), make=True) as folder, _reported(path):
+        with self._open_folder(tuple(above), make=True) as folder, _reported(path):
             descriptor = os.open(name, _WRITE, 0o600, dir_fd=folder)
             try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -236,7 +236,7 @@ class Tree:
                 os.close(descriptor)
 
     @contextmanager
-    def _opened(self, parts: Parts, make: bool = False) -> Iterator[int]:
+    def _open_folder(self, parts: Parts, make: bool = False) -> Iterator[int]:
         """Yield a descriptor of the folder."""
         names = (*_parts(self.base), *parts)
         with _reported("/".join(parts)):

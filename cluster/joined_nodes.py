@@ -72,7 +72,7 @@ def lead(request: Request, progress: Progress) -> dict[str, Any]:
         if record is not None and not _leads(record, request):
             stop_all(record)
             record = None
-        if record is not None and record.headless:
+        if record is not None and record.is_headless:
             record = _again(record, progress)
         if record is None:
             progress("starting the head")
@@ -145,7 +145,7 @@ def join(request: Request, accelerators: dict[str, int], progress: Progress) -> 
             if (started := fleet_record.read()) is not None and not started.head_spec:  # others need the head
                 stop_all(started)
             raise
-        return {"nodes": [p.node for p in record.living() if p.role == "worker"]}
+        return {"nodes": [p.node for p in record.running() if p.role == "worker"]}
 
 
 def _current(request: Request, spec: FleetSpec, progress: Progress) -> FleetRecord:
@@ -258,7 +258,7 @@ def keep() -> None:
     repairs = NodeRepair(_say)
     reported: dict[str, str] = {}
     while (record := fleet_record.read()) is not None and record.state != "stopping":
-        waiting = dict(repairs.restart_lost().waiting)
+        waiting = dict(repairs.restart_lost_nodes().postponed)
         for node, why in waiting.items():
             if node not in reported:
                 _say(f"{node}: {why}")

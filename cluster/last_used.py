@@ -19,7 +19,7 @@ class LastUsed:
         self._used_s: dict[str, float] = {}
         self._lock = threading.RLock()
 
-    def note(self, name: str) -> None:
+    def touch(self, name: str) -> None:
         with self._lock:
             self._used_s[name] = time.monotonic()
 
@@ -30,7 +30,7 @@ class LastUsed:
             return [name for name in names if self._used_s.get(name, self._begun_s) <= before_s]
 
     @contextmanager
-    def removing(self, name: str) -> Iterator[bool]:
+    def remove_if_idle(self, name: str) -> Iterator[bool]:
         """Yield whether `name` may be removed now.
 
         A thread that wants to use it waits in `note` until this block ends.

@@ -34,7 +34,7 @@ class RepairResult:
     """
 
     started: tuple[str, ...] = ()
-    waiting: Mapping[str, str] = field(default_factory=dict)
+    postponed: Mapping[str, str] = field(default_factory=dict)
 
 
 class NodeRepair:
@@ -48,7 +48,7 @@ class NodeRepair:
         self._progress, self._now_s = progress, now_s
         self._starts: dict[str, list[float]] = {}
 
-    def restart_lost(self) -> RepairResult:
+    def restart_lost_nodes(self) -> RepairResult:
         """Restart the ended nodes of a fleet whose state is `up`. Errors are in the result, not raised.
 
         Does nothing while `polyfleet up` or `down` is running; a command that starts during a restart waits for it.
@@ -62,23 +62,23 @@ class NodeRepair:
         except Conflict:
             return RepairResult()
         except (PolyfleetError, OSError) as e:
-            return RepairResult(waiting={HEAD: str(e)})
+            return RepairResult(postponed={HEAD: str(e)})
 
-    def is_held(self, node: str) -> bool:
+    def is_delayed(self, node: str) -> bool:
         """Return whether the node was started so often lately that its next start has to wait."""
         return backoff_left_s(self._recent(node), self._now_s()) > 0.0
 
     def _recent(self, node: str) -> list[float]:
         return [t for t in self._starts.get(node, ()) if self._now_s() - t < WINDOW_S]
 
-    def end(self, node: str) -> None:
+    def stop_node(self, node: str) -> None:
         """Stop a worker node of the embedded fleet, on which nothing may run; `restart_lost` starts it again.
 
         The node gets SIGTERM before it is killed, so that it notifies Ray's head of its end. A head whose wall clock
         was set back would not notice otherwise that the node has gone, and the new node has the same name.
         """
         record = fleet_record.read()
-        if record is not None and record.embedded and record.state == "up":
+        if record is not None and record.is_embedded and record.state == "up":
             stop([p.process for p in record.processes if p.node == node and p.role == "worker"], END_S)
 
     def _repair(self, record: FleetRecord, nodes: Sequence[str]) -> RepairResult:
@@ -104,11 +104,11 @@ def lost_nodes(record: FleetRecord | None) -> tuple[str, ...]:
     Only the head if that is lost: without it the other nodes are useless. A new head counts as lost until it has its
     nodes, because the process that was starting them may have been killed.
     """
-    if record is None or not record.embedded or (record.state != "up" and not record.previous_temp_dir):
+    if record is None or not record.is_embedded or (record.state != "up" and not record.previous_temp_dir):
         return ()
-    if record.headless or record.previous_temp_dir:
+    if record.is_headless or record.previous_temp_dir:
         return (HEAD,)
-    running = {p.node for p in record.living()}
+    running = {p.node for p in record.running()}
     return tuple(node for node in embedded.declared_nodes(embedded.spec_of(record), record.host) if node not in running)
 
 

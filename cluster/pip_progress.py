@@ -21,13 +21,13 @@ class PipProgress:
     """Call `progress` for the few lines of pip's output that show how far it is."""
 
     def __init__(self, packages: int, progress: Progress):
-        self.packages, self.progress, self.seen = packages, progress, 0
+        self.packages, self.progress, self.resolved = packages, progress, 0
 
     def __call__(self, line: str) -> None:
         if line.startswith("Collecting "):
-            self.seen += 1
-            if self.seen % 20 == 1:
-                self.progress(f"resolving package {self.seen} of about {max(self.packages, self.seen)}")
+            self.resolved += 1
+            if self.resolved % 20 == 1:
+                self.progress(f"resolving package {self.resolved} of about {max(self.packages, self.resolved)}")
         elif line.startswith("Installing collected packages: "):
             count = line.count(",") + 1
             self.progress(f"unpacking {count} package{'s' if count > 1 else ''}")

@@ -192,7 +192,7 @@ def stop_all(record: FleetRecord) -> None:
     with suppress(OSError):  # a full disk must not prevent the fleet from stopping
         fleet_record.write(replace(record, state="stopping"))
     stop_processes(record)
-    if record.ours:
+    if record.is_ours:
         remove_tokens()
     fleet_record.remove()
 
@@ -205,7 +205,7 @@ def stop_processes(record: FleetRecord) -> None:
     """
     stop(_supervisors(), GRACE_S)
     # A node that ends notifies its head; without a head it would try in vain, so it gets no time for that.
-    stop([p.process for p in record.processes if p.role != "head"], 0.0 if record.headless else GRACE_S)
+    stop([p.process for p in record.processes if p.role != "head"], 0.0 if record.is_headless else GRACE_S)
     stop([p.process for p in record.processes if p.role == "head"], GRACE_S)
     for folder in filter(None, (record.temp_dir, record.previous_temp_dir, record.joined_dir)):
         stop_leftover_processes(Path(folder))

@@ -90,7 +90,7 @@ class Recipe:
         return (self, self.for_cpu) if self.for_cpu else (self,)
 
     @property
-    def extent(self) -> str:
+    def download_summary(self) -> str:
         """What will be downloaded and how much, as far as it is known in advance."""
         size = f"needs {self.building_bytes / GB:.1f} GB of free disk"
         if self.download_bytes:
@@ -105,7 +105,7 @@ class Recipe:
             notes = [f"no CPU build of {self.cpu_build.package} was found"]
         return "; ".join([size, *notes])
 
-    def unsupported(self) -> str:
+    def unsupported_reason(self) -> str:
         """Return why it cannot exist on this machine; "" if it can."""
         system, machine, python = platform.system(), platform.machine(), sys.version_info[:2]
         if (self.systems and system not in self.systems) or (self.machines and machine not in self.machines):

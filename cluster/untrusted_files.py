@@ -39,7 +39,7 @@ class UnreadableFile(UserError):
     def __init__(self, what: str, why: str, passing: bool = False):
         super().__init__(f"{what} {why}", "write a plain file of UTF-8 text there, or remove it")
         self.args = (what, why, passing)
-        self.why, self.passing = why, passing
+        self.why, self.is_transient = why, passing
 
 
 @contextmanager

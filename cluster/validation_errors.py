@@ -76,9 +76,9 @@ class _Error:
     """
 
     type: str
-    said: str
+    message: str
     context: dict[str, Any]
-    given: Any
+    value: Any
     steps: tuple[tuple[str | int, bool], ...]
 
     @property
@@ -148,13 +148,13 @@ def _sentence(error: _Error, model_class: type[BaseModel]) -> tuple[str, str]:
         case "missing":
             return "is required", ""
         case "model_type" | "dict_type" | "model_attributes_type":
-            return f"must be a mapping, got {_shown(error.given)}", ""
-        case "literal_error" | "enum" if isinstance(error.given, str):
+            return f"must be a mapping, got {_shown(error.value)}", ""
+        case "literal_error" | "enum" if isinstance(error.value, str):
             valid = re.findall(r"'([^']*)'", str(error.context.get("expected", "")))
-            return f"unknown value {_shown(error.given)}", nearest(error.given, valid)
+            return f"unknown value {_shown(error.value)}", nearest(error.value, valid)
         case "value_error" | "assertion_error":
-            return _worded(error.said), ""
-    return f"{_worded(error.said)}, got {_shown(error.given)}", ""
+            return _worded(error.message), ""
+    return f"{_worded(error.message)}, got {_shown(error.value)}", ""
 
 
 def _worded(message: str) -> str:

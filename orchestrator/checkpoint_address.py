@@ -56,7 +56,7 @@ def expanded(value: Any) -> Any:
 
 def names_checkpoints(verb: str) -> tuple[str, ...]:
     """Arguments of a tool that name an existing checkpoint, or an existing folder of checkpoints."""
-    return tuple(name for name, use in checkpoint_location.TOOLS[verb].items() if use.written == use.whole)
+    return tuple(name for name, use in checkpoint_location.TOOLS[verb].items() if use.is_written == use.is_exact)
 
 
 def may_be_a_job(location: str) -> bool:

@@ -66,11 +66,11 @@ class Checkpoints:
                 raise SpecError(
                     "to_kind", "a copy from or to this machine cannot be converted on the way", "convert it afterwards"
                 )
-            return KeyValueView(self._copied_here(source, target, between, progress), show.copied)
+            return KeyValueView(self._copy_locally(source, target, between, progress), show.copied)
         order = {"source": source, "target": target, "to_kind": to_kind, "on_lossy": on_lossy}
         return KeyValueView(self._client.checkpoint_copy(order, progress), show.copied)
 
-    def _copied_here(self, source: str, target: str, between: bool, progress: Bytes | None) -> Data:
+    def _copy_locally(self, source: str, target: str, between: bool, progress: Bytes | None) -> Data:
         from orchestrator import checkpoint_transfer
 
         if not between:

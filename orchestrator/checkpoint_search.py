@@ -24,7 +24,7 @@ class Found:
     """A checkpoint, a node whose storage has it, and the newer ones of its folder that any node passed over."""
 
     node: str
-    place: CheckpointLocation
+    location: CheckpointLocation
     passed_over: tuple[dict[str, str], ...] = ()
 
 
@@ -55,15 +55,15 @@ class Storages:
     def __init__(self, agents: "Agents", job_id: Callable[[str], str] = lambda name: ""):
         self._agents, self._job_id = agents, job_id
 
-    def of_job(self, path: str) -> str:
+    def replace_job_name(self, path: str) -> str:
         """`path` with the job's name at its beginning replaced by its id; "" if it does not begin with a job's name."""
         name, slash, rest = path.partition("/")
         job = self._job_id(name) if name else ""
         return f"{job}{slash}{rest}" if job not in ("", name) else ""
 
-    def folder(self, location: CheckpointLocation) -> CheckpointLocation:
+    def resolve_folder(self, location: CheckpointLocation) -> CheckpointLocation:
         """The folder of checkpoints at `location`; if no checkpoint is there, the folder of the job with that name."""
-        path = self.of_job(location.path)
+        path = self.replace_job_name(location.path)
         if not path or any(
             self._agents.call(node, "checkpoints", location.path) for node in self.nodes_of(location.pool)
         ):
@@ -84,7 +84,7 @@ class Storages:
                 return Found(node, reference, tuple(reply["passed_over"]))
         if match := newest(reference.pool, replies):
             return match
-        if path := self.of_job(reference.path):
+        if path := self.replace_job_name(reference.path):
             return self.find(CheckpointLocation(reference.pool, path), field)
         existing = [row["path"] for node in replies for row in self._agents.call(node, "checkpoints", "")]
         raise NotFound(f"no checkpoint at {reference}", nearest(reference.path, existing))

@@ -41,7 +41,7 @@ def up(client: "Client", source: str, target: str, progress: Progress) -> Data:
     text = _read(folder / MANIFEST, LARGEST_MANIFEST_BYTES)
 
     def run() -> Data:
-        destination = client.checkpoint_place(target)
+        destination = client.checkpoint_destination(target)
         begin_reply = _begun(client, destination, folder.name, text)
         sent = 0
         if not begin_reply["arrived"]:
@@ -54,10 +54,10 @@ def up(client: "Client", source: str, target: str, progress: Progress) -> Data:
                     begin_reply,
                     progress,
                 )
-                client.checkpoint_arrived(destination, folder.name)
+                client.checkpoint_commit(destination, folder.name)
             except BaseException:
                 with suppress(PolyfleetError):  # the first error is the one to report
-                    client.checkpoint_left(destination, folder.name)
+                    client.checkpoint_interrupt(destination, folder.name)
                 raise
         path = f"{destination['pool']}:{destination['folder']}/{folder.name}"
         result = {
@@ -112,7 +112,7 @@ def bring_in(client: "Client", source: str, target: str, options: Data, progress
     upload = hashlib.sha256(where.encode("utf-8", "replace")).hexdigest()[:24]
 
     def run() -> Data:
-        destination = client.checkpoint_place(target)
+        destination = client.checkpoint_destination(target)
         sent = send_folder(client, destination["node"], upload, local, progress)
         there = f"{destination['pool']}:.uploads/{upload}" + ("" if local.is_dir() else f"/{local.name}")
         arguments = {"source": there, "root": f"{destination['pool']}:{destination['folder']}", **options}
@@ -125,7 +125,7 @@ def bring_in(client: "Client", source: str, target: str, options: Data, progress
         client.upload_discard(destination["node"], upload)
         return result | {"notes": [_named(note, there, source) for note in result["notes"]], "transferred_bytes": sent}
 
-    with _turn(local, lambda: client.tell(f"another import of {local} is running; this one starts after it")):
+    with _turn(local, lambda: client.notify(f"another import of {local} is running; this one starts after it")):
         return until_reached(client, run)
 
 

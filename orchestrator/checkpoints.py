@@ -46,7 +46,7 @@ class CheckpointService:
     def __init__(self, agents: "Agents", pace: "Pace | None" = None, job_id: Callable[[str], str] = lambda name: ""):
         self._agents, self.pace = agents, pace
         self._storages = Storages(agents, job_id)
-        self._having: dict[str, str] = {}
+        self._reader_by_ref: dict[str, str] = {}
 
     def list(self, pool: str, prefix: str = "") -> "list[dict[str, Any]]":
         """Summaries of all checkpoints below `prefix`, a path or the name of a job, oldest first. Pool "" means every
@@ -62,7 +62,7 @@ class CheckpointService:
                 for row in self._agents.call(node, "checkpoints", prefix) if not self._agents.away_reason(node) else ():
                     by_path.setdefault(row["path"], {"pool": name, **row, "nodes": []})["nodes"].append(node)
             rows += by_path.values()
-        if not rows and (path := self._storages.of_job(prefix)):
+        if not rows and (path := self._storages.replace_job_name(prefix)):
             return self.list(pool, path)
         if pool and not rows and (away := self.away(pool)):
             raise FleetError("; ".join(away), "`polyfleet up` brings back a node that is down")
@@ -82,8 +82,8 @@ class CheckpointService:
     def show(self, ref: str) -> "dict[str, Any]":
         """Content of the manifest, and `damaged` and `passed_over` from earlier checks. Reads no tensor."""
         match = self._find(ref)
-        summary = self._agents.call(match.node, "describe_checkpoint", match.place.path, match.place.pool)
-        return {"pool": match.place.pool, **summary, "passed_over": list(match.passed_over)}
+        summary = self._agents.call(match.node, "describe_checkpoint", match.location.path, match.location.pool)
+        return {"pool": match.location.pool, **summary, "passed_over": list(match.passed_over)}
 
     def findings(self) -> "builtins.list[tuple[str, Finding]]":
         """(node, finding) for each checkpoint that is marked as damaged and still stored, for `doctor`."""
@@ -105,7 +105,7 @@ class CheckpointService:
     def plan(self, ref: str, kind: str, count: int = 1) -> "dict[str, Any]":
         """Report what `count` devices of `kind` would keep, convert or refuse, and whether the checkpoint fits."""
         match = self._find(ref)
-        planned: dict[str, Any] = self._agents.call(match.node, "plan_checkpoint", match.place.path, kind, count)
+        planned: dict[str, Any] = self._agents.call(match.node, "plan_checkpoint", match.location.path, kind, count)
         return planned
 
     def newest(self, reader: str, folder: CheckpointLocation) -> "dict[str, Any] | None":
@@ -130,7 +130,7 @@ class CheckpointService:
         if len(names) > keep and names[-1] == name:
             facts = self._agents[node].facts
             root = {"pool": facts.pool if facts else "", "path": folder}
-            self.watched(node, "prune", {"root": root, "keep": keep}, lambda done, total: None)
+            self.run_tool(node, "prune", {"root": root, "keep": keep}, lambda done, total: None)
 
     def is_sound(self, reader: str, location: CheckpointLocation) -> bool:
         """Verify every byte of a checkpoint that could not be moved. A damaged checkpoint is marked, and passed over
@@ -145,7 +145,7 @@ class CheckpointService:
         """Copy one checkpoint into a folder of another pool. Only chunks that are missing there are sent."""
         started = time.monotonic()
         match = self._find(source, "source")
-        location, destination = match.place, checkpoint_location.parse_pool_path(target, "target")
+        location, destination = match.location, checkpoint_location.parse_pool_path(target, "target")
         writer, name = self.node_of(destination.pool, "target"), PurePosixPath(location.path).name
         moved = self.move((match.node, location), writer, f"{destination.path}/{name}", progress)
         path = f"{destination.pool}:{destination.path}/{name}"
@@ -159,7 +159,7 @@ class CheckpointService:
         """
         reader, location = source
         folder, name = str(PurePosixPath(final).parent), PurePosixPath(final).name
-        text = self._text(reader, location)
+        text = self._read_manifest(reader, location)
         begin_reply = self._agents.call(writer, "begin_checkpoint_upload", folder, name, text, timeout_s=VERIFY_S)
         result = {key: begin_reply[key] for key in ("step", "files", "bytes")} | {"verified": True}
         if begin_reply["arrived"]:
@@ -173,7 +173,7 @@ class CheckpointService:
             raise
         return result | {"transferred_bytes": transferred, "already_there": False}
 
-    def _text(self, reader: str, location: CheckpointLocation) -> bytes:
+    def _read_manifest(self, reader: str, location: CheckpointLocation) -> bytes:
         """Read the manifest in pieces of at most CHUNK_BYTES, the limit of one call."""
         pieces: list[bytes] = []
         path = f"{location.path}/{MANIFEST}"
@@ -228,7 +228,7 @@ class CheckpointService:
     def manifest(self, ref: str) -> "dict[str, Any]":
         """{"checkpoint": POOL:PATH of the checkpoint that `ref` resolves to, "manifest": its bytes}"""
         match = self._find(ref, "source")
-        return {"checkpoint": str(match.place), "manifest": self._text(match.node, match.place)}
+        return {"checkpoint": str(match.location), "manifest": self._read_manifest(match.node, match.location)}
 
     def chunk(self, ref: str, file: str, index: int) -> bytes:
         location = checkpoint_location.parse_pool_path(ref, "source")
@@ -238,20 +238,20 @@ class CheckpointService:
                 reader, "read_file", path, index * CHUNK_BYTES, CHUNK_BYTES, location.pool, timeout_s=CHUNK_S
             )
         except NotFound:
-            self._having.pop(ref, None)  # the next request searches for it again
+            self._reader_by_ref.pop(ref, None)  # the next request searches for it again
             raise
         return data
 
     def _reader_of(self, ref: str) -> str:
         """A node that has the checkpoint and is still ready, cached so that not every chunk causes a search."""
-        node = self._agents.get(self._having.get(ref, ""))
+        node = self._agents.get(self._reader_by_ref.get(ref, ""))
         if node is None or not node.ready:
-            if len(self._having) >= MOST_READ_AT_ONCE:
-                self._having.clear()
-            self._having[ref] = self._find(ref, "source").node
-        return self._having[ref]
+            if len(self._reader_by_ref) >= MOST_READ_AT_ONCE:
+                self._reader_by_ref.clear()
+            self._reader_by_ref[ref] = self._find(ref, "source").node
+        return self._reader_by_ref[ref]
 
-    def place(self, target: str) -> "dict[str, Any]":
+    def destination(self, target: str) -> "dict[str, Any]":
         """The node that writes to `target`, and the folder in its pool's storage."""
         destination = checkpoint_location.parse_pool_path(target, "target")
         return {"node": self.node_of(destination.pool, "target"), "pool": destination.pool, "folder": destination.path}
@@ -287,31 +287,31 @@ class CheckpointService:
             use = checkpoint_location.TOOLS[verb][name]
             location = (
                 checkpoint_location.parse_location(text, name)
-                if use.stores
+                if use.allows_stores
                 else checkpoint_location.parse_pool_path(text, name)
             )
             if location.scheme:
                 arguments[name] = {"uri": str(location)}
                 continue
-            match = None if use.written or use.whole else self._find(str(location), name)
-            if use.written and use.whole:
-                location = self._storages.folder(location)
-            arguments[name] = {"pool": location.pool, "path": match.place.path if match else location.path}
-            reached.insert(0 if use.written else len(reached), (location.pool, match.node if match else ""))
+            match = None if use.is_written or use.is_exact else self._find(str(location), name)
+            if use.is_written and use.is_exact:
+                location = self._storages.resolve_folder(location)
+            arguments[name] = {"pool": location.pool, "path": match.location.path if match else location.path}
+            reached.insert(0 if use.is_written else len(reached), (location.pool, match.node if match else ""))
         if not reached:
             raise SpecError("places", "none of them is in a pool", "run it on paths of this machine, without a fleet")
         pool = reached[0][0]
         node_with_data = next((node for of, node in reached if of == pool and node), "")
-        return self.watched(node_with_data or self.node_of(pool), verb, arguments, progress)
+        return self.run_tool(node_with_data or self.node_of(pool), verb, arguments, progress)
 
     def discard(self, location: CheckpointLocation) -> None:
         """Remove a checkpoint from every storage of its pool."""
         for node in self._storages.nodes_of(location.pool):
-            self.watched(
+            self.run_tool(
                 node, "discard", {"path": {"pool": location.pool, "path": location.path}}, lambda done, total: None
             )
 
-    def watched(self, node: str, verb: str, arguments: "dict[str, Any]", progress: Progress) -> Any:
+    def run_tool(self, node: str, verb: str, arguments: "dict[str, Any]", progress: Progress) -> Any:
         """Run a tool on a node and return its result. Raises Conflict if the node runs its maximum number of tools."""
         number, cursor = self._agents.call(node, "start_tool", verb, arguments), 0
         try:

@@ -60,14 +60,14 @@ class Client(FileClient):
         """Submit a job and return it as accepted. Raises ResponseLost if no response arrives; repeating the call with
         the same key submits the job only once.
         """
-        return self.once("/v1/jobs", {"spec": spec, "code_archive": package}, key)
+        return self.post_once("/v1/jobs", {"spec": spec, "code_archive": package}, key)
 
     def submit_many(self, jobs: list[Data], key: str = "") -> Data:
         """Submit up to 1,000 of {"spec", "code_archive"}, all or none. Returns {"jobs": [{"id", "name"}], "note"}.
 
         Raises as `submit` does.
         """
-        return self.once("/v1/jobs/bulk", {"jobs": jobs}, key)
+        return self.post_once("/v1/jobs/bulk", {"jobs": jobs}, key)
 
     def plan(self, spec: Data, content_sha: str = "") -> Data:
         """`content_sha`: SHA-256 of the content of the job's folder, "" without one."""
@@ -102,7 +102,7 @@ class Client(FileClient):
         path: str = "/v1/jobs"
         params: Data | None = _wanted(states, page, name, since_s, fields)
         while path:
-            response = self.answer("GET", path, params=params)
+            response = self.send_request("GET", path, params=params)
             yield response.json()
             path, params = response.links.get("next", {}).get("url", ""), None
 
@@ -234,7 +234,7 @@ class Client(FileClient):
 
     def benchmark_begin(self, request: Data, package: str = "", key: str = "") -> Data:
         """Start a benchmark run. Raises ResponseLost as `submit` does."""
-        return self.once("/v1/benchmarks", {"request": request, "code_archive": package}, key)
+        return self.post_once("/v1/benchmarks", {"request": request, "code_archive": package}, key)
 
     def benchmarks(self) -> list[Data]:
         return self.rows("/v1/benchmarks")
@@ -296,11 +296,11 @@ class Client(FileClient):
         """Copy a checkpoint and return the result. `order` has the fields of CopyBody. `progress` receives bytes done
         and bytes in total.
         """
-        return self.told("/v1/checkpoints/copy", order, progress, key)
+        return self.run_operation("/v1/checkpoints/copy", order, progress, key)
 
     def checkpoint_tool(self, verb: str, arguments: Data, progress: Bytes | None = None, key: str = "") -> Data:
         """Run a checkpoint tool on a node and return its result."""
-        return self.told(f"/v1/checkpoints/tools/{verb}", {"arguments": arguments}, progress, key)
+        return self.run_operation(f"/v1/checkpoints/tools/{verb}", {"arguments": arguments}, progress, key)
 
 
 def _wanted(states: list[str] | None, limit: int, name: str, since_s: float, fields: tuple[str, ...]) -> Data:

@@ -28,7 +28,7 @@ class LeftOut:
     special: tuple[tuple[str, str], ...] = ()
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def messages(self) -> tuple[str, ...]:
         """One line for each reason; none if the complete folder is sent."""
         lines = []
         if self.by_git:

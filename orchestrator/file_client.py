@@ -16,12 +16,12 @@ class FileClient(ServerConnection):
         """One page of files: {"job", "running", "folders", "entries", "after", "notes"}. For the next page, pass its
         job and `after`.
         """
-        return self._told(f"/v1/jobs/{segment(ref)}/files", path=path, after=after)
+        return self._get_json(f"/v1/jobs/{segment(ref)}/files", path=path, after=after)
 
     def file_piece(self, job: str, spot: Data, path: str, offset: int) -> Piece:
         """Read one piece of a file. Raises FleetError if it arrived damaged."""
         params = _spot(spot) | {"path": path, "offset": offset}
-        response = self.answer("GET", f"/v1/jobs/{segment(job)}/files/content", params=params, timeout=PATIENT)
+        response = self.send_request("GET", f"/v1/jobs/{segment(job)}/files/content", params=params, timeout=PATIENT)
         headers = {name: response.headers[f"Polyfleet-{name}"] for name in ("sha256", "bytes", "version", "mode")}
         if digest(response.content) != headers["sha256"]:
             raise FleetError(f"{path!r}: the piece at byte {offset} arrived damaged", "run the command again")
@@ -29,11 +29,11 @@ class FileClient(ServerConnection):
         return Piece(response.content, int(headers["bytes"]), headers["version"], modified_s, int(headers["mode"]))
 
     def file_hashes(self, job: str, spot: Data, path: str, first: int) -> Data:
-        return self._told(f"/v1/jobs/{segment(job)}/files/hashes", **_spot(spot), path=path, first=first)
+        return self._get_json(f"/v1/jobs/{segment(job)}/files/hashes", **_spot(spot), path=path, first=first)
 
-    def file_place(self, ref: str, path: str) -> Data:
+    def file_destination(self, ref: str, path: str) -> Data:
         """Where a file that is put is stored: {"attempt", "node", "pool", "path", "running"}."""
-        return self._told(f"/v1/jobs/{segment(ref)}/files/place", path=path)
+        return self._get_json(f"/v1/jobs/{segment(ref)}/files/place", path=path)
 
     def files_put(self, job: str, spot: Data, upload: str, files: list[Data], force: bool) -> Data:
         body = {"upload": upload, "files": files, "force": force, **_spot(spot)}
@@ -51,7 +51,7 @@ class FileClient(ServerConnection):
         self.call("PUT", url, params=params, headers=RAW, timeout=PATIENT, content=data)
 
     def upload_hashes(self, node: str, upload: str, path: str, first: int) -> Data:
-        return self._told(f"/v1/uploads/{upload}/hashes", node=node, path=path, first=first)
+        return self._get_json(f"/v1/uploads/{upload}/hashes", node=node, path=path, first=first)
 
     def upload_discard(self, node: str, upload: str) -> None:
         self.call("DELETE", f"/v1/uploads/{upload}", params={"node": node}, headers=JSON)
@@ -68,7 +68,7 @@ class FileClient(ServerConnection):
         """Complete an upload without a node as data named by its hash: {"sha256", "bytes", "files"}."""
         return self.post(f"/v1/data/{sha256}", {"upload": upload, "single": single}, timeout=PATIENT)
 
-    def _told(self, url: str, **params: str | int) -> Data:
+    def _get_json(self, url: str, **params: str | int) -> Data:
         """Like `get`, but it accepts a query parameter named path."""
         result: Data = self.call("GET", url, params=params)
         return result
@@ -77,14 +77,14 @@ class FileClient(ServerConnection):
 
     def checkpoint_manifest(self, ref: str) -> tuple[str, bytes]:
         """POOL:PATH of the checkpoint that `ref` resolves to, and its manifest."""
-        response = self.answer("GET", "/v1/checkpoints/manifest", params={"ref": ref}, timeout=PATIENT)
+        response = self.send_request("GET", "/v1/checkpoints/manifest", params={"ref": ref}, timeout=PATIENT)
         return unquote(response.headers["Polyfleet-Checkpoint"]), response.content
 
     def checkpoint_chunk(self, ref: str, file: str, index: int) -> bytes:
         params = non_empty(ref=ref, file=file, index=index)
-        return self.answer("GET", "/v1/checkpoints/chunk", params=params, timeout=PATIENT).content
+        return self.send_request("GET", "/v1/checkpoints/chunk", params=params, timeout=PATIENT).content
 
-    def checkpoint_place(self, target: str) -> Data:
+    def checkpoint_destination(self, target: str) -> Data:
         """{"node", "pool", "folder"} for writing to POOL:FOLDER: `node` writes it."""
         return self.get("/v1/checkpoints/place", target=target)
 
@@ -108,11 +108,11 @@ class FileClient(ServerConnection):
         }
         self.call("PUT", "/v1/checkpoints/incoming/chunk", params=params, headers=RAW, timeout=PATIENT, content=data)
 
-    def checkpoint_left(self, destination: Data, name: str) -> None:
+    def checkpoint_interrupt(self, destination: Data, name: str) -> None:
         params = {"node": destination["node"], "folder": destination["folder"], "name": name}
         self.call("DELETE", "/v1/checkpoints/incoming", params=params, headers=JSON)
 
-    def checkpoint_arrived(self, destination: Data, name: str) -> Data:
+    def checkpoint_commit(self, destination: Data, name: str) -> Data:
         body = {"node": destination["node"], "folder": destination["folder"], "name": name}
         return self.post("/v1/checkpoints/arrived", body, timeout=PATIENT)
 

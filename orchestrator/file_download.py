@@ -57,12 +57,12 @@ def _local(listing: Data, path: str, dest: str) -> tuple[Path, str]:
 
 class _Get:
     def __init__(self, client: "Client", listing: Data, path: str, root: Path, name: str, force: bool):
-        self._client, self._told, self._path, self._name, self._force = client, listing, path, name, force
+        self._client, self._listing, self._path, self._name, self._force = client, listing, path, name, force
         self._root, self._tree, self._umask = root, Tree(root), umask()
         self._report = Report(listing["job"], str(root / name) if name else str(root), notes=list(listing["notes"]))
 
     def run(self, progress: Progress | None) -> Report:
-        entries = [entry for entry in self._told["entries"] if self._travels(entry)]
+        entries = [entry for entry in self._listing["entries"] if self._is_included(entry)]
         files = [entry for entry in entries if entry["type"] == "file"]
         try:
             self._root.mkdir(parents=True, exist_ok=True)
@@ -79,14 +79,14 @@ class _Get:
         )
         for entry, same in zip(files, is_present, strict=True):
             if same:
-                counter.more(entry["bytes"], False)
-        self._links([entry for entry in entries if entry["type"] == "link"])
+                counter.add(entry["bytes"], False)
+        self._create_links([entry for entry in entries if entry["type"] == "link"])
         self._report.files = [self._local(entry) for entry in files]
         self._report.bytes = sum(entry["bytes"] for entry in files)
         self._report.transferred_bytes = counter.transferred
         return self._report
 
-    def _travels(self, entry: Entry) -> bool:
+    def _is_included(self, entry: Entry) -> bool:
         refused = entry["refused"]
         if entry["type"] == "link" and not refused:  # it may lead out of the part of the folder that is fetched
             refused = link_refusal(self._local(entry), entry["target"])
@@ -103,7 +103,7 @@ class _Get:
         local = self._local(entry)
         if not self._tree.exists(local):
             return False
-        existing = self._tree.look(local)
+        existing = self._tree.entry(local)
         if existing["type"] == "file" and existing["bytes"] == entry["bytes"] and self._same_content(entry, local):
             return True
         if existing["type"] != "file" or not self._force:
@@ -115,48 +115,48 @@ class _Get:
     def _same_content(self, entry: Entry, local: str) -> bool:
         first = 0
         while first * PIECE_BYTES < entry["bytes"]:
-            theirs = self._client.file_hashes(*self._asked(entry), first)["sha256"]
+            theirs = self._client.file_hashes(*self._piece_arguments(entry), first)["sha256"]
             if theirs != self._tree.hashes(local, first, len(theirs))[1] or not theirs:
                 return False
             first += len(theirs)
         return True
 
-    def _asked(self, entry: Entry) -> tuple[str, Data, str]:
+    def _piece_arguments(self, entry: Entry) -> tuple[str, Data, str]:
         """Job, spot and path: the arguments of the routes for pieces."""
-        folders = self._told["folders"]
+        folders = self._listing["folders"]
         folder = next(one for one in folders if entry["path"].startswith(one["prefix"]))
-        return self._told["job"], folder, entry["path"].removeprefix(folder["prefix"])
+        return self._listing["job"], folder, entry["path"].removeprefix(folder["prefix"])
 
     def _fetch(self, entry: Entry, counter: Told) -> None:
         """Fetch a file, again if it changes meanwhile, unless it is large: fetching a growing log would never end."""
         for _ in range(TRIES - 1 if entry["bytes"] <= AGAIN_UP_TO_BYTES else 0):
-            if self._fetched(entry, counter):
+            if self._try_fetch(entry, counter):
                 return
-        if not self._fetched(entry, counter, last=True):
+        if not self._try_fetch(entry, counter, last=True):
             self._report.notes.append(f"{entry['path']} {CHANGED}")
 
-    def _fetched(self, entry: Entry, counter: Told, last: bool = False) -> bool:
+    def _try_fetch(self, entry: Entry, counter: Told, last: bool = False) -> bool:
         """Fetch a file. Return False if it changed meanwhile; the fetched file is then kept only on the `last` try."""
-        local, (job, spot, path) = self._local(entry), self._asked(entry)
+        local, (job, spot, path) = self._local(entry), self._piece_arguments(entry)
         first = self._client.file_piece(job, spot, path, 0)
         part = _beside(local, first.version)
-        with self._tree.alone(part):
-            return self._taken(entry, counter, last, (first, part))
+        with self._tree.locked(part):
+            return self._fetch_pieces(entry, counter, last, (first, part))
 
-    def _taken(self, entry: Entry, counter: Told, last: bool, first_piece: tuple[Piece, str]) -> bool:
-        local, (job, spot, path), (first, part) = self._local(entry), self._asked(entry), first_piece
+    def _fetch_pieces(self, entry: Entry, counter: Told, last: bool, first_piece: tuple[Piece, str]) -> bool:
+        local, (job, spot, path), (first, part) = self._local(entry), self._piece_arguments(entry), first_piece
 
         def store(at: int, piece: Piece) -> tuple[str, int]:
             data = piece.data[: first.size_bytes - at]  # the file may have grown
             self._tree.write(part, at, data)
-            counter.more(len(data), True)
+            counter.add(len(data), True)
             hashes[at // PIECE_BYTES] = digest(data)
             return piece.version, at + len(data)
 
-        hashes = self._brought(part, entry) if first.size_bytes > PIECE_BYTES else {}
+        hashes = self._matching_pieces(part, entry) if first.size_bytes > PIECE_BYTES else {}
         same = set(hashes)
         stored = [store(0, first)]
-        counter.more(len(same) * PIECE_BYTES, False)
+        counter.add(len(same) * PIECE_BYTES, False)
         offsets = [at for at in range(PIECE_BYTES, first.size_bytes, PIECE_BYTES) if at // PIECE_BYTES not in same]
         stored += each(lambda at: store(at, self._client.file_piece(job, spot, path, at)), offsets)
         changed = any(version != first.version for version, _ in stored)
@@ -164,21 +164,21 @@ class _Get:
             self._tree.remove(part)
             return False
         short = [end for _, end in stored if end % PIECE_BYTES]
-        self._place(part, local, min([first.size_bytes, *short]), first, hashes)
+        self._move_to_target(part, local, min([first.size_bytes, *short]), first, hashes)
         return not changed
 
-    def _brought(self, part: str, entry: Entry) -> dict[int, str]:
+    def _matching_pieces(self, part: str, entry: Entry) -> dict[int, str]:
         """Pieces that an earlier try has fetched and that are still equal, with their hashes."""
-        piece_count, first, same = self._tree.look(part)["bytes"] // PIECE_BYTES, 1, dict[int, str]()
+        piece_count, first, same = self._tree.entry(part)["bytes"] // PIECE_BYTES, 1, dict[int, str]()
         while first < piece_count:
-            theirs = self._client.file_hashes(*self._asked(entry), first)["sha256"]
+            theirs = self._client.file_hashes(*self._piece_arguments(entry), first)["sha256"]
             ours = self._tree.hashes(part, first, len(theirs))[1]
             pairs = enumerate(zip(theirs, ours, strict=False), first)
             same |= {index: one for index, (one, other) in pairs if one == other}
             first += max(len(theirs), 1)
         return same
 
-    def _place(self, part: str, local: str, size_bytes: int, piece: Piece, hashes: dict[int, str]) -> None:
+    def _move_to_target(self, part: str, local: str, size_bytes: int, piece: Piece, hashes: dict[int, str]) -> None:
         """Move a complete file to its path after reading it back and comparing the hashes."""
         mode = (0o777 if piece.mode & 0o100 else 0o666) & ~self._umask
         self._tree.finish(part, size_bytes, piece.modified_s, mode)
@@ -198,12 +198,12 @@ class _Get:
                 "add --force to overwrite it",
             ) from None
 
-    def _links(self, links: list[Entry]) -> None:
+    def _create_links(self, links: list[Entry]) -> None:
         """Create links after all files, so that no file is ever written through a link."""
         for entry in links:
             local = self._local(entry)
             if self._tree.exists(local):
-                existing = self._tree.look(local)
+                existing = self._tree.entry(local)
                 if existing["type"] == "link" and existing["target"] == entry["target"]:
                     continue
                 raise Conflict(f"{self._root / local} already exists and is not the same link", "remove it first")

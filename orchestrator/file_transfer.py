@@ -47,7 +47,7 @@ class Told:
         self._total, self._done, self._progress, self._lock = total, 0, progress, threading.Lock()
         self.transferred = 0
 
-    def more(self, size_bytes: int, transferred: bool) -> None:
+    def add(self, size_bytes: int, transferred: bool) -> None:
         with self._lock:
             self._done += size_bytes
             self.transferred += size_bytes if transferred else 0

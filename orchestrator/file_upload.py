@@ -47,7 +47,7 @@ class _Put:
             self._path = plain(f"{path or '.'}/{local.name}") if into or not path else plain(path)
         else:
             self._path = plain(path) or local.resolve().name
-        self._spot = client.file_place(self._job, self._path)
+        self._spot = client.file_destination(self._job, self._path)
         identity = f"{socket.gethostname()}\n{local.resolve()}\n{self._job}\n{self._path}"
         self._upload = hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()[:24]
         self._report = Report(self._job, f"{self._job}:{self._path}")
@@ -61,31 +61,31 @@ class _Put:
 
     def run(self, progress: Progress | None) -> Report:
         """Check all files for conflicts, send them, then move them to their final paths."""
-        files = [entry for entry in self._tree.all_entries(self._name) if self._travels(entry)]
-        existing = self._there()
+        files = [entry for entry in self._tree.all_entries(self._name) if self._is_included(entry)]
+        existing = self._remote_entries()
         new = [entry for entry in files if not self._is_there(entry, existing)]
         counter = Told(sum(entry["bytes"] for entry in files), progress)
         sent = self._client.upload_begin(self._spot["node"], self._upload)
         each_file(lambda entry: self._send(entry, sent.get(entry["path"], 0), counter), new)
-        self._place(new)
+        self._move_to_targets(new)
         sent_now = {entry["path"] for entry in new}
-        counter.more(sum(entry["bytes"] for entry in files if entry["path"] not in sent_now), False)
-        self._report.files = [self._remote(entry) for entry in files]
+        counter.add(sum(entry["bytes"] for entry in files if entry["path"] not in sent_now), False)
+        self._report.files = [self._remote_path(entry) for entry in files]
         self._report.bytes = sum(entry["bytes"] for entry in files)
         self._report.transferred_bytes = counter.transferred
         return self._report
 
-    def _travels(self, entry: Entry) -> bool:
+    def _is_included(self, entry: Entry) -> bool:
         reason = entry["refused"] or ("links are not sent" if entry["type"] == "link" else "")
         if reason:
             self._report.notes.append(f"{entry['path']} is left out: {reason}")
         return not reason and entry["type"] == "file"
 
-    def _remote(self, entry: Entry) -> str:
+    def _remote_path(self, entry: Entry) -> str:
         inside: str = self._spot["path"]
         return inside if self._name else f"{inside}/{entry['path']}"
 
-    def _there(self) -> dict[str, Entry]:
+    def _remote_entries(self) -> dict[str, Entry]:
         """Existing entries of the job's folder at the target path, by path."""
         try:
             listing = listed(self._client, self._job, self._path)
@@ -96,7 +96,7 @@ class _Put:
 
     def _is_there(self, entry: Entry, existing: dict[str, Entry]) -> bool:
         """Return whether the job has the same file. Raises Conflict if it has another that must not be overwritten."""
-        remote = self._remote(entry)
+        remote = self._remote_path(entry)
         if (entry_there := existing.get(remote)) is None:
             return False
         if entry_there["type"] == "file" and entry_there["bytes"] == entry["bytes"] and self._is_same(entry, remote):
@@ -121,10 +121,10 @@ class _Put:
     def _send(self, entry: Entry, sent_bytes: int, counter: Told) -> None:
         path, node = entry["path"], self._spot["node"]
         same = _sent(self._client, node, self._upload, self._tree, path, sent_bytes)
-        send_file(self._client, node, self._upload, self._tree, path, same, counter.more)
+        send_file(self._client, node, self._upload, self._tree, path, same, counter.add)
 
-    def _place(self, files: list[Entry]) -> None:
-        names = [{"uploaded": entry["path"], "path": self._remote(entry)} for entry in files]
+    def _move_to_targets(self, files: list[Entry]) -> None:
+        names = [{"uploaded": entry["path"], "path": self._remote_path(entry)} for entry in files]
         for first in range(0, len(names), PUT_AT_ONCE):
             batch = names[first : first + PUT_AT_ONCE]
             self._client.files_put(self._job, self._spot, self._upload, batch, self._force)
@@ -191,7 +191,7 @@ def send_folder(client: "Client", node: str, upload: str, local: Path, progress:
 
     def send(entry: Entry) -> None:
         same = _sent(client, node, upload, tree, entry["path"], sent.get(entry["path"], 0))
-        send_file(client, node, upload, tree, entry["path"], same, counter.more)
+        send_file(client, node, upload, tree, entry["path"], same, counter.add)
 
     each_file(send, entries)
     return counter.transferred

@@ -83,7 +83,7 @@ def remove(host: str, progress: Progress) -> None:
 
 def _up() -> FleetRecord:
     record = embedded.record()
-    if record is None or not record.ours:
+    if record is None or not record.is_ours:
         raise FleetError("no fleet of this home is up", "run `polyfleet up -f FILE` first")
     return record
 

@@ -31,7 +31,7 @@ CREDENTIALS = parsed(
 class Why(Enum):
     """Why a file is left out."""
 
-    ASKED = FILE
+    IGNORE_FILE = FILE
     CREDENTIALS = "credentials"
     GIT = GIT_FILE
 
@@ -47,15 +47,15 @@ class Ignored:
     git: tuple[tuple[str, Rules], ...] = ()
     in_repository: bool = False
 
-    def why(self, name: str, is_folder: bool, is_link: bool = False) -> Why | None:
+    def exclusion_reason(self, name: str, is_folder: bool, is_link: bool = False) -> Why | None:
         """Why `name`, relative to the submitted folder, is left out; None if it is sent."""
         if rule := self.own.match(name, is_folder):
-            return None if rule.takes_back else Why.ASKED
-        if (rule := CREDENTIALS.match(name, is_folder)) and not rule.takes_back:
+            return None if rule.is_negated else Why.IGNORE_FILE
+        if (rule := CREDENTIALS.match(name, is_folder)) and not rule.is_negated:
             return Why.CREDENTIALS
         for where, rules in self.git:
             if rule := rules.match(_seen_from(where, name), is_folder and not is_link):
-                return None if rule.takes_back else Why.GIT
+                return None if rule.is_negated else Why.GIT
         return None
 
     def inside(self, folder: Path, prefix: str) -> "Ignored":

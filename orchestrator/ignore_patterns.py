@@ -26,7 +26,7 @@ class OneOf:
     ranges: tuple[tuple[str, str], ...]
     negated: bool = False
 
-    def holds(self, char: str) -> bool:
+    def matches(self, char: str) -> bool:
         return any(first <= char <= last for first, last in self.ranges) is not self.negated
 
 
@@ -42,7 +42,7 @@ class Rule:
     """
 
     parts: tuple[Part, ...]
-    takes_back: bool
+    is_negated: bool
     folders_only: bool
     anchored: bool
     exact: str = ""
@@ -217,7 +217,7 @@ def _fits_name(part: Part, text: str) -> bool:
 
 
 def _is(piece: Piece, char: str) -> bool:
-    return piece.holds(char) if isinstance(piece, OneOf) else piece in (ONE, char)
+    return piece.matches(char) if isinstance(piece, OneOf) else piece in (ONE, char)
 
 
 def _fit(pattern: Sequence[P], text: Sequence[str], star: str, fits: Callable[[P, str], bool]) -> bool:

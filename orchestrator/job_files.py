@@ -36,7 +36,7 @@ class JobFiles:
 
     def __init__(self, agents: Agents):
         self._agents = agents
-        self._places = FilePlaces(agents)
+        self._locations = FilePlaces(agents)
 
     def page(self, record: Record, path: str, after: str) -> dict[str, Any]:
         """One page of a listing.
@@ -46,9 +46,9 @@ class JobFiles:
         Paths begin with the prefix of their folder, which is "" unless the job ran on several nodes without a shared
         storage.
         """
-        job, located = record.job.id, self._found(record)
+        job, located = record.job.id, self._find_folders(record)
         folders = _prefixed(located)
-        page_fields = {"job": job, "running": record.live is not None, "folders": folders, "notes": _notes(located)}
+        page_fields = {"job": job, "running": record.live_attempt is not None, "folders": folders, "notes": _notes(located)}
         chosen, inside = _chosen(folders, plain(path))
         entries: list[dict[str, Any]] = []
         number, _, cursor = after.partition(" ")
@@ -75,11 +75,11 @@ class JobFiles:
             entry["path"] = folder["prefix"] + entry["path"]
         return page
 
-    def _found(self, record: Record) -> Found:
+    def _find_folders(self, record: Record) -> Found:
         """Find the job's folders. Raises FleetError if the files are only on nodes that are away."""
-        located = self._places.find(record.job.id, ran(record.attempts))
+        located = self._locations.find(record.job.id, ran(record.attempts))
         if not located.folders and located.away:
-            raise self._places.is_away(record.job.id, located.away)
+            raise self._locations.away_error(record.job.id, located.away)
         return located
 
     def piece(self, record: Record, spot: Spot, path: str, offset: int) -> dict[str, Any]:
@@ -96,23 +96,23 @@ class JobFiles:
         )
         return reply
 
-    def place(self, record: Record, path: str) -> dict[str, Any]:
+    def destination(self, record: Record, path: str) -> dict[str, Any]:
         """Return where a file is stored: {"attempt", "node", "pool", "path", "running"}, `path` without node prefix.
 
         Raises UserError for a job that never ran: no node has a folder of it yet.
         """
         if not any(one.started for one in ran(record.attempts)):
             raise UserError(f"{record.job.id} has not run yet, so it has no folder", "put the files when it runs")
-        located = self._found(record)
-        running = record.live is not None
+        located = self._find_folders(record)
+        running = record.live_attempt is not None
         if not located.folders:
-            return self._made(record) | {"path": plain(path), "running": running}
+            return self._create_folder(record) | {"path": plain(path), "running": running}
         folders, inside = _chosen(_prefixed(located), plain(path))
         folder = folders[0]
         node = self._writer(folder["node"], folder["pool"])
         return {"attempt": folder["attempt"], "node": node, "pool": folder["pool"], "path": inside, "running": running}
 
-    def _made(self, record: Record) -> dict[str, Any]:
+    def _create_folder(self, record: Record) -> dict[str, Any]:
         """Create a folder for a job that has none, on the node where it ran last."""
         last = next(one for one in ran(record.attempts) if one.started)
         node = self._writer(last.nodes[0], last.pool)
@@ -124,7 +124,7 @@ class JobFiles:
         node = self._agents.get(reader)
         if node is not None and node.facts is not None and node.facts.pool == pool:
             return reader
-        raise self._places.is_away(f"pool {pool}", [reader])
+        raise self._locations.away_error(f"pool {pool}", [reader])
 
     def put(self, record: Record, spot: Spot, upload: str, names: list[list[str]], force: bool) -> list[str]:
         """Move files of an upload to their final paths; see workers/job_files.py. Raises Conflict."""
@@ -133,7 +133,7 @@ class JobFiles:
                 f"{len(names)} files in one request; the maximum is {MOST_NAMES}", "put them in several requests"
             )
         plain_names = [[plain(old), plain(new)] for old, new in names]
-        running, job = record.live is not None, record.job.id
+        running, job = record.live_attempt is not None, record.job.id
         placed: list[str] = self._agents.call(
             spot.node, "put_files", upload, plain_names, job, spot.epoch, running, force, timeout_s=COMMIT_S
         )

@@ -119,7 +119,7 @@ class JobSpec(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _task_and_place(cls, data: Any) -> Any:
+    def _set_defaults(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
         _refuse_misplaced(data)
@@ -128,12 +128,12 @@ class JobSpec(Model):
 
     @field_validator("data")
     @classmethod
-    def _mounts_apart(cls, data: tuple[DataSpec, ...]) -> tuple[DataSpec, ...]:
+    def _check_mounts(cls, data: tuple[DataSpec, ...]) -> tuple[DataSpec, ...]:
         check_mounts(data)
         return data
 
     @model_validator(mode="after")
-    def _fields_of_the_task(self) -> "JobSpec":
+    def _check_task_fields(self) -> "JobSpec":
         _check_fields(self)
         return self
 
@@ -171,7 +171,7 @@ class JobSpec(Model):
         )
 
     def _candidate(self, own: CandidateSpec, request: DeviceRequest) -> Candidate:
-        range_batch, nodes = self._whole_batch(own, request), own.nodes or self.resources.nodes or 1
+        range_batch, nodes = self._divided_batch(own, request), own.nodes or self.resources.nodes or 1
         batch_size = own.batch_size or self.batch_size
         min_count, max_count = (
             (range_batch.counts[0], range_batch.counts[-1]) if range_batch else (request.min_count, request.count)
@@ -210,7 +210,7 @@ class JobSpec(Model):
             return memory.estimated(self.task, batch_size, own.precision or self.precision).total_bytes
         return size_bytes(memory) if memory is not None else 0
 
-    def _whole_batch(self, own: CandidateSpec, request: DeviceRequest) -> Candidate | None:
+    def _divided_batch(self, own: CandidateSpec, request: DeviceRequest) -> Candidate | None:
         """The range of devices and the batch that is divided among them; None if the batch size is that of one rank.
         Raises SpecError if no number of devices in the range divides the batch.
         """
@@ -321,7 +321,7 @@ def _check_fields(spec: JobSpec) -> None:
     if spec.objective == "deadline" and spec.deadline is None:
         raise SpecError("deadline", "is required with objective: deadline", deadlines.FORMS)
     for own, request in spec.resources.alternatives():
-        spec._whole_batch(own, request)
+        spec._divided_batch(own, request)
     if spec.task == "run":
         if not all(own.command or spec.command for own, _ in spec.resources.alternatives()):
             raise SpecError("command", "a run job needs a command", "write e.g. command: python train.py")

@@ -121,11 +121,11 @@ class ResourceSpec(ResourceShape):
         return self
 
     @model_validator(mode="after")
-    def _whole_or_counted(self) -> "ResourceSpec":
+    def _check_exclusive(self) -> "ResourceSpec":
         if not any(one.exclusive for one in (self, *self.any_of, *self.ordered)):
             return self
         for own, request in self.alternatives():
-            if self.is_exclusive(own) and request.counted:
+            if self.is_exclusive(own) and request.has_count:
                 message = (
                     f"exclusive takes all {','.join(request.kinds)} devices of a node, but a number is given as well"
                 )
@@ -322,7 +322,7 @@ def _wanted(own: CandidateSpec, base: ResourceSpec) -> tuple[DeviceRequest, ...]
     if own.accelerators is not None:
         requests = written.accelerators(own.accelerators)
         number = own.count if own.count is not None else base.count
-        return tuple(w if number is None or w.counted else counted(w, number) for w in requests)
+        return tuple(w if number is None or w.has_count else counted(w, number) for w in requests)
     requests = written.accelerators("any" if base.accelerators is None else base.accelerators)
     if own.count is not None:
         return tuple(counted(DeviceRequest(w.kinds), own.count) for w in requests)

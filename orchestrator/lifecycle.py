@@ -76,7 +76,7 @@ def _spread(
     visits = survey.accepted(fleet, survey.survey(fleet), progress) if fleet.placements else []
     visits = survey.accepted(fleet, survey.prepare(fleet, visits, progress), progress)
     survey.look_at_storages(fleet, visits, progress)
-    lead = next((visit for visit in visits if visit.wanted.leads), None)
+    lead = next((visit for visit in visits if visit.request.leads), None)
     record = head.up(fleet, lead, progress) if lead else embedded.up(fleet, progress, left_out, accelerator_counts)
     if removed := [host for host in record.hosts if host.name not in host_names]:
         hosts.leave(removed, progress)
@@ -132,7 +132,7 @@ def _leave_hosts(progress: Progress) -> list[str]:
 
 def _leave(progress: Progress) -> None:
     record = embedded.record()
-    if record is None or record.ours or daemon.find_server(paths.home()) is None:
+    if record is None or record.is_ours or daemon.find_server(paths.home()) is None:
         return
     embedded.set_fleet_state("leaving")
     deadline = time.monotonic() + LEAVE_S

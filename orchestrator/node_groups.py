@@ -35,7 +35,7 @@ class Known:
         self._pools: dict[str, dict[str, Any]] = {}
         self._groups: tuple[NodeGroup, ...] = ()
 
-    def of(self, pools: dict[str, dict[str, Any]]) -> tuple[NodeGroup, ...]:
+    def groups(self, pools: dict[str, dict[str, Any]]) -> tuple[NodeGroup, ...]:
         if pools != self._pools:
             self._pools = pools
             try:
@@ -55,12 +55,12 @@ def _group(shape: Shape) -> NodeGroup:
         kind=_kind(shape),
         devices=devices,
         resources={name: float(count) for name, count in shape.resources().items()},
-        most=shape.most,
+        max_nodes=shape.max_nodes,
         hosts=shape.hosts,
         memory_bytes=_memory_bytes(shape, devices),
         price_per_hour=pool.price_per_hour,
         emulated=pool.emulated,
-        least=shape.least,
+        min_nodes=shape.min_nodes,
         start_timeout_s=float(pool.start_timeout_s or START_TIMEOUT_S),
         keep_idle_s=float(pool.keep_idle_s or KEEP_IDLE_S),
     )

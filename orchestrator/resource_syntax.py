@@ -36,7 +36,7 @@ class DeviceRequest:
     kinds: tuple[str, ...]
     count: int = 1
     min_count: int = 1
-    counted: bool = False
+    has_count: bool = False
 
 
 def accelerators(value: object) -> tuple[DeviceRequest, ...]:
@@ -52,10 +52,10 @@ def accelerators(value: object) -> tuple[DeviceRequest, ...]:
 
 def counted(request: DeviceRequest, count: object) -> DeviceRequest:
     """Add a number from another field to a request: 8, "8", "2..8" or "8+". UserError if it already has one."""
-    if request.counted:
+    if request.has_count:
         raise UserError(f"the number of {','.join(request.kinds)} is given twice", "keep one of them")
     low, high = _count(str(count) if isinstance(count, int) and not isinstance(count, bool) else count)
-    return DeviceRequest(request.kinds, high, low, counted=True)
+    return DeviceRequest(request.kinds, high, low, has_count=True)
 
 
 def size_bytes(text: object) -> int:

@@ -63,7 +63,7 @@ class ServerConnection(Transport):
     ) -> None:
         self.close()
 
-    def tell(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """Show a message to the user unless it is empty: through `progress`, or as a Python warning without it."""
         if text and self._progress:
             self._progress(text)
@@ -75,17 +75,17 @@ class ServerConnection(Transport):
             self._progress(f"{error.message}; retrying in {pause_s:g} s")
         super()._pause(pause_s, error)
 
-    def once(self, path: str, body: Data, key: str) -> Data:
+    def post_once(self, path: str, body: Data, key: str) -> Data:
         """Post a request, repeated with the same key while no response arrives, after a restart to the new server."""
         key = key or uuid4().hex
         for tries_left in reversed(range(TRIES)):
             try:
                 return self.post(path, body, headers={"Idempotency-Key": key})
             except ServerUnreachable as e:
-                self._again(e, key, tries_left)
+                self._prepare_retry(e, key, tries_left)
         raise AssertionError("the last try returns or raises")
 
-    def _again(self, error: ServerUnreachable, key: str, tries_left: int) -> None:
+    def _prepare_retry(self, error: ServerUnreachable, key: str, tries_left: int) -> None:
         """Wait until a request can be sent again. Raises ResponseLost."""
         if not tries_left:
             raise ResponseLost(error.message, key) from error
@@ -108,24 +108,24 @@ class ServerConnection(Transport):
                 continue
             check_version(server)
             try:
-                self.join(server.address, token.read(self._home))
+                self.switch_server(server.address, token.read(self._home))
                 self.get("/v1/version")
             except ServerUnreachable:
                 continue
             return
         raise error
 
-    def _renewed(self) -> bool:
+    def _reload_token(self) -> bool:
         """Read the token of a restarted server, which has a new one in the same file."""
         if self._home is None or (server := daemon.find_server(self._home)) is None:
             return False
         if (fresh := token.read(self._home)) == self._token:
             return False
         check_version(server)
-        self.join(server.address, fresh)
+        self.switch_server(server.address, fresh)
         return True
 
-    def told(self, path: str, order: Data, progress: Bytes | None, key: str) -> Data:
+    def run_operation(self, path: str, order: Data, progress: Bytes | None, key: str) -> Data:
         """Run a long operation and return its result. If the connection breaks, repeat it with the same key."""
         key = key or uuid4().hex
         for tries_left in reversed(range(TRIES)):
@@ -141,5 +141,5 @@ class ServerConnection(Transport):
                 )
             except ServerUnreachable as e:
                 error = e
-            self._again(error, key, tries_left)
+            self._prepare_retry(error, key, tries_left)
         raise AssertionError("the last try returns or raises")

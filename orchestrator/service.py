@@ -82,7 +82,7 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         self.packages = Packages(home / "packages")
         inbox = Inbox()
         pulse = Pulse()
-        self.agents = Agents(inbox.put, pulse.repaired)
+        self.agents = Agents(inbox.put, pulse.add_repair)
         self._checkpoints = CheckpointService(self.agents, Pace(copy_bytes_per_s()), self.jobs_table.id_of)
         self._files = JobFiles(self.agents)
         self.data = DataStore(home / "data")
@@ -90,22 +90,22 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         launcher = Launcher(self.agents, self.packages, self._checkpoints, moves)
         kept_logs = KeptLogs(home / "kept-logs", self.agents)
         self._rates = throughput.RateTable(self.store.benchmarks)
-        self._repair = RepairThread(pulse.repaired) if repair.wanted() else None
+        self._repair = RepairThread(pulse.add_repair) if repair.wanted() else None
         log_preservation = Keeping(kept_logs, self.agents, self.jobs_table)
         served = (self.jobs_table, self.store, self.agents, launcher, inbox, log_preservation)
         self.runtime = Runtime(*served, self._rates.newest, pulse, self._repair, Histories(self.jobs_table).newest)
         known_devices = KnownDevices(home / "inventory.json")
         self._fleet = FleetSeen(self.runtime, self.agents, known_devices)
-        self._views = JobViews(self.jobs_table, self.runtime, launcher.doing, known_devices)
+        self._views = JobViews(self.jobs_table, self.runtime, launcher.activity, known_devices)
         parts = (self.jobs_table, self.store, self.packages, self.data, self._checkpoints)
         self._submissions = Submissions(
             *parts,
             self._fleet.devices,
-            self._stored,
+            self._post_submitted,
             lambda: len(self.runtime.control.records),
             lambda: self.runtime.control.projects,
         )
-        rejoin = RejoinThread(lambda: [name for name, _ in self.agents.ready()], pulse.repaired)
+        rejoin = RejoinThread(lambda: [name for name, _ in self.agents.ready()], pulse.add_repair)
         self._repairs = (self._repair, rejoin) if self._repair else ()
         self._watched = Watched(self.store, self.agents, self.runtime, self._repairs)
         self._logs = Logs(self.agents, kept_logs)
@@ -114,18 +114,18 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         self._benchmarks = Benchmarks(self.store.benchmarks, self.jobs_table, self.agents, *verbs)
         keep_s = cleanup.keep_jobs_s()
         forget = cleanup.forget_on(self.agents)
-        in_use = (self.store.jobs.naming, self.store.jobs.exists, self._benchmarks.packages)
+        in_use = (self.store.jobs.newest_containing, self.store.jobs.exists, self._benchmarks.code_archives)
         unused = Unnamed(self.packages, self.agents, *in_use)
 
         def remove_unnamed() -> None:
             self.data.remove_unused(self._data_in_use)
             unused.remove()
-            kept_logs.remove_unknown(self.store.jobs.exists)
+            kept_logs.remove_stale(self.store.jobs.exists)
 
         tidy = FilesLimit(self.agents, self.jobs_table, keep_files_bytes(), then=remove_unnamed).remove
-        self._housekeeping = Housekeeping(self.jobs_table, self.store, forget, keep_s, self._distrust, tidy)
+        self._housekeeping = Housekeeping(self.jobs_table, self.store, forget, keep_s, self._cancel_damaged, tidy)
         self.runtime.start()
-        self._benchmarks.take_up()
+        self._benchmarks.resume()
         self._housekeeping.start()
         for thread in self._repairs:
             thread.start()
@@ -151,25 +151,25 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         """Submit jobs; return each as accepted, or its error. They are stored durably before this returns. A repeated
         key returns the same result, or Conflict if the body differs.
         """
-        results = self._submissions.each(submissions)
+        results = self._submissions.submit_each(submissions)
         return [one if isinstance(one, Exception) else accepted_view(one) for one in results]
 
     def submit_many(self, jobs: list[tuple[dict[str, Any], str]], key: str) -> dict[str, Any]:
         """Submit specs with their code archives, all or none: {"jobs": [{"id", "name"}], "note"}."""
-        return self._submissions.many(jobs, key)
+        return self._submissions.submit_all(jobs, key)
 
-    def _distrust(self, job: str, why: str) -> None:
+    def _cancel_damaged(self, job: str, why: str) -> None:
         self.runtime.post(CancelAsked(job, f"its history in the job store is damaged: {why}"))
 
     def _data_in_use(self) -> set[str]:
         return {one.sha256 for record in self.runtime.control.records.values() for one in record.job.data}
 
-    def _stored(self, records: list[Record]) -> None:
+    def _post_submitted(self, records: list[Record]) -> None:
         """Pass new jobs to the controller, before any client can see them and send requests about them."""
         self.runtime.post(Submitted(tuple(records)))
 
     def job(self, ref: str) -> dict[str, Any]:
-        return self._views.whole(self.jobs_table.find(ref))
+        return self._views.view(self.jobs_table.find(ref))
 
     def jobs(self, query: JobsWanted) -> JobsPage:
         """One page of the list, the newest last, and where the next page begins."""
@@ -196,9 +196,9 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         fleet, and `if` contains the effects on other jobs. Raises SpecError for an invalid change.
         """
         record, fleet = self.jobs_table.find(ref), self._fleet.snapshot()
-        explanation = self._what_if(record.job, fleet, changes) if changes else self._explained(record.job, fleet)
+        explanation = self._what_if(record.job, fleet, changes) if changes else self._explain(record.job, fleet)
         missing = [reason_missing for reason_missing in (record.missed, record.missed_files) if reason_missing]
-        reason = self._views.why(record) or record.reason
+        reason = self._views.waiting_reason(record) or record.reason
         if explanation["runs"] and record.attempts:
             explanation["runs"]["reason"] = record.attempts[-1].reason
         return {"state": str(record.job.state), "reason": reason, "missed": missing, **explanation}
@@ -207,7 +207,7 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         """What the planner would do if `spec` were submitted now. Its folder need not be uploaded: measurements of it
         are looked up by `content_sha`.
         """
-        return self._explained(_as_new(spec, content_sha), self._fleet.snapshot())
+        return self._explain(_as_new(spec, content_sha), self._fleet.snapshot())
 
     def offers(self, spec: dict[str, Any], content_sha: str) -> dict[str, Any]:
         """List where `spec` could run if it were submitted now; `content_sha` as in `plan`."""
@@ -221,7 +221,7 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         effects: dict[str, Any] = {"changes": list(outcome.changes), "others": to_plain(outcome.others)}
         return {**from_one(to_plain(outcome.explanation)), "if": effects}
 
-    def _explained(self, job: Job, fleet: Any) -> dict[str, Any]:
+    def _explain(self, job: Job, fleet: Any) -> dict[str, Any]:
         explanation: Explanation = explain(job, fleet)
         plain: dict[str, Any] = from_one(to_plain(explanation))
         return plain
@@ -238,12 +238,12 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
         `last`; events up to it may have been deleted.
         """
         self.store.wait(after, timeout_s)
-        events, last = self.store.read_on(after, CHANGES_AT_ONCE)
+        events, last = self.store.read_with_end(after, CHANGES_AT_ONCE)
         return {"events": [self._views.event(e) for e in events], "last": last}
 
     # -- requests with a key
 
-    def answered(self, key: str, request: Any) -> dict[str, Any] | None:
+    def stored_response(self, key: str, request: Any) -> dict[str, Any] | None:
         """Return the stored response to a request with this key; None if there is none. Raises Conflict if that request
         had another body.
         """
@@ -252,21 +252,21 @@ class Service(LogVerbs, FileVerbs, CheckpointVerbs, FleetVerbs, BenchmarkVerbs):
             raise _AbsentError
 
         try:
-            return self.store.once(key, digest(request), absent)
+            return self.store.idempotent(key, digest(request), absent)
         except _AbsentError:
             return None
 
-    def answer(self, key: str, request: Any, response: dict[str, Any]) -> dict[str, Any]:
+    def store_response(self, key: str, request: Any, response: dict[str, Any]) -> dict[str, Any]:
         """Store the response to this key durably. Without a key, store nothing."""
-        return self.store.once(key, digest(request), lambda: StoredResponse(response))
+        return self.store.idempotent(key, digest(request), lambda: StoredResponse(response))
 
     # -- folders
 
     def store_code_archive(self, sha: str, data_path: Path) -> None:
-        self.packages.keep(sha, data_path)
+        self.packages.store(sha, data_path)
 
     def has_code_archive(self, sha: str) -> bool:
-        return self.packages.has(sha)
+        return self.packages.is_stored(sha)
 
 
 def _as_new(spec: dict[str, Any], content_sha: str) -> Job:

@@ -14,8 +14,8 @@ class BenchmarkVerbs:
 
     def benchmark_begin(self, request: dict[str, Any], package: str, key: str) -> dict[str, Any]:
         """Start a run. The same key returns the same run, even if the fleet has changed since."""
-        self._fleet.settle(SUBMIT_WAIT_S)
-        return self._benchmarks.begin(request, package, key)
+        self._fleet.wait_until_ready(SUBMIT_WAIT_S)
+        return self._benchmarks.start(request, package, key)
 
     def benchmarks(self) -> list[dict[str, Any]]:
         return self._benchmarks.views()
@@ -30,4 +30,4 @@ class BenchmarkVerbs:
         return self._benchmarks.cancel(ref)
 
     def benchmark_baseline(self, ref: str) -> dict[str, Any]:
-        return self._benchmarks.baseline(ref)
+        return self._benchmarks.make_baseline(ref)

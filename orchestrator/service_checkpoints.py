@@ -49,8 +49,8 @@ class CheckpointVerbs:
     def checkpoint_chunk(self, ref: str, file: str, index: int) -> bytes:
         return self._stored_checkpoints().chunk(ref, file, index)
 
-    def checkpoint_place(self, target: str) -> dict[str, Any]:
-        return self._stored_checkpoints().place(target)
+    def checkpoint_destination(self, target: str) -> dict[str, Any]:
+        return self._stored_checkpoints().destination(target)
 
     def checkpoint_begin(self, node: str, folder: str, name: str, text: bytes) -> dict[str, Any]:
         return self._stored_checkpoints().begin(node, folder, name, text)
@@ -58,7 +58,7 @@ class CheckpointVerbs:
     def checkpoint_write(self, node: str, folder: str, name: str, file: str, index: int, data: bytes) -> None:
         self._stored_checkpoints().write(node, (folder, name), file, index, data)
 
-    def checkpoint_leave(self, node: str, folder: str, name: str) -> None:
+    def checkpoint_interrupt(self, node: str, folder: str, name: str) -> None:
         self._stored_checkpoints().leave(node, folder, name)
 
     def checkpoint_commit(self, node: str, folder: str, name: str) -> dict[str, Any]:

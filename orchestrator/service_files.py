@@ -20,30 +20,30 @@ class FileVerbs:
     _files: JobFiles
     data: DataStore
 
-    def _known(self, ref: str) -> Record:
+    def _find_job(self, ref: str) -> Record:
         """Find a job after waiting for the fleet's nodes: a server that has just started does not know them yet."""
-        self._fleet.settle()
+        self._fleet.wait_until_ready()
         return self.jobs_table.find(ref)
 
     def _settled_files(self) -> JobFiles:
-        self._fleet.settle()
+        self._fleet.wait_until_ready()
         return self._files
 
     def files(self, ref: str, path: str, after: str) -> dict[str, Any]:
         """One page of the files below `path` in the job's folder, and their location."""
-        return self._files.page(self._known(ref), path, after)
+        return self._files.page(self._find_job(ref), path, after)
 
     def file_piece(self, ref: str, spot: Spot, path: str, offset: int) -> dict[str, Any]:
-        return self._files.piece(self._known(ref), spot, path, offset)
+        return self._files.piece(self._find_job(ref), spot, path, offset)
 
     def file_hashes(self, ref: str, spot: Spot, path: str, first: int) -> dict[str, Any]:
-        return self._files.hashes(self._known(ref), spot, path, first)
+        return self._files.hashes(self._find_job(ref), spot, path, first)
 
-    def file_place(self, ref: str, path: str) -> dict[str, Any]:
-        return self._files.place(self._known(ref), path)
+    def file_destination(self, ref: str, path: str) -> dict[str, Any]:
+        return self._files.destination(self._find_job(ref), path)
 
     def files_put(self, ref: str, spot: Spot, upload: str, names: list[list[str]], force: bool) -> dict[str, Any]:
-        return {"placed": self._files.put(self._known(ref), spot, upload, names, force)}
+        return {"placed": self._files.put(self._find_job(ref), spot, upload, names, force)}
 
     def upload_begin(self, node: str, upload: str) -> dict[str, Any]:
         """Begin an upload to a node, or, if `node` is "", to this server: input data of a job."""
@@ -72,9 +72,9 @@ class FileVerbs:
     # -- data of jobs
 
     def has_data(self, sha256: str) -> bool:
-        return self.data.has(sha256)
+        return self.data.is_stored(sha256)
 
     def keep_data(self, sha256: str, upload: str, single: str) -> dict[str, Any]:
         """Complete an upload of data to this server. Raises UserError if its hash is not `sha256`."""
-        stored = self.data.keep(upload, sha256, single)
+        stored = self.data.store(upload, sha256, single)
         return {"sha256": stored.sha256, "bytes": stored.bytes, "files": stored.files}

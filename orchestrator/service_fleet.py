@@ -33,7 +33,7 @@ class FleetVerbs:
 
     def nodes(self) -> list[dict[str, Any]]:
         """All nodes. Raises FleetError if no fleet is running."""
-        self._fleet.settle()
+        self._fleet.wait_until_ready()
         if not self.agents.items():
             self._fleet.check_served()
         state, at = self.runtime.control, now()
@@ -66,12 +66,12 @@ class FleetVerbs:
         state, at = self.runtime.control, now()
         allocations = leased(state.records.values())
         pools = record.pools
-        if not record.ours:  # the fleet file need not name all pools
+        if not record.is_ours:  # the fleet file need not name all pools
             pools = {node.facts.pool: {} for node in state.nodes.values() if node.facts} | record.pools
         return {
             "name": record.name,
             "address": record.address,
-            "state": self.runtime.trouble or record.state,
+            "state": self.runtime.problem or record.state,
             "skipped_pools": [list(pair) for pair in record.skipped_pools],
             "pools": [pool_view(name, spec, state, at.s, allocations) for name, spec in sorted(pools.items())],
             "policy": to_plain(state.policy),
@@ -79,13 +79,13 @@ class FleetVerbs:
         }
 
     def doctor(self) -> list[dict[str, Any]]:
-        self._fleet.settle()
+        self._fleet.wait_until_ready()
         rows = [
             (name, finding) for name, agent in self.agents.items() if agent.facts for finding in agent.facts.findings
         ]
         rows += [*self._watched.findings(), *self._checkpoints.findings()]
         rows += [("", finding) for finding in self._storages()]
-        if self.runtime.trouble == NO_FLEET:
+        if self.runtime.problem == NO_FLEET:
             rows.append(("", Finding("warning", "fleet", NO_FLEET, BRING_UP)))
         return [{"node": name, **to_plain(finding)} for name, finding in rows]
 

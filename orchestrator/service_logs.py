@@ -20,24 +20,24 @@ class LogVerbs:
     def logs(
         self, ref: str, rank: int | None, epoch: int | None, cursor: dict[str, int], limit_bytes: int
     ) -> dict[str, Any]:
-        return self._logs.read(self._ran(ref), rank, epoch, cursor, limit_bytes)
+        return self._logs.read(self._find_run_job(ref), rank, epoch, cursor, limit_bytes)
 
     def logs_tail(self, ref: str, rank: int | None, epoch: int | None, count: int) -> dict[str, Any]:
-        return self._logs.tail(self._ran(ref), rank, epoch, count)
+        return self._logs.tail(self._find_run_job(ref), rank, epoch, count)
 
     def logs_away(self, ref: str, rank: int | None, epoch: int | None, first: int) -> list[str]:
-        return self._logs.away(self._ran(ref), rank, epoch, first)
+        return self._logs.unread_notes(self._find_run_job(ref), rank, epoch, first)
 
-    def _ran(self, ref: str) -> Record:
+    def _find_run_job(self, ref: str) -> Record:
         """Find a job; if it has run, wait first until the fleet's nodes are known."""
         record = self.jobs_table.find(ref)
         if record.attempts:
-            self._fleet.settle()
+            self._fleet.wait_until_ready()
         return record
 
     def exec_start(self, ref: str, request: Asked) -> dict[str, Any]:
         """Run a command beside a rank of a running job: {"exec", "job", "attempt", "rank", "node"}."""
-        return self._execs.start(self._ran(ref), request)
+        return self._execs.start(self._find_run_job(ref), request)
 
     def exec_read(self, exec_id: str, cursor: int, timeout_s: float) -> dict[str, Any]:
         return self._execs.read(exec_id, cursor, timeout_s)

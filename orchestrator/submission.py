@@ -38,7 +38,7 @@ def submit_many(client: "Client", jobs: Sequence[JobSpec | Data], key: str = "",
     response = client.submit_many(
         [{"spec": to_dict(spec), "code_archive": archive_shas.get(spec.working_dir, "")} for spec in specs], key
     )
-    client.tell(response["note"])
+    client.notify(response["note"])
     return [row["id"] for row in response["jobs"]]
 
 
@@ -100,8 +100,8 @@ def _packed(client: "Client", spec: JobSpec, into: Path) -> code_archive.CodeArc
     """Pack the job's folder, report to the user what is left out, and check the files that the job names."""
     folder = Path(spec.working_dir)
     archive = code_archive.pack(folder, spec.task, into / "package.zip")
-    for line in archive.left_out.told:
-        client.tell(line)
+    for line in archive.left_out.messages:
+        client.notify(line)
     _check_entries(spec, folder)
     return archive
 

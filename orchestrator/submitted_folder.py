@@ -92,13 +92,13 @@ class Walk:
             tree, walks, followed = Tree(names, links | targets), [], found_links.copy()
             found_links.clear()  # the walks of the next round fill it
             for link in followed:
-                if link.name in targets and not tree.refusal(link.name):
+                if link.name in targets and not tree.link_error(link.name):
                     links[link.name] = targets[link.name]
                     yield Entry(link.name, link.path, targets[link.name])
                 else:
-                    walks.append(self._through(link, found_links))
+                    walks.append(self._follow_link(link, found_links))
 
-    def _through(self, link: _Link, found_links: list[_Link]) -> Iterator[Entry]:
+    def _follow_link(self, link: _Link, found_links: list[_Link]) -> Iterator[Entry]:
         """Yield the target of a link that is sent as a copy."""
         if not link.path.is_dir():
             yield Entry(link.name, link.path)
@@ -128,7 +128,7 @@ class Walk:
         rules, empty = rules.inside(folder, prefix), True
         for entry in _entries(folder):
             path, name = Path(entry.path), prefix + entry.name
-            if self._stays(name, entry, rules):
+            if self._is_left_out(name, entry, rules):
                 continue
             if refusal := archive_checks.name_error(name):
                 raise SpecError("working_dir", f"{str(path)!r} is {refusal}", "rename it")
@@ -147,12 +147,12 @@ class Walk:
         if empty and prefix:
             yield Entry(prefix, folder)
 
-    def _stays(self, name: str, entry: "os.DirEntry[str]", rules: ignore_file.Ignored) -> bool:
+    def _is_left_out(self, name: str, entry: "os.DirEntry[str]", rules: ignore_file.Ignored) -> bool:
         is_folder, path = _is_folder(entry), Path(entry.path)
         path_shown = f"{name}/" if is_folder else name
-        if (rule := rules.own.match(name, is_folder)) and not (rule.takes_back and entry.name == GIT):
-            return not rule.takes_back
-        reason = rules.why(name, is_folder, entry.is_symlink())
+        if (rule := rules.own.match(name, is_folder)) and not (rule.is_negated and entry.name == GIT):
+            return not rule.is_negated
+        reason = rules.exclusion_reason(name, is_folder, entry.is_symlink())
         if _is_generated(entry, is_folder):
             self.generated.append(path_shown)
         elif reason is ignore_file.Why.CREDENTIALS:

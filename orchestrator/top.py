@@ -68,23 +68,23 @@ class Rates:
     """Steps per second of jobs over the last RATE_OVER_S."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, deque[tuple[float, int]]] = {}
+        self._samples: dict[str, deque[tuple[float, int]]] = {}
 
     def add(self, jobs: list[Data], now_s: float) -> None:
         """Add a sample of each job, and drop jobs that are not in `jobs`. A lower step is that of a new attempt."""
         current: dict[str, deque[tuple[float, int]]] = {}
         for job in jobs:
             if (step := step_of(job)) is not None:
-                samples = current[job["id"]] = self._seen.get(job["id"], deque())
+                samples = current[job["id"]] = self._samples.get(job["id"], deque())
                 if samples and step < samples[-1][1]:
                     samples.clear()
                 samples.append((now_s, step))
                 while now_s - samples[0][0] > RATE_OVER_S:
                     samples.popleft()
-        self._seen = current
+        self._samples = current
 
-    def of(self, job: Data, now_s: float) -> float | None:
-        samples = self._seen.get(job["id"])
+    def rate(self, job: Data, now_s: float) -> float | None:
+        samples = self._samples.get(job["id"])
         if samples and len(samples) > 1 and samples[-1][0] > samples[0][0]:
             return (samples[-1][1] - samples[0][1]) / (samples[-1][0] - samples[0][0])
         return _average(job, now_s)
@@ -170,7 +170,7 @@ def _job(job: Data, rates: Rates, now_s: float) -> JobNow:
         "nodes": job["nodes"],
         "ran_s": max(0.0, until_s - started.timestamp()) if started else None,
         "step": step_of(job),
-        "steps_per_s": rates.of(job, now_s) if is_running else None,
+        "steps_per_s": rates.rate(job, now_s) if is_running else None,
         "left_s": _left_s(job.get("progress")),
         "reason": "" if is_running and not last_known else str(job["reason"] or ""),
     }

@@ -53,36 +53,36 @@ class Transport:
     def __init__(self, url: str, token: str):
         self._open(url, token)
 
-    def join(self, url: str, token: str) -> None:
+    def switch_server(self, url: str, token: str) -> None:
         """Switch to another server. Raises as the constructor does."""
         self.close()
         self._open(url, token)
 
     def close(self) -> None:
         self._http.close()
-        self._leave()
+        self._close_folder()
 
     def _open(self, url: str, token: str) -> None:
-        self.url, self._token, self._leave = url, token, _nothing
+        self.url, self._token, self._close_folder = url, token, _nothing
         uds = None
         if url.startswith(UNIX):
-            uds = self._enter(Path(url.removeprefix(UNIX)))
+            uds = self._open_socket_folder(Path(url.removeprefix(UNIX)))
         self._http = _connection(url, token, uds)
 
-    def _enter(self, path: Path) -> str:
+    def _open_socket_folder(self, path: Path) -> str:
         """Return the path to connect to. Its folder stays open until `close` or until this object is collected."""
         try:
             folder = unix_socket.open_folder(path)
         except OSError as e:
             raise ServerUnreachable(f"the server at {self.url} cannot be reached: {e.strerror}", REMEDY) from None
-        self._leave = weakref.finalize(self, os.close, folder)
+        self._close_folder = weakref.finalize(self, os.close, folder)
         return unix_socket.short_socket_path(folder, path)
 
-    def _renewed(self) -> bool:
+    def _reload_token(self) -> bool:
         """Switch to a new token if there is one; return whether there was."""
         return False
 
-    def _look(self, event: str, info: Data) -> None:
+    def _check_peer(self, event: str, info: Data) -> None:
         """Trace callback of httpcore, called at each step of a request. Checks the other end of a new connection before
         anything is sent to it. Raises ServerUnreachable.
         """
@@ -90,13 +90,13 @@ class Transport:
             return
         stream = info["return_value"]
         try:
-            if reason := self._foreign(stream):
+            if reason := self._peer_problem(stream):
                 raise ServerUnreachable(f"the process that listens at {self.url} {reason}; nothing was sent", REMEDY)
         except BaseException:
             stream.close()
             raise
 
-    def _foreign(self, stream: Any) -> str:
+    def _peer_problem(self, stream: Any) -> str:
         """Why the other end is not this home's server; "" if it is."""
         if self.url.startswith(UNIX):
             uid = unix_socket.peer_uid(stream.get_extra_info("socket"))
@@ -122,18 +122,18 @@ class Transport:
         return result
 
     def call(self, method: str, path: str, **options: Any) -> Any:
-        response = self.answer(method, path, **options)
+        response = self.send_request(method, path, **options)
         return response.json() if response.content else None
 
-    def answer(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def send_request(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Send a request and return its successful response. If the server is overloaded, retry a few times after the
         pause that it requests. `content` is bytes, or an open file, which a retry sends from its start.
         """
         file = content if hasattr(content := options.get("content"), "seek") else None
         for tries_left in reversed(range(PATIENCE)):
-            response = self._sent(method, path, **options)
-            if response.status_code == 401 and file is None and self._renewed():
-                response = self._sent(method, path, **options)
+            response = self._send(method, path, **options)
+            if response.status_code == 401 and file is None and self._reload_token():
+                response = self._send(method, path, **options)
             if not response.is_error:
                 return response
             error = error_from(response.status_code, response.content)
@@ -149,7 +149,7 @@ class Transport:
         """Wait before sending a refused request again."""
         time.sleep(pause_s)
 
-    def _sent(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Send a request; repeat a GET if the connection breaks, since the server may close idle ones any time."""
         try:
             return self._request(method, path, **options)
@@ -160,7 +160,7 @@ class Transport:
 
     def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:
-            return self._http.request(method, path, extensions={"trace": self._look}, **options)
+            return self._http.request(method, path, extensions={"trace": self._check_peer}, **options)
         except httpx.HTTPError as e:
             raise _unreachable(self.url, e) from e
         except UnicodeEncodeError as e:
@@ -190,9 +190,9 @@ class Transport:
     @contextmanager
     def _stream(self, method: str, path: str, **options: Any) -> Iterator[httpx.Response]:
         try:
-            extensions = {"trace": self._look}
+            extensions = {"trace": self._check_peer}
             with self._http.stream(method, path, timeout=PATIENT, extensions=extensions, **options) as response:
-                if response.status_code == 401 and self._renewed():
+                if response.status_code == 401 and self._reload_token():
                     raise BrokenConnection("the server was restarted in the meantime", REMEDY)
                 yield response
         except httpx.HTTPError as e:

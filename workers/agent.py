@@ -76,36 +76,36 @@ class Agent(NodeFiles, NodeExecs):
             os.umask(int(mask, 8))
         if _ray() is not None:
             process_tree.killed_for_memory(first=False)
-        private_dir(self._place.node_dir)
+        private_dir(self._identity.node_dir)
         self._cpus = cpus
         self._use = LiveUse()
         self._discover()
-        self._generation = ControllerGeneration(self._place.node_dir / "generation")
-        is_own_fleet = self._place.fleet == os.environ.get("POLYFLEET_FLEET", "")
+        self._generation = ControllerGeneration(self._identity.node_dir / "generation")
+        is_own_fleet = self._identity.fleet == os.environ.get("POLYFLEET_FLEET", "")
         fences_variable = (
             os.environ.get("POLYFLEET_FENCE_DIR") if is_own_fleet else None
         )  # the variable is about the node's own fleet
         shared = fences or (Path(fences_variable) if fences_variable else None)
-        self._fences = FenceReader(self._place.fleet, shared, _stored if _ray() is not None else None)
+        self._fences = FenceReader(self._identity.fleet, shared, _stored if _ray() is not None else None)
         folder, own, starter = (
-            self._place.node_dir / "attempts",
-            self._place,
-            starter or SupervisorLauncher.begun(),
+            self._identity.node_dir / "attempts",
+            self._identity,
+            starter or SupervisorLauncher.start_new(),
         )
         self._attempts = AttemptManager(
-            folder, own.storage, own.node, self._packages, self._threads, self._fences, starter
+            folder, own.storage, own.node, self._code_archives, self._threads, self._fences, starter
         )
         self._script_checkpoints = ScriptCheckpoints(self._attempts, self._storage)
-        self._told_s = float("-inf")
-        self._heard_s = time.monotonic()
-        self._notices = NoticeWatcher(termination_notice.files(own.node_dir), self._attempts, self._tell_facts)
-        self._notices.follow()
+        self._facts_sent_s = float("-inf")
+        self._last_contact_s = time.monotonic()
+        self._notices = NoticeWatcher(termination_notice.files(own.node_dir), self._attempts, self._send_facts_now)
+        self._notices.start()
         if shared is not None or _ray() is not None:
             threading.Thread(target=self._watch_fences, name="fences", daemon=True).start()
 
     def _discover(self) -> None:
         self._discovered_s = time.monotonic()
-        self._devices, self._findings = discover(self._place.backend)
+        self._devices, self._findings = discover(self._identity.backend)
 
     def _threads(self, order: Order) -> int:
         return threads_per_rank(self._cores(), len(self._devices), order)
@@ -122,27 +122,27 @@ class Agent(NodeFiles, NodeExecs):
         the same reply: from it, it learns which generation it must exceed to be obeyed.
         """
         with suppress(ControllerSuperseded):
-            self._generation.admit(generation)
+            self._generation.check_and_record(generation)
         self._discover()
-        state = {"generation": self._generation.seen, "epochs": self._attempts.epochs()}
+        state = {"generation": self._generation.newest, "epochs": self._attempts.epochs()}
         return {"facts": self._facts(), **state, "clock_s": lease.now_s()}
 
     def _facts(self) -> dict[str, Any]:
-        self._told_s = time.monotonic()
+        self._facts_sent_s = time.monotonic()
         ray = _ray()
         node_id = ray.get_runtime_context().get_node_id() if ray else ""
-        facts = node_facts(self._place, self._devices, self._findings, node_id, self.address())
+        facts = node_facts(self._identity, self._devices, self._findings, node_id, self.address())
         current = replace(
-            facts, cpu_count=self._cores(), notice=self._notices.current, use=self._use.look(self._devices)
+            facts, cpu_count=self._cores(), notice=self._notices.active_notice, use=self._use.current(self._devices)
         )
         current = replace(current, data=self._data.keys())
         plain: dict[str, Any] = to_plain(current)
         return plain
 
-    def _tell_facts(self) -> None:
+    def _send_facts_now(self) -> None:
         """Make the current watch return at once, with the node's facts."""
-        self._told_s = float("-inf")
-        self._attempts.wake()
+        self._facts_sent_s = float("-inf")
+        self._attempts.interrupt_wait()
 
     def start(self, generation: int, order: dict[str, Any], secrets: dict[str, str]) -> None:
         """Start the ranks of an Order on this node.
@@ -151,7 +151,7 @@ class Agent(NodeFiles, NodeExecs):
         superseded or stopped, FleetError if its fence cannot be read, and, as all calls that change something,
         ControllerSuperseded for an older controller.
         """
-        self._generation.admit(generation)
+        self._generation.check_and_record(generation)
         try:
             parsed_order = Order.parse(order)
         except InvalidMessage as e:
@@ -165,11 +165,11 @@ class Agent(NodeFiles, NodeExecs):
         interface = network_interfaces.of_this_machine(self.address())
         self._attempts.start(replace(parsed_order, visibility_names=visible_as), secrets, interface)
         if ScriptCheckpoint.of(parsed_order.task, parsed_order.arguments):
-            self._script_checkpoints.follow()
+            self._script_checkpoints.start()
 
     def stop(self, generation: int, job: str, epoch: int, how: str) -> None:
         """Stop an attempt; `how` is one of workers.messages.STOPS. If it has not started here, it never will."""
-        self._generation.admit(generation)
+        self._generation.check_and_record(generation)
         self._attempts.stop(job, epoch, how)
 
     def poll(
@@ -190,16 +190,16 @@ class Agent(NodeFiles, NodeExecs):
         at most a third of the shortest lease. `clock_s` is that of this node's last reply: leases are counted from it,
         so that a call that was late, or was held in a frozen process, does not extend any.
         """
-        self._generation.admit(generation)
-        self._heard_s = time.monotonic()
+        self._generation.check_and_record(generation)
+        self._last_contact_s = time.monotonic()
         self._attempts.renew(clock_s)
-        leases = [a.lease_s * SILENT_SHARE_OF_LEASE for a in self._attempts.live()]
-        due_s = 0.0 if self._told_s == float("-inf") else timeout_s
-        reports = self._attempts.news(cursors, last_phases, min([due_s, *leases]), gather_s)
+        leases = [a.lease_s * SILENT_SHARE_OF_LEASE for a in self._attempts.live_attempts()]
+        due_s = 0.0 if self._facts_sent_s == float("-inf") else timeout_s
+        reports = self._attempts.wait_for_changes(cursors, last_phases, min([due_s, *leases]), gather_s)
         fields = {
             "reports": [r.to_plain() for r in reports],
-            "attempts": self._attempts.known(),
-            "unreadable_output": self._attempts.poison(),
+            "attempts": self._attempts.keys(),
+            "unreadable_output": self._attempts.unusable_data(),
         }
         return {"facts": self._facts_if_due(), **fields, "clock_s": lease.now_s()}
 
@@ -207,17 +207,17 @@ class Agent(NodeFiles, NodeExecs):
         now = time.monotonic()
         if now - self._discovered_s >= DISCOVER_EVERY_S:
             threading.Thread(target=self._discover, name="discovery", daemon=True).start()
-        return self._facts() if now - self._told_s >= FACTS_EVERY_S else None
+        return self._facts() if now - self._facts_sent_s >= FACTS_EVERY_S else None
 
     def remove_shared_files(self, generation: int, job: str, epoch: int) -> None:
         """Remove the ranks' folders, keep logs and records. Called once the controller has stored the outcome."""
-        self._generation.admit(generation)
-        self._attempts.forget(job, epoch)
+        self._generation.check_and_record(generation)
+        self._attempts.remove_rank_files(job, epoch)
         self._job_files.remove_empty(job, epoch)
 
     def remove_all_files(self, generation: int, attempts: list[tuple[str, int]]) -> list[tuple[str, int]]:
         """Remove records, logs and files of attempts of removed jobs. Returns the (job, epoch) removed."""
-        self._generation.admit(generation)
+        self._generation.check_and_record(generation)
         removed_attempts = self._attempts.remove([(str(job), int(epoch)) for job, epoch in attempts])
         for job, epoch in removed_attempts:
             self._job_files.remove(job, epoch)
@@ -230,7 +230,7 @@ class Agent(NodeFiles, NodeExecs):
         """
         path, format, backend, count = arguments  # noqa: A001
         device = vendor(backend).torch_device
-        return self._script_checkpoints.hand_on(job, int(epoch), path, format, device, int(count))
+        return self._script_checkpoints.choose_for(job, int(epoch), path, format, device, int(count))
 
     def logs(self, job: str, epoch: int, rank: int, offset: int, limit_bytes: int) -> dict[str, Any]:
         """Return complete lines of a rank's log from byte `offset`: {"data", "next", "more", "ended"}."""
@@ -269,9 +269,9 @@ class Agent(NodeFiles, NodeExecs):
         """
         while True:
             time.sleep(FENCE_EVERY_S)
-            silent_s = time.monotonic() - self._heard_s
+            silent_s = time.monotonic() - self._last_contact_s
             try:
-                due = [a for a in self._attempts.live() if silent_s > a.lease_s * SILENT_SHARE_OF_LEASE]
+                due = [a for a in self._attempts.live_attempts() if silent_s > a.lease_s * SILENT_SHARE_OF_LEASE]
                 fence.renew_or_stop(due, self._fences)
             except Exception:
                 LOG.exception("fences could not be checked")

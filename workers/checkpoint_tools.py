@@ -27,7 +27,7 @@ class CheckpointTools:
 
     def __init__(self, storage: PoolStorage, pool: str, readable: Any, forget_after_s: float = FORGET_AFTER_S):
         self._storage, self._pool, self._readable = storage, pool, readable
-        self._forget_after_s = forget_after_s
+        self._poll_timeout_s = forget_after_s
         self._running: dict[str, _Running] = {}
         self._lock = threading.Lock()
 
@@ -44,14 +44,14 @@ class CheckpointTools:
             for name, value in arguments.items()
         }
         with self._lock:
-            self._drop_forgotten()
-            if sum(not r.done for r in self._running.values()) >= MOST:
+            self._drop_unpolled()
+            if sum(not r.is_done for r in self._running.values()) >= MOST:
                 raise Conflict(f"{MOST} tools run on this node already", "wait until one has finished")
             number = secrets.token_hex(8)
-            self._running[number] = _Running(verb, resolved, roots, self._forget_after_s)
+            self._running[number] = _Running(verb, resolved, roots, self._poll_timeout_s)
         return number
 
-    def news(self, number: str, last_seen: int, timeout_s: float) -> "dict[str, Any]":
+    def poll(self, number: str, last_seen: int, timeout_s: float) -> "dict[str, Any]":
         """Wait up to `timeout_s` for a change after `last_seen`.
 
         Returns {"progress": [done, total] or None, "seen", "result"}. Raises the tool's own error. "result" or error
@@ -63,8 +63,8 @@ class CheckpointTools:
                 "this operation does not run on this node",
                 "it was stopped or the agent restarted: run the command again",
             )
-        fields = running.news(last_seen, timeout_s)
-        if running.done:
+        fields = running.poll(last_seen, timeout_s)
+        if running.is_done:
             with self._lock:
                 self._running.pop(number, None)
             if running.error is not None:
@@ -83,7 +83,7 @@ class CheckpointTools:
         """Turn a location into the tool's argument. Adds the storage it is in to `roots`, with its pool."""
         use = TOOLS[verb][name]
         match value:
-            case {"uri": str(text)} if use.stores and len(value) == 1:
+            case {"uri": str(text)} if use.allows_stores and len(value) == 1:
                 return str(checkpoint_location.parse_uri(text, name))
             case {"pool": str(pool), "path": str(path)} if len(value) == 2:
                 pass
@@ -91,20 +91,20 @@ class CheckpointTools:
                 raise UserError(
                     f"{name}: {str(value)[:200]!r} is not a location that `{verb}` accepts", checkpoint_location.FORMS
                 )
-        if use.written and pool != self._pool:
+        if use.is_written and pool != self._pool:
             raise UserError(
                 f"pool {pool!r} cannot be written from this node", "send the request to a node of that pool"
             )
-        storage: PoolStorage = self._storage if use.written else self._readable(pool)
+        storage: PoolStorage = self._storage if use.is_written else self._readable(pool)
         roots[storage.root] = pool
         if (verb, name) == ("export", "target"):  # made by the tool itself
-            return str(storage.new(path))
-        return str(storage.make(path) if use.written else storage.find(path))
+            return str(storage.create_file(path))
+        return str(storage.make_folder(path) if use.is_written else storage.find(path))
 
-    def _drop_forgotten(self) -> None:
+    def _drop_unpolled(self) -> None:
         """Stop and drop tools that were not polled for too long, whether they run or have ended."""
         for number, running in list(self._running.items()):
-            if running.forgotten:
+            if running.is_unpolled:
                 running.stop()
                 del self._running[number]
 
@@ -115,25 +115,25 @@ class _Stopped(Exception):
 
 class _Running:
     def __init__(self, verb: str, arguments: "dict[str, Any]", roots: "dict[Path, str]", forget_after_s: float):
-        self.roots, self._forget_after_s = roots, forget_after_s
+        self.roots, self._poll_timeout_s = roots, forget_after_s
         self.result: Any = None
         self.error: PolyfleetError | None = None
-        self.done = False
-        self.asked_s = time.monotonic()
+        self.is_done = False
+        self.polled_s = time.monotonic()
         self._progress: list[int] | None = None
         self._count, self._stopped = 0, False
         self._changed = threading.Condition()
         threading.Thread(target=self._run, args=(verb, arguments), name=f"tool-{verb}", daemon=True).start()
 
-    def news(self, last_seen: int, timeout_s: float) -> "dict[str, Any]":
-        self.asked_s = time.monotonic()
+    def poll(self, last_seen: int, timeout_s: float) -> "dict[str, Any]":
+        self.polled_s = time.monotonic()
         with self._changed:
-            self._changed.wait_for(lambda: self._count > last_seen or self.done, timeout_s)
+            self._changed.wait_for(lambda: self._count > last_seen or self.is_done, timeout_s)
             return {"progress": self._progress, "seen": self._count, "result": None}
 
     @property
-    def forgotten(self) -> bool:
-        return time.monotonic() - self.asked_s > self._forget_after_s
+    def is_unpolled(self) -> bool:
+        return time.monotonic() - self.polled_s > self._poll_timeout_s
 
     def stop(self) -> None:
         self._stopped = True
@@ -142,21 +142,21 @@ class _Running:
         from workers.checkpoint.tools import run_in_child
 
         try:
-            self.result = run_in_child(verb, arguments, self._tell, interpreter(), self._end_unwanted)
+            self.result = run_in_child(verb, arguments, self._on_progress, interpreter(), self._raise_if_stopped)
         except PolyfleetError as e:
             self.error = e
         except _Stopped:
             self.error = UserError("the tool was stopped")
         with self._changed:
-            self.done = True
+            self.is_done = True
             self._changed.notify_all()
 
-    def _end_unwanted(self) -> None:
+    def _raise_if_stopped(self) -> None:
         """Raise if the tool should stop. That ends its child, even while it reports no progress."""
-        if self._stopped or self.forgotten:
+        if self._stopped or self.is_unpolled:
             raise _Stopped
 
-    def _tell(self, done: int, total: int) -> None:
+    def _on_progress(self, done: int, total: int) -> None:
         with self._changed:
             self._progress, self._count = [done, total], self._count + 1
             self._changed.notify_all()

@@ -45,12 +45,12 @@ class CheckpointUploads:
         expected = _expected(text)
         with errors_with_pool_paths(self._roots), _kept(name):
             receiver = stack.enter_context(
-                CheckpointReceiver(self._storage.make(folder), name, text, expected=expected)
+                CheckpointReceiver(self._storage.make_folder(folder), name, text, expected=expected)
             )
         manifest = receiver.manifest
-        summary: dict[str, Any] = {"arrived": receiver.arrived, "missing": [], "step": manifest.step}
+        summary: dict[str, Any] = {"arrived": receiver.is_complete, "missing": [], "step": manifest.step}
         summary |= {"files": len(manifest.files), "bytes": manifest.size_bytes()}
-        if receiver.arrived:
+        if receiver.is_complete:
             stack.close()
             return summary
         try:
@@ -65,23 +65,23 @@ class CheckpointUploads:
 
     def write(self, folder: str, name: str, file: str, index: int, data: bytes) -> int:
         """Write one chunk; return its bytes. Raises DamagedCheckpoint if it does not match the manifest."""
-        upload = self._held(folder, name)
-        digests = upload.incoming.manifest.files[file].xxh3_128 if file in upload.incoming.manifest.files else ()
+        upload = self._upload(folder, name)
+        digests = upload.receiver.manifest.files[file].xxh3_128 if file in upload.receiver.manifest.files else ()
         if not 0 <= index < len(digests):
             raise UserError(
                 f"{name} has no chunk {index} of {file[:80]!r}", "send only chunks of the list of missing ones"
             )
         with upload.lock, errors_with_pool_paths(self._roots), _kept(name):
-            upload.incoming.write((file, index), data)
+            upload.receiver.write((file, index), data)
         return len(data)
 
     def commit(self, folder: str, name: str) -> None:
-        upload = self._held(folder, name)
+        upload = self._upload(folder, name)
         with upload.lock, errors_with_pool_paths(self._roots), _kept(name):
-            upload.incoming.commit()
-        self.leave(folder, name)
+            upload.receiver.commit()
+        self.close(folder, name)
 
-    def leave(self, folder: str, name: str) -> None:
+    def close(self, folder: str, name: str) -> None:
         """Close an upload that is complete or interrupted. Data that has arrived stays for the next try."""
         with self._lock:
             upload = self._open.pop((folder, name), None)
@@ -89,30 +89,30 @@ class CheckpointUploads:
             with upload.lock:
                 upload.stack.close()
 
-    def _held(self, folder: str, name: str) -> "_Open":
+    def _upload(self, folder: str, name: str) -> "_Open":
         upload = self._open.get((folder, name))
         if upload is None:
             raise NotFound(f"no copy of {name} into {folder!r} is running on this node", "start the copy again")
-        upload.last_s = time.monotonic()
+        upload.last_call_s = time.monotonic()
         return upload
 
     def _close_idle(self, key: tuple[str, str], idle_s: float) -> None:
         upload = self._open.get(key)
         if upload is None:
             return
-        if time.monotonic() - upload.last_s < idle_s:
+        if time.monotonic() - upload.last_call_s < idle_s:
             raise Conflict(
                 f"another copy of {key[1]} into {key[0]!r} is running",
                 "wait until it has finished, then copy again",
             )
-        self.leave(*key)
+        self.close(*key)
 
 
 class _Open:
     def __init__(self, incoming: Any, stack: ExitStack):
-        self.incoming, self.stack = incoming, stack
+        self.receiver, self.stack = incoming, stack
         self.lock = threading.Lock()
-        self.last_s = time.monotonic()
+        self.last_call_s = time.monotonic()
 
 
 @contextmanager

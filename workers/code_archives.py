@@ -26,19 +26,19 @@ class NodeCodeArchives:
 
     def __init__(self, folder: Path, read: archive_unpack.Read = archive_unpack.read_in_child):
         self._folder, self._read = private_dir(folder), read
-        self._uses = LastUsed()
+        self._last_used = LastUsed()
         self._lock = threading.Lock()
         for path in self._folder.glob(f"{INCOMING}*"):  # left by an agent that was killed: the upload starts again
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
     def has(self, sha: str) -> bool:
         """Return whether an archive is here. This counts as a use: an attempt that needs it follows."""
-        self._uses.note(sha)
+        self._last_used.touch(sha)
         return self._path(sha).is_dir()
 
     def idle(self) -> list[str]:
         """Archives that were not used for an hour."""
-        return self._uses.idle(path.name for path in self._folder.iterdir() if DIGEST.fullmatch(path.name))
+        return self._last_used.idle(path.name for path in self._folder.iterdir() if DIGEST.fullmatch(path.name))
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove those of the archives that are still idle.
@@ -47,7 +47,7 @@ class NodeCodeArchives:
         """
         for sha in names:
             removed_path = self._folder / f"{INCOMING}{sha}.gone"
-            with self._uses.removing(sha) as idle:
+            with self._last_used.remove_if_idle(sha) as idle:
                 if not idle or not self._path(sha).is_dir():
                     continue
                 self._path(sha).replace(removed_path)
@@ -101,7 +101,7 @@ class NodeCodeArchives:
     def unpack(self, sha: str, target: Path) -> None:
         """Copy an archive's files into the empty folder `target`. Raises NotFound."""
         folder = self._path(sha)
-        self._uses.note(sha)
+        self._last_used.touch(sha)
         if not folder.is_dir():
             raise NotFound(
                 f"code archive {sha[:12]}… is not on this node",

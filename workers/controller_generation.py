@@ -25,15 +25,15 @@ class ControllerGeneration:
     def __init__(self, path: Path):
         self._path = path
         self._lock = threading.Lock()
-        self._seen = self._saved = _read(path)
+        self._newest = self._saved = _read(path)
         with suppress(OSError):  # on a full disk only this agent remembers it, in memory
             reserved_files.reserve_space(path, LONGEST_BYTES)
 
     @property
-    def seen(self) -> int:
-        return self._seen
+    def newest(self) -> int:
+        return self._newest
 
-    def admit(self, generation: int) -> None:
+    def check_and_record(self, generation: int) -> None:
         """Check and record a controller's generation.
 
         Raises ControllerSuperseded for one older than the newest.
@@ -43,9 +43,9 @@ class ControllerGeneration:
                 f"{str(generation)[:40]!r} is not a controller's generation", "use a whole number of at least 0"
             )
         with self._lock:
-            if generation < self._seen:
-                raise ControllerSuperseded(generation, self._seen)
-            self._seen = generation
+            if generation < self._newest:
+                raise ControllerSuperseded(generation, self._newest)
+            self._newest = generation
             if generation > self._saved:
                 self._save(generation)
 

@@ -47,36 +47,36 @@ class DataCache:
         content = self._contents.find(sha256)
         return None if content is None else content.bytes
 
-    def found_at(self, key: str) -> str:
+    def sha256_of(self, key: str) -> str:
         """Return the SHA-256 of cached data by the key of its source; "" if it is not in the cache."""
-        sha256 = self._contents.found_at(key)
+        sha256 = self._contents.source_sha256(key)
         return sha256 if sha256 and self._contents.find(sha256) else ""
 
     def keys(self) -> tuple[str, ...]:
         return tuple(self._contents.keys())
 
-    def make_room(self, needed_bytes: int, environ: Mapping[str, str] = os.environ) -> None:
+    def free_space(self, needed_bytes: int, environ: Mapping[str, str] = os.environ) -> None:
         """Before data is fetched, remove unused data until it fits under the limit.
 
         Raises FleetError, UserError.
         """
         max_bytes = limit_bytes(environ, shutil.disk_usage(self._storage).total)
-        self._contents.make_room(needed_bytes, max_bytes)
+        self._contents.free_space(needed_bytes, max_bytes)
 
-    def keep(self, upload: str, inner: str, expected: str, came_from: str) -> Content:
+    def add_upload(self, upload: str, inner: str, expected: str, came_from: str) -> Content:
         """Move data from an upload into the cache: the entry `inner`, or all of it if that is ""."""
         storage = PoolStorage(self._storage)
         folder = f"{UPLOADS}/{upload}"
-        return self._contents.keep(storage.find(f"{folder}/{inner}" if inner else folder), expected, came_from)
+        return self._contents.add(storage.find(f"{folder}/{inner}" if inner else folder), expected, came_from)
 
     @contextmanager
-    def used(self, mounts: tuple[Mount, ...]) -> Iterator[dict[str, tuple[Path, Path]]]:
+    def lock_data(self, mounts: tuple[Mount, ...]) -> Iterator[dict[str, tuple[Path, Path]]]:
         """Yield path and lock of the data, by SHA-256; none of it is removed until the block ends.
 
         Raises NotFound.
         """
         with ExitStack() as stack:
-            yield {sha256: stack.enter_context(self._contents.used(sha256)) for sha256, *_ in mounts}
+            yield {sha256: stack.enter_context(self._contents.use(sha256)) for sha256, *_ in mounts}
 
 
 def link(work: Path, mounts: tuple[Mount, ...], contents: Mapping[str, tuple[Path, Path]]) -> None:

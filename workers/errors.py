@@ -21,7 +21,7 @@ class ControllerSuperseded(Conflict):
             "stop the older server: `polyfleet server stop`",
         )
         self.args = (generation, newest)
-        self.generation, self.seen = generation, newest
+        self.generation, self.newest = generation, newest
 
 
 class EpochPast(Conflict):

@@ -40,21 +40,21 @@ class Session:
     once it is closed. `given` counts the replies with output; `last` is the newest of them, in case it was lost.
     """
 
-    line: socket.socket
-    outs: dict[int, str]
-    into: int
+    connection: socket.socket
+    outputs: dict[int, str]
+    input: int
     terminal: bool
-    heard_s: float = field(default_factory=time.monotonic)
-    active_s: float = field(default_factory=time.monotonic)
-    taken: int = 0
+    last_request_s: float = field(default_factory=time.monotonic)
+    last_activity_s: float = field(default_factory=time.monotonic)
+    written: int = 0
     code: int | None = None
     reason: str = ""
-    over: bool = False
+    is_closed: bool = False
     ended_s: float = 0.0
-    given: int = 0
-    last: Data | None = None
-    reading: threading.Lock = field(default_factory=threading.Lock)
-    writing: threading.Lock = field(default_factory=threading.Lock)
+    replies: int = 0
+    last_reply: Data | None = None
+    read_lock: threading.Lock = field(default_factory=threading.Lock)
+    write_lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 def knock(folder: AttemptFolder) -> socket.socket:
@@ -140,25 +140,25 @@ def read(session: Session, timeout_s: float) -> Data:
     until = time.monotonic() + timeout_s
     while not pieces and not _is_over(session) and (left_s := until - time.monotonic()) > 0:
         for descriptor in _ready(session, min(left_s, DRAIN_S if session.ended_s else left_s)):
-            if descriptor == session.line.fileno():
+            if descriptor == session.connection.fileno():
                 _hear(session)
             elif piece := _take(session, descriptor):
-                pieces.append([session.outs[descriptor], piece])
-    session.active_s = time.monotonic() if pieces else session.active_s
+                pieces.append([session.outputs[descriptor], piece])
+    session.last_activity_s = time.monotonic() if pieces else session.last_activity_s
     ended = not pieces and _is_over(session)
     return {"pieces": pieces, "ended": ended, "code": session.code, "reason": session.reason}
 
 
 def _is_over(session: Session) -> bool:
     """Return whether the command has ended and its output was read, or DRAIN_S passed since it ended."""
-    if session.over:
+    if session.is_closed:
         return True
-    return bool(session.ended_s) and (not session.outs or time.monotonic() - session.ended_s > DRAIN_S)
+    return bool(session.ended_s) and (not session.outputs or time.monotonic() - session.ended_s > DRAIN_S)
 
 
 def _ready(session: Session, timeout_s: float) -> list[int]:
     poll = select.poll()
-    descriptors = [*session.outs, *([] if session.ended_s or session.over else [session.line.fileno()])]
+    descriptors = [*session.outputs, *([] if session.ended_s or session.is_closed else [session.connection.fileno()])]
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
     return [descriptor for descriptor, _ in poll.poll(max(timeout_s, 0.0) * 1000)]
@@ -184,15 +184,15 @@ def _take(session: Session, descriptor: int) -> bytes:
 
 
 def _end_of(session: Session, descriptor: int) -> None:
-    del session.outs[descriptor]
-    if descriptor != session.into:
+    del session.outputs[descriptor]
+    if descriptor != session.input:
         os.close(descriptor)
 
 
 def _hear(session: Session) -> None:
     """Read the exit code, or notice that the attempt has ended and closed the connection."""
     try:
-        data = session.line.recv(LONGEST_BYTES)
+        data = session.connection.recv(LONGEST_BYTES)
     except BlockingIOError:
         return
     except OSError:
@@ -210,19 +210,19 @@ def write(session: Session, data: bytes, timeout_s: float) -> int:
     Raises OSError if the command has closed its stdin.
     """
     written, until = 0, time.monotonic() + timeout_s
-    while written < len(data) and session.into >= 0:
+    while written < len(data) and session.input >= 0:
         poll = select.poll()
-        poll.register(session.into, select.POLLOUT)
+        poll.register(session.input, select.POLLOUT)
         if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
             break
         with suppress(BlockingIOError):
-            written += os.write(session.into, data[written : written + select.PIPE_BUF])
+            written += os.write(session.input, data[written : written + select.PIPE_BUF])
     return written
 
 
 def close_input(session: Session) -> None:
-    descriptor, session.into = session.into, -1
-    if descriptor >= 0 and descriptor not in session.outs:
+    descriptor, session.input = session.input, -1
+    if descriptor >= 0 and descriptor not in session.outputs:
         os.close(descriptor)
 
 
@@ -232,16 +232,16 @@ def hang_up(session: Session) -> None:
     A `read` in another thread returns then, too.
     """
     with suppress(OSError):
-        session.line.shutdown(socket.SHUT_RDWR)
+        session.connection.shutdown(socket.SHUT_RDWR)
 
 
 def close(session: Session) -> None:
-    session.over = True
+    session.is_closed = True
     session.reason = session.reason or "its client has disconnected"
     hang_up(session)
-    with session.reading, session.writing:
+    with session.read_lock, session.write_lock:
         close_input(session)
-        for descriptor in list(session.outs):
+        for descriptor in list(session.outputs):
             os.close(descriptor)
-        session.outs.clear()
-        session.line.close()
+        session.outputs.clear()
+        session.connection.close()

@@ -33,7 +33,7 @@ class Execs:
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
         self._lock = threading.Lock()
-        self._looking = False
+        self._is_checking = False
 
     def start(self, folder: AttemptFolder, request: Data, size: tuple[int, int]) -> str:
         """Start a command and return its id.
@@ -53,9 +53,9 @@ class Execs:
         number = uuid4().hex
         with self._lock:
             self._sessions[number] = session
-            if not self._looking:
-                self._looking = True
-                threading.Thread(target=self._look, name="execs", daemon=True).start()
+            if not self._is_checking:
+                self._is_checking = True
+                threading.Thread(target=self._close_idle, name="execs", daemon=True).start()
         return number
 
     def read(self, number: str, last_seen: int, timeout_s: float) -> Data:
@@ -64,16 +64,16 @@ class Execs:
         `last_seen` is the `next` of the last reply that arrived, 0 at first: a lost reply is repeated. If `ended`
         without a code, the command was killed, and there is a reason.
         """
-        session = self._of(number)
-        with session.reading:
-            if session.last is not None and last_seen < session.given:
-                return session.last
+        session = self._session(number)
+        with session.read_lock:
+            if session.last_reply is not None and last_seen < session.replies:
+                return session.last_reply
             reply = read(session, timeout_s)
             if reply["pieces"] or reply["ended"]:
-                session.given += 1
-                session.last = reply | {"next": session.given}
-            session.heard_s = time.monotonic()
-            return reply | {"next": session.given}
+                session.replies += 1
+                session.last_reply = reply | {"next": session.replies}
+            session.last_request_s = time.monotonic()
+            return reply | {"next": session.replies}
 
     def write(self, number: str, offset: int, data: bytes, end: bool, timeout_s: float) -> Data:
         """Write input: {"taken": bytes of input written so far, "closed": whether stdin is closed}.
@@ -81,23 +81,23 @@ class Execs:
         `offset` is the position of `data` in the whole input. Bytes that were written before are skipped, so that a
         request whose reply was lost can be repeated.
         """
-        session = self._of(number)
-        with session.writing:
-            session.heard_s = session.active_s = time.monotonic()
-            remaining = data[max(session.taken - offset, 0) :]
+        session = self._session(number)
+        with session.write_lock:
+            session.last_request_s = session.last_activity_s = time.monotonic()
+            remaining = data[max(session.written - offset, 0) :]
             try:
-                session.taken += write(session, remaining, timeout_s) if offset <= session.taken else 0
+                session.written += write(session, remaining, timeout_s) if offset <= session.written else 0
             except OSError:
                 close_input(session)
-            if end and session.taken >= offset + len(data) and not session.terminal:
+            if end and session.written >= offset + len(data) and not session.terminal:
                 close_input(session)
-            return {"taken": session.taken, "closed": session.into < 0}
+            return {"taken": session.written, "closed": session.input < 0}
 
     def resize(self, number: str, rows: int, columns: int) -> None:
-        session = self._of(number)
+        session = self._session(number)
         with suppress(OSError, ValueError):  # it has just ended
             if session.terminal:
-                set_size(session.into, rows, columns)
+                set_size(session.input, rows, columns)
 
     def close(self, number: str) -> None:
         """End a command and drop it. Does nothing if there is none."""
@@ -106,13 +106,13 @@ class Execs:
         if session is not None:
             close(session)
 
-    def _of(self, number: str) -> Session:
+    def _session(self, number: str) -> Session:
         session = self._sessions.get(number)
         if session is None:
             raise NotFound("this command has ended, or the agent of its node was restarted", "run it again")
         return session
 
-    def _look(self) -> None:
+    def _close_idle(self) -> None:
         """End commands without a client, and idle terminals. Runs in a thread while there are commands."""
         while True:
             time.sleep(LOOK_S)
@@ -120,13 +120,13 @@ class Execs:
             with self._lock:
                 sessions = list(self._sessions.items())
                 if not sessions:
-                    self._looking = False
+                    self._is_checking = False
                     return
             for number, session in sessions:
-                if session.terminal and now_s - session.active_s > IDLE_S:
+                if session.terminal and now_s - session.last_activity_s > IDLE_S:
                     session.reason = f"its terminal had no input or output for {IDLE_S / 60:.0f} minutes"
                     hang_up(session)
-                if now_s - session.heard_s > SILENT_S and not session.reading.locked():
+                if now_s - session.last_request_s > SILENT_S and not session.read_lock.locked():
                     self.close(number)
 
 
@@ -145,8 +145,8 @@ class NodeExecs:
         `request` is {"rank", "command", "environment", "terminal", "input"}; an empty command means a shell. Raises
         Conflict while the attempt accepts none, NotFound, and ControllerSuperseded for an older controller.
         """
-        self._generation.admit(generation)
-        folder = self._attempts.running(job, epoch, int(request["rank"]))
+        self._generation.check_and_record(generation)
+        folder = self._attempts.running_folder(job, epoch, int(request["rank"]))
         return self._execs.start(folder, request, (int(size[0]), int(size[1])))
 
     def exec_read(self, number: str, last_seen: int, timeout_s: float) -> dict[str, Any]:

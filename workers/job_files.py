@@ -68,9 +68,9 @@ class JobFiles:
                 f"{job} has no files of attempt {epoch} on this node", "they were removed after the attempt had ended"
             ) from None
 
-    def arrive(self, upload: str, job: str, epoch: int) -> None:
+    def adopt_upload(self, upload: str, job: str, epoch: int) -> None:
         """Let attempt `epoch` start with a complete upload, by one rename. Idempotent."""
-        new = folder_of(self._storage.make(job), epoch)
+        new = folder_of(self._storage.make_folder(job), epoch)
         if new.is_dir():
             return
         source = self._storage.resolve(_upload(upload))
@@ -95,11 +95,11 @@ class JobFiles:
                 f"{existing[0]!r} exists already and differs ({len(existing)} such files)", "add --force to replace it"
             )
         for old, new in pairs:
-            self._place(source, old, target, new, over=not running)
+            self._move(source, old, target, new, over=not running)
         return [new for _, new in pairs]
 
-    def _place(self, source: Tree, old: str, target: Tree, new: str, *, over: bool) -> None:
-        if source.look(old)["type"] == "folder":
+    def _move(self, source: Tree, old: str, target: Tree, new: str, *, over: bool) -> None:
+        if source.entry(old)["type"] == "folder":
             target.make(new)
         elif target.exists(new) and _equal(source, old, target, new):
             source.remove(old)
@@ -117,7 +117,7 @@ class JobFiles:
             folder = self._storage.resolve(job)
             for number in self._epochs(job):
                 if number <= epoch:
-                    folder_removal.remove(folder_of(folder, number), self._storage.make(UPLOADS))
+                    folder_removal.remove(folder_of(folder, number), self._storage.make_folder(UPLOADS))
             with suppress(OSError):
                 folder.rmdir()
 
@@ -140,9 +140,9 @@ class JobFiles:
 
         Returns sizes of files that have arrived. Removes other uploads after a week.
         """
-        self._forget_old()
+        self._remove_old_uploads()
         path = _upload(upload)
-        folder = self._storage.make(path)
+        folder = self._storage.make_folder(path)
         os.utime(folder)
         entries = Tree(self._storage.root, path).all_entries()
         return {entry["path"]: entry["bytes"] for entry in entries if entry["type"] == "file"}
@@ -194,7 +194,7 @@ class JobFiles:
         self._storage.resolve(_upload(upload))
         return Tree(self._storage.root, _upload(upload))
 
-    def _forget_old(self) -> None:
+    def _remove_old_uploads(self) -> None:
         with suppress(OSError):
             for entry in list(os.scandir(self._storage.root / UPLOADS)):
                 if time.time() - entry.stat(follow_symlinks=False).st_mtime > UPLOAD_AGE_S:
@@ -209,7 +209,7 @@ def _upload(name: str) -> str:
 
 def _equal(source: Tree, old: str, target: Tree, new: str) -> bool:
     """Return whether both are equal files or links, or both are folders."""
-    one, other = source.look(old), target.look(new)
+    one, other = source.entry(old), target.entry(new)
     if one["type"] != other["type"] or one["type"] == "folder":
         return one["type"] == other["type"]
     if one["type"] != "file":

@@ -43,7 +43,7 @@ class Fields:
             raise InvalidMessage(f"has a `{name}` that is not text of {minimum} to {maximum} characters")
         return value
 
-    def word(self, name: str, choices: Collection[str], default: Any = _NONE) -> str:
+    def choice(self, name: str, choices: Collection[str], default: Any = _NONE) -> str:
         value = self._get(name, default)
         if not isinstance(value, str) or value not in choices:
             raise InvalidMessage(f"has the {name} {str(value)[:40]!r}, which is none of {', '.join(choices)}")

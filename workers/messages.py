@@ -133,7 +133,7 @@ class Order:
             master_address=f.text("master_address", maximum=256),
             master_port=f.count("master_port", maximum=65_535),
             command=_command(f.optional("command")),
-            launch=f.word("launch", LAUNCHES, "node"),
+            launch=f.choice("launch", LAUNCHES, "node"),
             arguments=f.object("arguments", {}),
             visibility_names=f.texts("visibility_names", {}),
             environment=f.texts("environment", {}),
@@ -179,7 +179,7 @@ class ScriptCheckpoint(NamedTuple):
         f = Fields(arguments["checkpoint"], cls._fields)
         if refusal := path_error(path := f.text("path")):
             raise InvalidMessage(f"has a checkpoint path that leads out of its folder: {refusal}")
-        return cls(path, f.word("format", CHECKPOINT_FORMATS, "auto"), f.flag("found", False))
+        return cls(path, f.choice("format", CHECKPOINT_FORMATS, "auto"), f.flag("found", False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class Failure:
         return cls(
             f.count("rank", 0),
             f.text("node", "", maximum=256),
-            f.word("kind", FAILURES),
+            f.choice("kind", FAILURES),
             f.text("message", "", maximum=LONGEST_TEXT),
             f.text("traceback", "", maximum=LONGEST_TEXT),
             code,
@@ -243,7 +243,7 @@ class Outcome:
         f = Fields(data, cls.__slots__)
         return cls(
             *_part(f),
-            state=f.word("state", OUTCOMES),
+            state=f.choice("state", OUTCOMES),
             exit_codes=_exit_codes(f.object("exit_codes")),
             failure=_failure(f.optional("failure")),
             result=f.object("result", {}),
@@ -252,7 +252,7 @@ class Outcome:
         )
 
     @classmethod
-    def parse_of(cls, part: Part, data: Any) -> "Outcome":
+    def parse_for(cls, part: Part, data: Any) -> "Outcome":
         """Like `parse`, but also raise InvalidMessage for the outcome of another part of an attempt."""
         if not isinstance(data, dict) or tuple(data.get(name) for name in ("job", "epoch", "node_rank")) != part:
             raise InvalidMessage(f"is not the outcome of {'.'.join(map(str, part))}")
@@ -288,13 +288,13 @@ class AttemptStatus:
     @classmethod
     def parse(cls, data: Any) -> "AttemptStatus":
         f = Fields(data, cls.__slots__)
-        part, phase, ended = _part(f), f.word("phase", PHASES), f.optional("outcome")
+        part, phase, ended = _part(f), f.choice("phase", PHASES), f.optional("outcome")
         if (phase == "ended") != (ended is not None):
             raise InvalidMessage(
                 "has ended without an outcome" if ended is None else f"has an outcome in the phase {phase}"
             )
         events = tuple(RankEvent.parse(event) for event in f.sequence("events"))
-        outcome = None if ended is None else Outcome.parse_of(part, ended)
+        outcome = None if ended is None else Outcome.parse_for(part, ended)
         return cls(*part, phase, events, f.count("cursor"), outcome)
 
 

@@ -21,42 +21,42 @@ class NodeFiles:
     """The RPC methods. Arguments and results are plain data."""
 
     def __init__(self, identity: NodeIdentity):
-        self._place = identity
+        self._identity = identity
         self._storage = PoolStorage(identity.storage)
-        self._packages = NodeCodeArchives(identity.node_dir / "packages")
+        self._code_archives = NodeCodeArchives(identity.node_dir / "packages")
         self._checkpoints = PoolCheckpoints(self._storage, identity.pool)
-        self._incoming = CheckpointUploads(self._storage, identity.pool)
+        self._uploads = CheckpointUploads(self._storage, identity.pool)
         self._job_files = JobFiles(self._storage)
         self._data = DataCache(identity.storage)
         self._tools = CheckpointTools(self._storage, identity.pool, self._readable)
 
     def has_code_archive(self, sha: str) -> bool:
-        return self._packages.has(sha)
+        return self._code_archives.has(sha)
 
     def put_code_archive_part(self, sha: str, offset: int, data: bytes, last: bool) -> None:
         """Append a piece of a code archive; after the last one check it. Raises Conflict, UserError."""
-        self._packages.put(sha, offset, data, last)
+        self._code_archives.put(sha, offset, data, last)
 
     def idle_code_archives(self) -> list[str]:
         """Return the code archives that were not used for an hour."""
-        return self._packages.idle()
+        return self._code_archives.idle()
 
     def remove_code_archives(self, names: list[str]) -> None:
         """Remove those of the code archives that are still idle: no job refers to them any more."""
-        self._packages.remove(map(str, names))
+        self._code_archives.remove(map(str, names))
 
     def read_file(self, path: str, offset: int, limit_bytes: int, pool: str = "") -> bytes:
         return self._readable(pool).read(path, offset, limit_bytes)
 
     def _readable(self, pool: str) -> PoolStorage:
         """Storage of the node's own pool (also for ""), or of another pool on this machine. Raises NotFound."""
-        if pool in ("", self._place.pool):
+        if pool in ("", self._identity.pool):
             return self._storage
-        if pool not in self._place.neighbours:
+        if pool not in self._identity.neighbours:
             raise NotFound(
-                f"pool {pool!r} cannot be read from node {self._place.node}", "send the request to a node of that pool"
+                f"pool {pool!r} cannot be read from node {self._identity.node}", "send the request to a node of that pool"
             )
-        return PoolStorage(self._place.neighbours[pool])
+        return PoolStorage(self._identity.neighbours[pool])
 
     def begin_checkpoint_upload(
         self, folder: str, name: str, manifest: bytes, idle_s: float = IDLE_S
@@ -65,22 +65,22 @@ class NodeFiles:
 
         Returns the chunks that are missing here.
         """
-        return self._incoming.begin(folder, name, manifest, idle_s)
+        return self._uploads.begin(folder, name, manifest, idle_s)
 
     def write_checkpoint_chunk(self, folder: str, name: str, file: str, index: int, data: bytes) -> int:
-        return self._incoming.write(folder, name, file, index, data)
+        return self._uploads.write(folder, name, file, index, data)
 
     def commit_checkpoint_upload(self, folder: str, name: str) -> None:
-        self._incoming.commit(folder, name)
+        self._uploads.commit(folder, name)
 
     def close_checkpoint_upload(self, folder: str, name: str) -> None:
-        self._incoming.leave(folder, name)
+        self._uploads.close(folder, name)
 
     def start_tool(self, verb: str, arguments: dict[str, Any]) -> str:
         return self._tools.start(verb, arguments)
 
     def poll_tool(self, number: str, last_seen: int, timeout_s: float) -> dict[str, Any]:
-        return self._tools.news(number, last_seen, timeout_s)
+        return self._tools.poll(number, last_seen, timeout_s)
 
     def stop_tool(self, number: str) -> None:
         self._tools.stop(number)
@@ -90,14 +90,14 @@ class NodeFiles:
 
     def resolve_checkpoint(self, path: str, pool: str = "") -> dict[str, Any]:
         """Resolve `path`: a checkpoint, or a folder of them, whose newest one counts. Reads no tensors."""
-        return self._stored(pool).step(path)
+        return self._checkpoints_of(pool).resolve(path)
 
     def describe_checkpoint(self, path: str, pool: str = "") -> dict[str, Any]:
-        return self._stored(pool).describe(path)
+        return self._checkpoints_of(pool).describe(path)
 
     def verify_checkpoint(self, path: str, pool: str = "") -> dict[str, Any]:
         """Check every byte, and mark a damaged checkpoint. Raises CheckpointError."""
-        return self._stored(pool).verify(path)
+        return self._checkpoints_of(pool).verify(path)
 
     def hold_checkpoint(self, path: str, pool: str = "") -> None:
         """Keep a checkpoint while it is copied: see workers/checkpoint/disk/pins.py."""
@@ -111,8 +111,8 @@ class NodeFiles:
     def damaged_checkpoints(self) -> list[dict[str, str]]:
         return self._checkpoints.damaged()
 
-    def _stored(self, pool: str) -> PoolCheckpoints:
-        return PoolCheckpoints(self._readable(pool), pool or self._place.pool)
+    def _checkpoints_of(self, pool: str) -> PoolCheckpoints:
+        return PoolCheckpoints(self._readable(pool), pool or self._identity.pool)
 
     def plan_checkpoint(self, path: str, kind: str, count: int) -> dict[str, Any]:
         return self._checkpoints.plan(path, kind, count)
@@ -176,7 +176,7 @@ class NodeFiles:
         self._job_files.rename(job, epoch, to_epoch)
 
     def files_arrived(self, upload: str, job: str, epoch: int) -> None:
-        self._job_files.arrive(upload, job, epoch)
+        self._job_files.adopt_upload(upload, job, epoch)
 
     def put_files(
         self, upload: str, names: list[list[str]], job: str, epoch: int, running: bool, force: bool
@@ -186,7 +186,7 @@ class NodeFiles:
 
     def make_files(self, job: str, epoch: int) -> None:
         """Create an empty folder of files for an attempt."""
-        self._storage.make(f"{job}/output-{int(epoch)}")
+        self._storage.make_folder(f"{job}/output-{int(epoch)}")
 
     def remove_files(self, job: str, epoch: int) -> None:
         self._job_files.remove(job, epoch)
@@ -203,13 +203,13 @@ class NodeFiles:
 
     def data_found_at(self, key: str) -> str:
         """Return the SHA-256 of data that is cached from a version of a source; "" if there is none."""
-        return self._data.found_at(key)
+        return self._data.sha256_of(key)
 
     def make_data_room(self, needed_bytes: int) -> None:
-        self._data.make_room(int(needed_bytes))
+        self._data.free_space(int(needed_bytes))
 
     def keep_data(self, upload: str, inner: str, expected: str, came_from: str) -> dict[str, Any]:
         """Move data of an upload into the cache, if its hash is `expected` or that is "": {"sha256", "bytes"}."""
-        content = self._data.keep(upload, inner, expected, came_from)
+        content = self._data.add_upload(upload, inner, expected, came_from)
         self._job_files.discard(upload)
         return {"sha256": content.sha256, "bytes": content.bytes}

@@ -35,7 +35,7 @@ class PoolCheckpoints:
         with errors_with_pool_paths(self._roots):
             return [self._relative(row) for row in _read("list", {"root": str(root)}, checkpoints_below(root))]
 
-    def step(self, path: str) -> "dict[str, Any]":
+    def resolve(self, path: str) -> "dict[str, Any]":
         """Resolve `path`: a checkpoint, or a folder whose newest checkpoint without known damage counts.
 
         Returns {"path": "" if there is none, "passed_over": [{"path", "reason"}]}. Reads manifests and sizes but no
@@ -84,7 +84,7 @@ class PoolCheckpoints:
 
     def plan(self, path: str, kind: str, count: int) -> "dict[str, Any]":
         """Plan a move to devices of that kind: what would be converted, and what cannot move. Raises NotFound."""
-        if self.step(path)["path"] != path:
+        if self.resolve(path)["path"] != path:
             raise NotFound(f"no checkpoint {path!r} in this pool's storage", "name a folder step-…")
         folder = self._storage.resolve(path)
         with errors_with_pool_paths(self._roots):

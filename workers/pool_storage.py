@@ -32,7 +32,7 @@ class PoolStorage:
         *above, name = _parts(path)
         if not 0 <= offset <= LARGEST_INTEGER or limit_bytes < 0:
             raise UserError(f"cannot read {limit_bytes} bytes of {path!r} from byte {offset} on")
-        with self._opened(above) as folder, _reported(path):
+        with self._open(above) as folder, _reported(path):
             descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
             with os.fdopen(descriptor, "rb") as f:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -45,37 +45,37 @@ class PoolStorage:
         Raises if a part is missing or a link.
         """
         parts = _parts(path) if path else []
-        with self._opened(parts):
+        with self._open(parts):
             return self.root.joinpath(*parts)
 
     def find(self, path: str) -> Path:
         """Return the absolute path of a file or folder. Raises NotFound; UserError if a part is a link."""
         *above, name = _parts(path)
-        with self._opened(above) as folder, _reported(path):
+        with self._open(above) as folder, _reported(path):
             if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
                 raise UserError(f"{path!r} is a link", "links are not followed")
         return self.root.joinpath(*above, name)
 
-    def make(self, folder: str) -> Path:
+    def make_folder(self, folder: str) -> Path:
         """Create a folder and those above it if need be; return its absolute path."""
         parts = _parts(folder)
-        with self._opened(parts, make=True):
+        with self._open(parts, make=True):
             return self.root.joinpath(*parts)
 
-    def new(self, path: str) -> Path:
+    def create_file(self, path: str) -> Path:
         """Return the absolute path of a new entry for a tool to create; creates the folder that it is in."""
         *above, name = _parts(path)
-        return (self.make("/".join(above)) if above else self.root) / name
+        return (self.make_folder("/".join(above)) if above else self.root) / name
 
     def exists(self, folder: str) -> bool:
         try:
-            with self._opened(_parts(folder)):
+            with self._open(_parts(folder)):
                 return True
         except NotFound:
             return False
 
     @contextmanager
-    def _opened(self, parts: list[str], make: bool = False) -> Iterator[int]:
+    def _open(self, parts: list[str], make: bool = False) -> Iterator[int]:
         """Open a folder; yields its descriptor."""
         try:
             descriptor = os.open(self.root, FOLDER)

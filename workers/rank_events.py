@@ -44,10 +44,10 @@ class RankEvent:
         attempts run, and the event counts nevertheless.
         """
         fields = Fields(data, cls.__slots__)
-        return cls._checked(fields.count("at"), fields.object("data"), data, since_s, until_s)
+        return cls._check(fields.count("at"), fields.object("data"), data, since_s, until_s)
 
     @classmethod
-    def of_line(cls, line: bytes, at: int, since_s: float, until_s: float) -> "RankEvent":
+    def from_line(cls, line: bytes, at: int, since_s: float, until_s: float) -> "RankEvent":
         """Parse a line of events.jsonl that ends at byte `at`; see `parse`. Raises InvalidMessage."""
         if len(line) > LONGEST_LINE_BYTES:
             raise InvalidMessage(f"is longer than {LONGEST_LINE_BYTES} bytes")
@@ -58,10 +58,10 @@ class RankEvent:
         if not isinstance(fields, dict):
             raise InvalidMessage("is not a JSON object")
         data = {name: value for name, value in fields.items() if name not in ALWAYS}
-        return cls._checked(at, data, fields, since_s, until_s)
+        return cls._check(at, data, fields, since_s, until_s)
 
     @classmethod
-    def _checked(
+    def _check(
         cls, at: int, data: dict[str, Any], fields: dict[str, Any], since_s: float, until_s: float
     ) -> "RankEvent":
         t, rank, kind = (fields.get(name) for name in ALWAYS)

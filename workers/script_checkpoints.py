@@ -42,10 +42,10 @@ class _Watched:
     folder: Path
     path: str
     format: str
-    seen: Stamp = ()
-    tried: Stamp = ()
+    polled: Stamp = ()
+    copied: Stamp = ()
     changed_s: float = 0.0
-    due_s: float = 0.0
+    next_copy_s: float = 0.0
 
 
 class ScriptCheckpoints:
@@ -56,17 +56,17 @@ class ScriptCheckpoints:
         self._watched: dict[str, _Watched | None] = {}
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        if attempts.live():  # started by an earlier agent
-            self.follow()
+        if attempts.live_attempts():  # started by an earlier agent
+            self.start()
 
-    def follow(self) -> None:
+    def start(self) -> None:
         """Start the thread that copies. Called on first need: most nodes never run such a job."""
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._follow, name="script checkpoints", daemon=True)
+                self._thread = threading.Thread(target=self._poll_loop, name="script checkpoints", daemon=True)
                 self._thread.start()
 
-    def hand_on(self, job: str, epoch: int, path: str, format: str, device: str, count: int) -> dict[str, Any]:  # noqa: A002
+    def choose_for(self, job: str, epoch: int, path: str, format: str, device: str, count: int) -> dict[str, Any]:  # noqa: A002
         """Choose the checkpoint for attempt `epoch` before it starts: {"found", "text"}.
 
         Does nothing if the attempt has started and may be writing. See workers/checkpoint/scripts/script_versions.py.
@@ -74,7 +74,7 @@ class ScriptCheckpoints:
         try:
             self._attempts.folder(job, epoch)
         except NotFound:
-            folder = self._storage.make(f"{job}/output-{epoch}")
+            folder = self._storage.make_folder(f"{job}/output-{epoch}")
             arguments = {"folder": str(folder), "path": path, "format": format, "device": device, "count": count}
             try:
                 result = _run("hand_on", arguments)
@@ -83,43 +83,43 @@ class ScriptCheckpoints:
             return result | {"text": result["text"][:LONGEST_TEXT]}
         return {"found": False, "text": ""}
 
-    def _follow(self) -> None:
+    def _poll_loop(self) -> None:
         """Poll for ever; a checkpoint that could not be copied is tried again when it has changed."""
         while True:
             time.sleep(LOOK_EVERY_S)
             try:
-                self.look()
+                self.poll()
             except Exception:
                 LOG.exception("checkpoints of scripts could not be checked")
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Copy the checkpoints that have changed, one after another."""
-        live = {str(attempt.id): attempt for attempt in self._attempts.live()}
+        live = {str(attempt.id): attempt for attempt in self._attempts.live_attempts()}
         for key in self._watched.keys() - live.keys():
             del self._watched[key]
         for key, attempt in live.items():
             if key not in self._watched and (order := read_json(attempt.folder.order)) is not None:
                 self._watched[key] = _watched(order, attempt.id.epoch)
             if watched := self._watched.get(key):
-                self._look_at(key, watched)
+                self._poll_one(key, watched)
 
-    def _look_at(self, key: str, checkpoint: _Watched) -> None:
+    def _poll_one(self, key: str, checkpoint: _Watched) -> None:
         started_s = time.monotonic()
         try:
             current = stamp(inside(checkpoint.folder, checkpoint.path))
         except CheckpointError:  # it leads through a link
             return
-        is_settled = current == checkpoint.seen or 0 < checkpoint.changed_s < started_s - UNSETTLED_S
-        if current != checkpoint.seen:
+        is_settled = current == checkpoint.polled or 0 < checkpoint.changed_s < started_s - UNSETTLED_S
+        if current != checkpoint.polled:
             checkpoint.changed_s = checkpoint.changed_s or started_s
-            checkpoint.seen = current
-        if not current or current == checkpoint.tried or not is_settled or started_s < checkpoint.due_s:
+            checkpoint.polled = current
+        if not current or current == checkpoint.copied or not is_settled or started_s < checkpoint.next_copy_s:
             return
-        checkpoint.tried, checkpoint.changed_s = current, 0.0
-        self._keep(key, checkpoint)
-        checkpoint.due_s = time.monotonic() + REST * (time.monotonic() - started_s)
+        checkpoint.copied, checkpoint.changed_s = current, 0.0
+        self._copy(key, checkpoint)
+        checkpoint.next_copy_s = time.monotonic() + REST * (time.monotonic() - started_s)
 
-    def _keep(self, key: str, checkpoint: _Watched) -> None:
+    def _copy(self, key: str, checkpoint: _Watched) -> None:
         try:
             result = _run(
                 "keep", {"folder": str(checkpoint.folder), "path": checkpoint.path, "format": checkpoint.format}

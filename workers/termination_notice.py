@@ -51,32 +51,32 @@ class NoticeWatcher:
     def __init__(self, paths: Iterable[Path], attempts: AttemptManager, on_change: Callable[[], None]):
         self._paths = tuple(paths)
         self._attempts = attempts
-        self._told = on_change
-        self._seen: tuple[Path, int] | None = None
+        self._on_change = on_change
+        self._current: tuple[Path, int] | None = None
         self._reason, self._since_s, self._until_s = "", 0.0, 0.0
 
-    def follow(self) -> None:
+    def start(self) -> None:
         """Start a thread that polls for as long as this object exists."""
         threading.Thread(target=_follow, args=(weakref.ref(self),), name="notices", daemon=True).start()
 
     @property
-    def current(self) -> Notice | None:
-        if self._seen is None:
+    def active_notice(self) -> Notice | None:
+        if self._current is None:
             return None
         return Notice(self._reason, round(max(0.0, self._until_s - lease.now_s()), 1))
 
-    def look(self) -> None:
+    def poll(self) -> None:
         newest = next(((path, at) for path in self._paths if (at := _written(path)) is not None), None)
-        if newest != self._seen:
-            self._seen = newest
+        if newest != self._current:
+            self._current = newest
             if newest is not None:
                 self._read(newest[0])
-            self._told()
-        if self._seen is not None and lease.now_s() >= self._since_s + self._heeded_s():
-            for attempt in self._attempts.live():
+            self._on_change()
+        if self._current is not None and lease.now_s() >= self._since_s + self._controller_time_s():
+            for attempt in self._attempts.live_attempts():
                 self._attempts.stop(attempt.id.job, attempt.id.epoch, "preempt")
 
-    def _heeded_s(self) -> float:
+    def _controller_time_s(self) -> float:
         return min(HEEDED_S, (self._until_s - self._since_s) / 4)
 
     def _read(self, path: Path) -> None:
@@ -97,7 +97,7 @@ class NoticeWatcher:
 def _follow(get_watcher: "weakref.ref[NoticeWatcher]") -> None:
     while (watcher := get_watcher()) is not None:
         try:
-            watcher.look()
+            watcher.poll()
         except Exception:
             LOG.exception("termination notices could not be checked")
         del watcher

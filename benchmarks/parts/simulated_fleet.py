@@ -148,7 +148,7 @@ class Fleet:
 
     def listed(self) -> int:
         """Nodes that have told what runs there."""
-        return sum(node.facts is not None and node.listed_s is not None for node in self.runtime.control.nodes.values())
+        return sum(node.facts is not None and node.list_requested_s is not None for node in self.runtime.control.nodes.values())
 
     def running(self) -> int:
         records = self.runtime.control.records

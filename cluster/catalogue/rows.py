@@ -27,7 +27,7 @@ class CatalogueFile:
     path: Path
     distribution: str = OURS
 
-    def wrong(self, line: int, field: str, message: str, remedy: str = "") -> UserError:
+    def error(self, line: int, field: str, message: str, remedy: str = "") -> UserError:
         prefix = "" if self.distribution == OURS else f"distribution {self.distribution}: "
         return UserError(f"{prefix}{self.path.name}, line {line}, field {field!r}: {message}", remedy)
 
@@ -42,15 +42,15 @@ class CatalogueFile:
         valid = {f.name: f for f in fields(cls)}
         for name in header:
             if name not in valid:
-                raise self.wrong(1, name, "there is no such column", nearest(name, list(valid)))
+                raise self.error(1, name, "there is no such column", nearest(name, list(valid)))
         for name, field in valid.items():
             if _required(field) and name not in header:
-                raise self.wrong(1, name, "the column is missing", f"the columns are {', '.join(valid)}")
+                raise self.error(1, name, "the column is missing", f"the columns are {', '.join(valid)}")
         return [(name, _reader(valid[name]), _required(valid[name])) for name in header]
 
     def _row(self, cls: type[Row], columns: "list[Column]", cells: list[str], line: int) -> Row:
         if len(cells) != len(columns):
-            raise self.wrong(line, columns[min(len(cells), len(columns)) - 1][0],
+            raise self.error(line, columns[min(len(cells), len(columns)) - 1][0],
                              f"the line has {len(cells)} cells, the header has {len(columns)}")  # fmt: skip
         values = {}
         for (name, reader, required), cell in zip(columns, cells, strict=True):
@@ -58,7 +58,7 @@ class CatalogueFile:
                 try:
                     values[name] = reader(cell.strip())
                 except ValueError as e:
-                    raise self.wrong(line, name, f"{cell!r} {e}") from None
+                    raise self.error(line, name, f"{cell!r} {e}") from None
         return cls(**values)
 
 

@@ -234,7 +234,7 @@ def vendors() -> Mapping[str, Vendor]:
     for file, line, row in _everywhere("vendors.csv", Vendor):
         for field, name in (("backend", row.backend), *(("aliases", alias) for alias in row.aliases)):
             if name in titles_by_name:
-                raise file.wrong(line, field, f"{name!r} belongs to {titles_by_name[name]}", "choose another name")
+                raise file.error(line, field, f"{name!r} belongs to {titles_by_name[name]}", "choose another name")
             titles_by_name[name] = row.title
         _known(file, line, "default_tier", row.default_tier, list(tiers()))
         by_backend[row.backend] = row
@@ -257,7 +257,7 @@ def architectures() -> Mapping[tuple[str, str], Architecture]:
     for file, line, row in _everywhere("architectures.csv", ArchitectureRow):
         _own_backend(file, line, "backend", row.backend)
         if (row.backend, row.architecture) in by_key:
-            raise file.wrong(line, "architecture", f"{row.architecture!r} has a row already", "keep one of them")
+            raise file.error(line, "architecture", f"{row.architecture!r} has a row already", "keep one of them")
         for field in ("native", "emulated"):
             for dtype in getattr(row, field):
                 _known(file, line, field, dtype, [*FLOATS, *INTEGERS])
@@ -296,7 +296,7 @@ def models() -> Mapping[str, DeviceModel]:
     for file, line, row in _everywhere("models.csv", DeviceModel):
         _own_backend(file, line, "kind", row.backend)
         if row.kind in by_kind:
-            raise file.wrong(line, "kind", f"{row.kind!r} has a row already", "keep one of them")
+            raise file.error(line, "kind", f"{row.kind!r} has a row already", "keep one of them")
         if row.tier:
             _known(file, line, "tier", row.tier, list(tiers()))
         if row.architecture and (row.backend, row.architecture) not in architectures():
@@ -335,4 +335,4 @@ def _own_backend(file: CatalogueFile, line: int, field: str, backend: str) -> No
 
 def _known(file: CatalogueFile, line: int, field: str, value: str, valid: list[str]) -> None:
     if value not in valid:
-        raise file.wrong(line, field, f"unknown {value!r}", nearest(value, valid))
+        raise file.error(line, field, f"unknown {value!r}", nearest(value, valid))

@@ -29,8 +29,8 @@ def join(visits: list[Visit], progress: Progress) -> list[Visit]:
         try:
             join_one(record, joining[visit.name], progress)
         except PolyfleetError as e:
-            return visit.failed(e)
-        progress(f"host {visit.wanted.host}: {', '.join(visit.nodes)} joined")
+            return visit.with_error(e)
+        progress(f"host {visit.request.host}: {', '.join(visit.nodes)} joined")
         return visit
 
     return each(visits, joined)
@@ -43,14 +43,14 @@ def join_one(record: FleetRecord, host: HostRecord, progress: Progress) -> None:
 
 
 def host_record(visit: Visit) -> HostRecord:
-    assert visit.found is not None
+    assert visit.facts is not None
     return HostRecord(
         name=visit.name,
-        host=visit.wanted.host,
-        address=visit.wanted.address,
+        host=visit.request.host,
+        address=visit.request.address,
         ssh=visit.remote.ssh.model_dump(mode="json"),
         nodes=visit.nodes,
-        home=visit.found.home,
+        home=visit.facts.home,
         code=visit.code,
         interpreters=dict(visit.interpreters),
         node_python=visit.python,

@@ -42,18 +42,18 @@ class Rejoins:
         self._progress, self._now_s, self._join = progress, now_s, join
         self._away: dict[str, _Away] = {}
 
-    def look(self, ready: Collection[str]) -> RepairResult:
+    def check(self, ready: Collection[str]) -> RepairResult:
         """Rejoin hosts that are due. `ready` names the nodes that answer.
 
         Errors are in the result, not raised.
         """
         record = fleet_record.read()
-        if record is None or record.state != "up" or record.headless:
+        if record is None or record.state != "up" or record.is_headless:
             self._away.clear()
             return RepairResult()
-        return self._look(record, ready)
+        return self._check(record, ready)
 
-    def _look(self, record: FleetRecord, ready: Collection[str]) -> RepairResult:
+    def _check(self, record: FleetRecord, ready: Collection[str]) -> RepairResult:
         started, waiting = [], {}
         for host in record.hosts:
             missing = [node for node in host.nodes if node not in ready]
@@ -64,12 +64,12 @@ class Rejoins:
                 continue
             away = self._away.setdefault(host.name, _Away(self._now_s()))
             if self._now_s() >= max(away.since_s + AWAY_S, away.next_s):
-                started += missing if self._again(record, host, away) else []
+                started += missing if self._rejoin(record, host, away) else []
             if away.error:
                 waiting.update(dict.fromkeys(missing, f"{', '.join(missing)} could not be joined again: {away.error}"))
         return RepairResult(tuple(started), waiting)
 
-    def _again(self, record: FleetRecord, host: HostRecord, away: _Away) -> bool:
+    def _rejoin(self, record: FleetRecord, host: HostRecord, away: _Away) -> bool:
         self._progress(f"host {host.host} has been away for {self._now_s() - away.since_s:.0f} s: rejoining it")
         try:
             self._join(record, host, self._progress)

@@ -62,7 +62,7 @@ def look(remote: Remote, request: Data) -> plan.Found:
     try:
         return plan.from_look(json.loads(lines[-1]), requested_s, answered_s)
     except (ValueError, IndexError, TypeError, KeyError):
-        raise _misunderstood(remote, completed.said or completed.output.decode(errors="replace")) from None
+        raise _misunderstood(remote, completed.stderr or completed.output.decode(errors="replace")) from None
 
 
 def send_code(remote: Remote, facts: plan.Found, code: Path) -> str:
@@ -75,7 +75,7 @@ def send_code(remote: Remote, facts: plan.Found, code: Path) -> str:
     completed = remote.run(command, _packed(code), timeout_s=SEND_S)
     if completed.code:
         raise FleetError(
-            f"host {remote.host} could not store our code: {_last(completed.said)}", "free disk space there"
+            f"host {remote.host} could not store our code: {_last(completed.stderr)}", "free disk space there"
         )
     return target
 
@@ -152,7 +152,7 @@ def ask(remote: Remote, command: Sequence[str], request: Data, timeout_s: float,
         kind: type[PolyfleetError] = UserError if error["user"] else FleetError
         raise kind(f"host {remote.host}: {error['message']}", error["remedy"])
     if "done" not in reply:
-        raise _misunderstood(remote, completed.said)
+        raise _misunderstood(remote, completed.stderr)
     return reply["done"]
 
 

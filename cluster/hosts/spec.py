@@ -72,7 +72,7 @@ class SSHSpec(BaseModel, extra="forbid", frozen=True):
     config: File = Field(default="", description="Configuration file of `ssh`, in place of ~/.ssh/config")
     jump: Annotated[str, AfterValidator(_jump)] = Field(default="", description="Jump hosts, as after `ssh -J`")
 
-    def over(self, other: "SSHSpec | None") -> "SSHSpec":
+    def with_defaults(self, other: "SSHSpec | None") -> "SSHSpec":
         """Return these settings, completed by `other`'s."""
         if other is None:
             return self

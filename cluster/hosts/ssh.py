@@ -43,7 +43,7 @@ class HostRefused(UserError):
 class Answer:
     code: int
     output: bytes
-    said: str
+    stderr: str
 
 
 @dataclass(frozen=True, slots=True)

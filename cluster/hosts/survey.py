@@ -31,10 +31,10 @@ class Visit:
     `storages` are the identities of its pools' storages, `python` is the Python that its nodes run from.
     """
 
-    wanted: Wanted
+    request: Wanted
     remote: Remote
     nodes: tuple[str, ...]
-    found: Found | None = None
+    facts: Found | None = None
     plan: HostPlan | None = None
     error: PolyfleetError | None = None
     code: str = ""
@@ -44,18 +44,18 @@ class Visit:
 
     @property
     def name(self) -> str:
-        return self.wanted.name
+        return self.request.name
 
-    def failed(self, error: PolyfleetError) -> "Visit":
+    def with_error(self, error: PolyfleetError) -> "Visit":
         return replace(self, error=error)
 
     def view(self) -> dict[str, Any]:
         """Return a row of `polyfleet up --dry-run`."""
         plan = self.plan
         return {
-            "host": self.wanted.host,
-            "address": self.wanted.address,
-            "pools": list(self.wanted.pools),
+            "host": self.request.host,
+            "address": self.request.address,
+            "pools": list(self.request.pools),
             "machine": plan.machine if plan else "",
             "python": plan.python if plan else "",
             "steps": list(plan.steps) if plan and not self.error else [],
@@ -138,24 +138,24 @@ def resolved(placement: Placement) -> str:
 
 
 def _looked_at(visit: Visit, request: Mapping[str, str]) -> Visit:
-    if not visit.wanted.address:
-        name, pool = visit.wanted.host, visit.wanted.pools[0]
+    if not visit.request.address:
+        name, pool = visit.request.host, visit.request.pools[0]
         remedy = f"write {{host: {name}, address: IP}} in pools.{pool}.hosts"
-        return visit.failed(UserError(f"the IP address of host {name} cannot be looked up on this machine", remedy))
+        return visit.with_error(UserError(f"the IP address of host {name} cannot be looked up on this machine", remedy))
     try:
         host_request = {
-            "address": visit.wanted.address,
-            "port": visit.wanted.port,
-            "interpreters": list(visit.wanted.interpreters),
+            "address": visit.request.address,
+            "port": visit.request.port,
+            "interpreters": list(visit.request.interpreters),
         }
         facts = host_steps.look(visit.remote, {**request, **host_request})
     except PolyfleetError as e:
-        return visit.failed(e)
-    plan = planned(visit.wanted, facts, _living(facts))
-    visit = replace(visit, found=facts, plan=plan)
+        return visit.with_error(e)
+    plan = planned(visit.request, facts, _living(facts))
+    visit = replace(visit, facts=facts, plan=plan)
     if plan.problems:
         message, remedy = plan.problems[0]
-        return visit.failed(UserError(f"host {visit.wanted.host}: {message}", remedy))
+        return visit.with_error(UserError(f"host {visit.request.host}: {message}", remedy))
     return visit
 
 
@@ -173,17 +173,17 @@ def accepted(spec: FleetSpec, visits: list[Visit], progress: Progress) -> list[V
     Otherwise raises the first error.
     """
     usable = [visit for visit in visits if visit.error is None]
-    if lost := [visit for visit in visits if visit.error and visit.wanted.leads]:
-        raise _of_all(lost) if lost[0].found else _without_head(_of_all(lost))
+    if lost := [visit for visit in visits if visit.error and visit.request.leads]:
+        raise _of_all(lost) if lost[0].facts else _without_head(_of_all(lost))
     for name, pool in spec.pools.items():
-        usable_count = sum(name in visit.wanted.pools for visit in usable)
+        usable_count = sum(name in visit.request.pools for visit in usable)
         enough = (pool.min_hosts or len(pool.hosts)) if not pool.optional else 0
-        failed = [visit for visit in visits if visit.error and name in visit.wanted.pools]
+        failed = [visit for visit in visits if visit.error and name in visit.request.pools]
         if failed and usable_count < enough:
             raise _of_all(failed)
     for visit in visits:
         if visit.error is not None:
-            progress(f"host {visit.wanted.host} is skipped: {visit.error}")
+            progress(f"host {visit.request.host} is skipped: {visit.error}")
     return usable
 
 
@@ -213,15 +213,15 @@ def prepare(spec: FleetSpec, visits: list[Visit], progress: Progress) -> list[Vi
     exported = code_export.export()
 
     def prepared(visit: Visit) -> Visit:
-        assert visit.found is not None
+        assert visit.facts is not None
         for warning in visit.plan.warnings if visit.plan else ():
-            progress(f"host {visit.wanted.host}: {warning}")
+            progress(f"host {visit.request.host}: {warning}")
         try:
-            code_folder = host_steps.send_code(visit.remote, visit.found, exported)
-            pool_environments = {pool: (_asked(spec, pool), spec.pools[pool].storage) for pool in visit.wanted.pools}
-            result = host_steps.prepare(visit.remote, visit.found, code_folder, pool_environments, progress)
+            code_folder = host_steps.send_code(visit.remote, visit.facts, exported)
+            pool_environments = {pool: (_asked(spec, pool), spec.pools[pool].storage) for pool in visit.request.pools}
+            result = host_steps.prepare(visit.remote, visit.facts, code_folder, pool_environments, progress)
         except PolyfleetError as e:
-            return visit.failed(e)
+            return visit.with_error(e)
         interpreters = {pool: reply["interpreter"] for pool, reply in result["pools"].items()}
         storages = {pool: reply["storage"] for pool, reply in result["pools"].items()}
         return replace(visit, code=code_folder, interpreters=interpreters, storages=storages, python=result["node"])
@@ -234,7 +234,7 @@ def look_at_storages(spec: FleetSpec, visits: list[Visit], progress: Progress) -
     storages: dict[str, dict[str, str]] = {}
     for visit in visits:
         for pool, storage in visit.storages.items():
-            storages.setdefault(pool, {})[visit.wanted.host] = storage
+            storages.setdefault(pool, {})[visit.request.host] = storage
     for warning in shared_storage.warnings({name: pool.shared_storage for name, pool in spec.pools.items()}, storages):
         progress(warning)
 

@@ -43,7 +43,7 @@ def render(fleet: FleetSpec) -> tuple[str, list[str]]:
     document = (
         {Note(_preface(fleet.name)): None, "cluster_name": fleet.name}
         | {
-            "max_workers": sum(shape.most for shape in pool_shapes),
+            "max_workers": sum(shape.max_nodes for shape in pool_shapes),
             "idle_timeout_minutes": launcher.idle_timeout_s / 60,
         }
         | {"provider": launcher.provider, "auth": launcher.auth, **_docker(fleet, launcher)}
@@ -115,8 +115,8 @@ def _type(shape: Shape) -> Document:
         "node_config": pool_settings.node_config,
         "resources": shape.resources(),
         "labels": shape.labels(),
-        "min_workers": shape.least,
-        "max_workers": shape.most,
+        "min_workers": shape.min_nodes,
+        "max_workers": shape.max_nodes,
         **image,
         "worker_setup_commands": [*_installing(shape, pool_settings), _writing(_variables(shape))],
     }

@@ -38,13 +38,13 @@ class Shape:
     kind: str
     devices: int
     resource: str
-    least: int
-    most: int
+    min_nodes: int
+    max_nodes: int
     hosts: int = 1
 
     @property
     def grows(self) -> bool:
-        return self.least < self.most
+        return self.min_nodes < self.max_nodes
 
     @property
     def memory_bytes(self) -> int:

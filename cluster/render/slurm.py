@@ -170,8 +170,8 @@ def _lines(options: dict[str, str]) -> str:
 
 def _of_pool(shape: Shape) -> dict[str, str]:
     options = shape.spec.slurm or SlurmPool()
-    least = max(1, shape.least)
-    nodes = str(shape.most) if least == shape.most else f"{least}-{shape.most}"
+    least = max(1, shape.min_nodes)
+    nodes = str(shape.max_nodes) if least == shape.max_nodes else f"{least}-{shape.max_nodes}"
     memory = f"{shape.memory_bytes >> 20}M" if shape.memory_bytes else ""
     return {
         "partition": options.partition,

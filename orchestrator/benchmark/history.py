@@ -48,12 +48,12 @@ def compare(before: Iterable[Data], after: Iterable[Data], allow_busy_host: bool
     rows = [_row(k, ratio, old, new, significant[k], allow_busy_host) for k, ratio in ratios]
     rows += [_untimed(k, old, new) for k in both if not (_timed(old, k) and _timed(new, k))]
     return {
-        "before": old.told["run"],
-        "after": new.told["run"],
+        "before": old.summary["run"],
+        "after": new.summary["run"],
         "results": rows,
         "only_before": [" ".join(filter(None, k)) for k in old.cells if k not in new.cells],
         "only_after": [" ".join(filter(None, k)) for k in new.cells if k not in old.cells],
-        "environment": _differences(old.told, new.told),
+        "environment": _differences(old.summary, new.summary),
     }
 
 
@@ -70,7 +70,7 @@ def gate(compared: Data) -> int:
 
 class _Run:
     def __init__(self, told: Data, cells: dict[Key, Data], summaries: dict[Key, Data], classes: dict[str, str]):
-        self.told, self.cells, self.summaries, self.classes = told, cells, summaries, classes
+        self.summary, self.cells, self.summaries, self.classes = told, cells, summaries, classes
 
 
 def _run(lines: Iterable[Data]) -> _Run:
@@ -146,7 +146,7 @@ def series(runs: Iterable[Iterable[Data]], case: str) -> list[Data]:
         run = _run(lines)
         for k, result in run.summaries.items():
             if (k[0] == case or k[0].startswith(f"{case}/")) and result["call_s"]:
-                point = {"run": run.told["run"], "started_s": run.told["started_s"], "call_s": result["fastest_part_s"]}
+                point = {"run": run.summary["run"], "started_s": run.summary["started_s"], "call_s": result["fastest_part_s"]}
                 points_by_key.setdefault(k, []).append(point)
     return [
         _names(k) | {"points": points, "steps": steps([p["call_s"] for p in points])}

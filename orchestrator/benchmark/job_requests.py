@@ -32,7 +32,7 @@ class JobRequest:
     node: str = ""
     each: bool = False
 
-    def columns(self, numbers: Sequence[int]) -> list[tuple[int, str]]:
+    def targets(self, numbers: Sequence[int]) -> list[tuple[int, str]]:
         """Name the targets for the devices of the job: (index of the device in the job, name of the target)."""
         if not self.each or len(numbers) == 1:
             return [(0, self.name)]

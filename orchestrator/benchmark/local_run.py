@@ -29,7 +29,7 @@ class LocalTarget:
         self._seed, self._python = seed, python
         self._child: subprocess.Popen[bytes] | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="pf-here-")
-        self._complaints = Path(self._folder.name) / "stderr"
+        self._stderr_path = Path(self._folder.name) / "stderr"
         self.id, self.host = backend, ""
         self.facts: Data = {}
 
@@ -73,7 +73,7 @@ class LocalTarget:
         address.unlink(missing_ok=True)
         path = os.pathsep.join(filter(None, (CODE, os.environ.get("PYTHONPATH", ""))))
         command = [self._python, "-m", "workers.benchmark", self._folder.name, self.backend]
-        with self._complaints.open("w") as complaints:
+        with self._stderr_path.open("w") as complaints:
             self._child = subprocess.Popen(
                 [*command, str(self.number), str(self._seed)],
                 env=os.environ | {"PYTHONPATH": path}, stdin=subprocess.DEVNULL, stderr=complaints,
@@ -93,7 +93,7 @@ class LocalTarget:
             code = self._child.wait(5)
         except subprocess.TimeoutExpired:
             return ""
-        errors = self._complaints.read_text(errors="replace").strip().splitlines()
+        errors = self._stderr_path.read_text(errors="replace").strip().splitlines()
         causes = {124: "the case took too long", -9: "killed, possibly out of memory", -11: "a segmentation fault"}
         return causes.get(code) or (errors[-1] if errors else f"exit code {code}")
 

@@ -52,21 +52,21 @@ class Target(Protocol):
 class Measurement:
     """One case on one target while it is measured. `rounds` has the replies of its blocks, by round."""
 
-    column: Target
-    way: MeasurementSettings
+    target: Target
+    settings: MeasurementSettings
     facts: Data = field(default_factory=dict)
     rounds: dict[int, Data] = field(default_factory=dict)
-    again: dict[int, Data] = field(default_factory=dict)
+    control_rounds: dict[int, Data] = field(default_factory=dict)
     """Blocks of a second measurement in each round: the A/A control, whose difference is the host's noise."""
     problem: str = ""
     status: str = "measured"
 
     @property
     def id(self) -> str:
-        return f"{self.column.id}/{self.way}"
+        return f"{self.target.id}/{self.settings}"
 
     @property
-    def alive(self) -> bool:
+    def is_active(self) -> bool:
         return self.status == "measured"
 
     def stop(self, status: str, problem: str) -> None:
@@ -84,7 +84,7 @@ class RoundRunner:
         cancelled: Callable[[], str] = lambda: "",
         done: frozenset[str] = frozenset(),
     ):
-        self._asked, self._columns, self._tell = request, list(targets), on_line
+        self._request, self._targets, self._on_line = request, list(targets), on_line
         self._cancelled, self._done = cancelled, done
         self._lost: dict[str, str] = {}
         self._until_s = time.monotonic() + request.max_minutes * 60
@@ -92,17 +92,17 @@ class RoundRunner:
     def run(self, groups: Iterable[CaseGroup]) -> None:
         """Measure all cases. Raises RunCancelled."""
         remaining = [group for group in groups if group.case not in self._done]
-        comparisons = sum(len(group.ways) for group in remaining) * max(len(self._columns) - 1, 1)
-        minimum = max(self._asked.rounds, statistics.minimum_rounds(comparisons))
+        comparisons = sum(len(group.settings) for group in remaining) * max(len(self._targets) - 1, 1)
+        minimum = max(self._request.rounds, statistics.minimum_rounds(comparisons))
         for number, group in enumerate(remaining, 1):
             self._check()
             progress = {"line": "progress", "case": group.case, "number": number, "of": len(remaining)}
             if time.monotonic() > self._until_s:
                 self._skip(group)
                 continue
-            self._tell(progress | {"doing": "opening"})
+            self._on_line(progress | {"doing": "opening"})
             crashed: dict[str, str] = {}
-            while not self._measure(group, min(minimum, self._asked.max_rounds), progress, crashed):
+            while not self._measure(group, min(minimum, self._request.max_rounds), progress, crashed):
                 self._check()
 
     def _measure(self, group: CaseGroup, minimum: int, progress: Data, crashed: dict[str, str]) -> bool:
@@ -110,7 +110,7 @@ class RoundRunner:
 
         That measurement is then in `crashed` and left out: rounds of two processes are not one sample.
         """
-        measurements = self._arms(group, crashed)
+        measurements = self._new_measurements(group, crashed)
         idle_states = self._states()
         self._on_hosts(measurements, lambda local: self._open(group, local))
         before = self._states(measurements)
@@ -123,19 +123,19 @@ class RoundRunner:
             }
             self._on_hosts(measurements, self._close)
             return False
-        if self._asked.energy:
+        if self._request.energy:
             self._on_hosts(measurements, self._energy)
         self._on_hosts(measurements, self._close)
         for measurement in measurements:
-            self._tell(_cell(group, measurement, before.get(measurement.column.id), after.get(measurement.column.id)))
-        self._tell({"line": "case", "case": group.case, "rounds": number})
+            self._on_line(_cell(group, measurement, before.get(measurement.target.id), after.get(measurement.target.id)))
+        self._on_line({"line": "case", "case": group.case, "rounds": number})
         return True
 
-    def _arms(self, group: CaseGroup, crashed: dict[str, str]) -> list[Measurement]:
-        measurements = [Measurement(target, settings) for target in self._columns for settings in group.ways]
+    def _new_measurements(self, group: CaseGroup, crashed: dict[str, str]) -> list[Measurement]:
+        measurements = [Measurement(target, settings) for target in self._targets for settings in group.settings]
         for measurement in measurements:
-            if measurement.column.id in self._lost:
-                measurement.stop("lost", self._lost[measurement.column.id])
+            if measurement.target.id in self._lost:
+                measurement.stop("lost", self._lost[measurement.target.id])
             elif measurement.id in crashed:
                 measurement.stop(ENDED, crashed[measurement.id])
         return measurements
@@ -145,31 +145,31 @@ class RoundRunner:
     ) -> int:
         """Run rounds until the results are precise or a limit is reached. Return the number of rounds."""
         started_s, number = time.monotonic(), 0
-        while any(measurement.alive for measurement in measurements) and number < self._asked.max_rounds:
+        while any(measurement.is_active for measurement in measurements) and number < self._request.max_rounds:
             if any(measurement.status == AGAIN for measurement in measurements):
                 break
             self._check()
             self._round(group, measurements, number)
             number += 1
-            self._tell(progress | {"doing": "measuring", "round": number})
+            self._on_line(progress | {"doing": "measuring", "round": number})
             if number >= minimum and (
-                _settled(group, measurements, is_quiet) or time.monotonic() - started_s > self._asked.case_s
+                _settled(group, measurements, is_quiet) or time.monotonic() - started_s > self._request.case_s
             ):
                 break
         return number
 
     def _open(self, group: CaseGroup, local: list[Measurement]) -> None:
         for measurement in local:
-            if not measurement.alive:
+            if not measurement.is_active:
                 continue
             case_settings = {
                 "case": group.case,
-                "precision": measurement.way.precision,
-                "level": measurement.way.level,
-                "regime": measurement.way.regime,
-                "case_s": self._asked.case_s,
+                "precision": measurement.settings.precision,
+                "level": measurement.settings.level,
+                "regime": measurement.settings.regime,
+                "case_s": self._request.case_s,
             }
-            case_settings |= {"kernels": measurement.way.kernels} if measurement.way.kernels else {}
+            case_settings |= {"kernels": measurement.settings.kernels} if measurement.settings.kernels else {}
             measurement.facts = (
                 self._call(
                     measurement,
@@ -182,44 +182,44 @@ class RoundRunner:
                 measurement.stop("unsupported", measurement.facts["unsupported"])
             elif "failed" in measurement.facts:
                 measurement.stop("failed", measurement.facts["failed"])
-            elif measurement.alive and measurement.facts["accuracy"]["ok"] is False:
+            elif measurement.is_active and measurement.facts["accuracy"]["ok"] is False:
                 measurement.stop("wrong", measurement.facts["accuracy"]["reason"])
 
     def _round(self, group: CaseGroup, measurements: list[Measurement], number: int) -> None:
         """Measure each configuration once, in random order, and on each host one of them twice (A/A control)."""
 
         def on_host(local: list[Measurement]) -> None:
-            active = [measurement for measurement in local if measurement.alive]
+            active = [measurement for measurement in local if measurement.is_active]
             turns = [(measurement, False) for measurement in active] + [
                 (measurement, True) for measurement in active[:1]
             ]
             random.Random(  # noqa: S311 - not a secret
-                f"{self._asked.seed}/{group.case}/{number}/{local[0].column.host}"
+                f"{self._request.seed}/{group.case}/{number}/{local[0].target.host}"
             ).shuffle(turns)
             for measurement, is_control in turns:
-                if not measurement.alive:
+                if not measurement.is_active:
                     continue
                 reply = self._call(measurement, {"do": "run", "measurement": measurement.id, "limit_s": BLOCK_S}, local)
                 if reply and "failed" in reply:
                     measurement.stop("failed", reply["failed"])
                 elif reply:
-                    (measurement.again if is_control else measurement.rounds)[number] = reply
+                    (measurement.control_rounds if is_control else measurement.rounds)[number] = reply
 
         self._on_hosts(measurements, on_host)
 
     def _energy(self, local: list[Measurement]) -> None:
         for measurement in local:
-            if measurement.alive and measurement.column.facts.get("counts_energy"):
+            if measurement.is_active and measurement.target.facts.get("counts_energy"):
                 measurement.facts["energy"] = (
-                    self._aside(measurement.column, {"do": "energy", "measurement": measurement.id, "limit_s": BLOCK_S})
+                    self._call_optional(measurement.target, {"do": "energy", "measurement": measurement.id, "limit_s": BLOCK_S})
                     or {}
                 )
 
     def _close(self, local: list[Measurement]) -> None:
-        for target in {measurement.column.id: measurement.column for measurement in local}.values():
-            self._aside(target, {"do": "close", "limit_s": CALL_S})
+        for target in {measurement.target.id: measurement.target for measurement in local}.values():
+            self._call_optional(target, {"do": "close", "limit_s": CALL_S})
 
-    def _aside(self, target: Target, message: Data) -> Data | None:
+    def _call_optional(self, target: Target, message: Data) -> Data | None:
         """Call a target; return None on failure, which affects no result."""
         if target.id in self._lost:
             return None
@@ -234,16 +234,16 @@ class RoundRunner:
     def _call(self, measurement: Measurement, message: Data, local: list[Measurement]) -> Data | None:
         """Call a target; return None if it or its session is lost, after updating the status of its measurements."""
         try:
-            return measurement.column.call(message, message["limit_s"] + CALL_S)
+            return measurement.target.call(message, message["limit_s"] + CALL_S)
         except TargetLost as e:
-            self._lost[measurement.column.id] = str(e)
+            self._lost[measurement.target.id] = str(e)
             for other in local:
-                if other.column is measurement.column and other.alive:
+                if other.target is measurement.target and other.is_active:
                     other.stop("lost", str(e))
         except SessionEnded as e:
             measurement.stop(ENDED, str(e))
             for other in local:
-                if other.column is measurement.column and other.alive and other.facts:
+                if other.target is measurement.target and other.is_active and other.facts:
                     other.stop(AGAIN, "")
         return None
 
@@ -252,19 +252,19 @@ class RoundRunner:
 
         If the process with the opened measurements has ended, the last opened one is taken as the cause.
         """
-        own_pids = [target.facts["pid"] for target in self._columns if "pid" in target.facts]
+        own_pids = [target.facts["pid"] for target in self._targets if "pid" in target.facts]
         message = {"do": "state", "ours": own_pids, "limit_s": CALL_S}
         states: dict[str, Data | None] = {}
-        for target in self._columns:
-            running = [measurement for measurement in opened if measurement.column is target and measurement.alive]
-            states[target.id] = self._call(running[-1], message, running) if running else self._aside(target, message)
+        for target in self._targets:
+            running = [measurement for measurement in opened if measurement.target is target and measurement.is_active]
+            states[target.id] = self._call(running[-1], message, running) if running else self._call_optional(target, message)
         return {name: state for name, state in states.items() if state}
 
     def _on_hosts(self, measurements: list[Measurement], work: Callable[[list[Measurement]], None]) -> None:
         """Call `work` with the measurements of each host, in parallel, and wait for all."""
         by_host: dict[str, list[Measurement]] = {}
         for measurement in measurements:
-            by_host.setdefault(measurement.column.host, []).append(measurement)
+            by_host.setdefault(measurement.target.host, []).append(measurement)
         if len(by_host) == 1:
             work(measurements)
             return
@@ -272,13 +272,13 @@ class RoundRunner:
             list(pool.map(work, by_host.values()))
 
     def _skip(self, group: CaseGroup) -> None:
-        reason = f"the run's limit of {self._asked.max_minutes:g} minutes was reached"
+        reason = f"the run's limit of {self._request.max_minutes:g} minutes was reached"
         for measurement in self._skipped(group, reason):
-            self._tell(_cell(group, measurement, None, None))
+            self._on_line(_cell(group, measurement, None, None))
 
     def _skipped(self, group: CaseGroup, reason: str) -> Iterator[Measurement]:
-        for target in self._columns:
-            for settings in group.ways:
+        for target in self._targets:
+            for settings in group.settings:
                 yield Measurement(target, settings, problem=reason, status="skipped")
 
     def _check(self) -> None:
@@ -291,17 +291,17 @@ def _cell(group: CaseGroup, measurement: Measurement, before: Data | None, after
     status = "failed" if measurement.status == ENDED else measurement.status
     facts = {k: v for k, v in measurement.facts.items() if k not in _TOLD}
     blocks = [{"round": n, **measurement.rounds[n]} for n in sorted(measurement.rounds)]
-    control_blocks = [{"round": n, **measurement.again[n]} for n in sorted(measurement.again)]
+    control_blocks = [{"round": n, **measurement.control_rounds[n]} for n in sorted(measurement.control_rounds)]
     return {
         "line": "result",
         "id": f"{group.case}@{measurement.id}",
-        "target": measurement.column.id,
-        "host": measurement.column.host,
+        "target": measurement.target.id,
+        "host": measurement.target.host,
         **group.about,
-        "precision": measurement.way.precision,
-        "level": measurement.way.level,
-        "regime": measurement.way.regime,
-        **({"kernels": measurement.way.kernels} if measurement.way.kernels else {}),
+        "precision": measurement.settings.precision,
+        "level": measurement.settings.level,
+        "regime": measurement.settings.regime,
+        **({"kernels": measurement.settings.kernels} if measurement.settings.kernels else {}),
         "status": status,
         "reason": measurement.problem,
         **facts,
@@ -314,7 +314,7 @@ def _cell(group: CaseGroup, measurement: Measurement, before: Data | None, after
 
 def _settled(group: CaseGroup, measurements: list[Measurement], is_quiet: bool) -> bool:
     """Return whether all comparisons are precise enough."""
-    results = [_cell(group, measurement, None, None) for measurement in measurements if measurement.alive]
+    results = [_cell(group, measurement, None, None) for measurement in measurements if measurement.is_active]
     pairs = [(other, result) for result in results if (other := comparison.find_reference(result, results)) is not None]
     if not pairs:
         return all(len(result["blocks"]) >= LEAST_ALONE for result in results)

@@ -30,8 +30,8 @@ def start_run(client: "Client", request: Data, working_dir: str = "", key: str =
     with code_archive.scratch() as folder:
         working_folder = Path(working_dir or ".").expanduser().absolute()
         archive = code_archive.pack(working_folder, "benchmark", folder / "package.zip")
-        for line in archive.left_out.told:
-            client.tell(line)
+        for line in archive.left_out.messages:
+            client.notify(line)
         entry_check.check(benchmark.entry, working_folder, call=())
         if benchmark.sample_input:
             entry_check.check(benchmark.sample_input, working_folder, "sample_input", call=("batch_size",))

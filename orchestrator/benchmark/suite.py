@@ -90,7 +90,7 @@ class CaseGroup:
 
     case: str
     about: Data
-    ways: tuple[MeasurementSettings, ...] = field(default_factory=tuple)
+    settings: tuple[MeasurementSettings, ...] = field(default_factory=tuple)
 
 
 def request(data: Data) -> BenchmarkRequest:

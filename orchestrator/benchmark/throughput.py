@@ -96,29 +96,29 @@ class RateTable:
     def __init__(self, lines: "BenchmarkLines"):
         self._lines = lines
         self._lock = threading.Lock()
-        self._known: dict[str, int] = {}
-        self._heads: dict[str, list[Data]] = {}
+        self._counts: dict[str, int] = {}
+        self._headers: dict[str, list[Data]] = {}
         self._read_to: dict[str, int] = {}
         self._rows: dict[Key, Measured] = {}
         self._estimates: dict[Key, Estimated] = {}
 
     def newest(self) -> Throughput:
         with self._lock:
-            counts = self._lines.cell_counts()
-            changed = [run for run, count in counts.items() if self._known.get(run) != count]
+            counts = self._lines.result_counts()
+            changed = [run for run, count in counts.items() if self._counts.get(run) != count]
             for run in changed:
-                self._known[run] = counts[run]
-                self._take(run)
+                self._counts[run] = counts[run]
+                self._read_new(run)
             if changed:
                 self._estimates = estimates(self._rows)
             return Throughput(dict(self._rows), self._estimates)
 
-    def _take(self, run: str) -> None:
+    def _read_new(self, run: str) -> None:
         """Read only lines since the last call, because the planner calls twice a second."""
         read_to = self._read_to.get(run, 0)
         new_lines = self._lines.read(run, after=read_to)
-        lines = [*self._heads.get(run, []), *new_lines]
-        self._heads[run] = [line for line in lines if line["line"] in ("started", "target")]
+        lines = [*self._headers.get(run, []), *new_lines]
+        self._headers[run] = [line for line in lines if line["line"] in ("started", "target")]
         self._read_to[run] = max((line["seq"] for line in new_lines), default=read_to)
         for key, rate in rows(lines):
             if key not in self._rows or self._rows[key].at_s <= rate.at_s:

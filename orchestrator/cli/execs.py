@@ -113,7 +113,7 @@ def _to_its_end(client: "Client", started: Data, events: Told, keyboard: "Keyboa
         _end(client, started["exec"])
         return INTERRUPTED
     except PolyfleetError:
-        if keyboard is None or not keyboard.left:
+        if keyboard is None or not keyboard.has_left:
             raise
         return INTERRUPTED
     raise _server_ended()
@@ -164,20 +164,20 @@ class _Sender:
     """Sends input to a command. `open`: the command accepts more."""
 
     def __init__(self, client: "Client", exec_id: str):
-        self._client, self._known = client, exec_id
-        self._taken = 0
+        self._client, self._exec_id = client, exec_id
+        self._accepted_bytes = 0
         self.open = True
 
     def send(self, data: bytes, end: bool = False) -> None:
         """Send all data, however long the command takes. If a response is lost, the data is sent again: offsets prevent
         duplicates.
         """
-        until = self._taken + len(data)
+        until = self._accepted_bytes + len(data)
         while self.open:
-            remaining = data[len(data) - (until - self._taken) :]
-            reply = self._client.exec_input(self._known, self._taken, remaining, end)
-            self._taken, self.open = reply["taken"], not reply["closed"]
-            if self._taken >= until:
+            remaining = data[len(data) - (until - self._accepted_bytes) :]
+            reply = self._client.exec_input(self._exec_id, self._accepted_bytes, remaining, end)
+            self._accepted_bytes, self.open = reply["taken"], not reply["closed"]
+            if self._accepted_bytes >= until:
                 return
 
 
@@ -185,28 +185,28 @@ class Keyboard:
     """Forwards typed bytes and the size of the terminal. `left`: the user has left by the escape sequence."""
 
     def __init__(self, client: "Client", exec_id: str):
-        self._client, self._known = client, exec_id
-        self._waken, self._wake = os.pipe()
-        self.left = False
+        self._client, self._exec_id = client, exec_id
+        self._wake_reader, self._wake_writer = os.pipe()
+        self.has_left = False
 
-    def tell(self, signal_byte: bytes) -> None:
-        os.write(self._wake, signal_byte)
+    def wake(self, signal_byte: bytes) -> None:
+        os.write(self._wake_writer, signal_byte)
 
     def run(self) -> None:
-        sender, escape = _Sender(self._client, self._known), Escape()
+        sender, escape = _Sender(self._client, self._exec_id), Escape()
         with suppress(PolyfleetError):  # the command has ended; its event stream reports how
             while sender.open:
-                ready, _, _ = select.select([sys.stdin.fileno(), self._waken], [], [])
-                if self._waken in ready:
-                    if DONE in os.read(self._waken, 64):
+                ready, _, _ = select.select([sys.stdin.fileno(), self._wake_reader], [], [])
+                if self._wake_reader in ready:
+                    if DONE in os.read(self._wake_reader, 64):
                         return
-                    self._client.exec_resize(self._known, **_size())
+                    self._client.exec_resize(self._exec_id, **_size())
                     continue
-                typed, self.left = escape.feed(os.read(sys.stdin.fileno(), PIECE_BYTES))
+                typed, self.has_left = escape.feed(os.read(sys.stdin.fileno(), PIECE_BYTES))
                 if typed:
                     sender.send(typed)
-                if self.left:
-                    self._client.exec_end(self._known)
+                if self.has_left:
+                    self._client.exec_end(self._exec_id)
                     return
 
 
@@ -219,14 +219,14 @@ def _raw_keyboard(client: "Client", exec_id: str) -> Iterator[Keyboard]:
     keyboard = Keyboard(client, exec_id)
     thread = threading.Thread(target=keyboard.run, name="keyboard", daemon=True)
     before = termios.tcgetattr(sys.stdin)
-    resized = signal.signal(signal.SIGWINCH, lambda *_: keyboard.tell(RESIZED))
+    resized = signal.signal(signal.SIGWINCH, lambda *_: keyboard.wake(RESIZED))
     try:
         tty.setraw(sys.stdin, termios.TCSADRAIN)  # keeps bytes that were already typed
         thread.start()
-        keyboard.tell(RESIZED)  # the size may have changed since the request was sent
+        keyboard.wake(RESIZED)  # the size may have changed since the request was sent
         yield keyboard
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
         signal.signal(signal.SIGWINCH, resized)
-        keyboard.tell(DONE)
+        keyboard.wake(DONE)
         thread.join(1.0)

@@ -87,8 +87,8 @@ def _recorded_fleet() -> str:
     record = embedded.record()
     if record is None:
         return "no fleet is up; start one with `polyfleet up`"
-    running_count = len(record.living())
-    nodes = f", {running_count} of {len(record.processes)} nodes run" if record.embedded else ""
+    running_count = len(record.running())
+    nodes = f", {running_count} of {len(record.processes)} nodes run" if record.is_embedded else ""
     return f"fleet {record.name} at {record.address} is recorded as {record.state}{nodes}"
 
 

@@ -83,40 +83,40 @@ class Printer:
     def __init__(self, output: Format):
         self._output = output
         self._ranks: set[int] = set()
-        self._at: tuple[int, int, str] | None = None  # source of the unfinished line at the cursor
+        self._open_line: tuple[int, int, str] | None = None  # source of the unfinished line at the cursor
 
     def print(self, lines: list[Data]) -> None:
         from orchestrator.cli.output import write
 
         if lines:
-            write("".join(map(self._shown, lines)), end="")
+            write("".join(map(self._format, lines)), end="")
 
     def close(self) -> None:
         """End the unfinished line at the cursor, if any."""
         from orchestrator.cli.output import write
 
-        if self._at is not None:
+        if self._open_line is not None:
             write("")
-            self._at = None
+            self._open_line = None
 
-    def _shown(self, line: Data) -> str:
+    def _format(self, line: Data) -> str:
         from orchestrator.cli.output import as_json, as_yaml
 
         if self._output is Format.JSON:
             return as_json(line, indent=None) + "\n"
         if self._output is Format.YAML:
             return as_yaml([line]) + "\n"
-        return self._behind_cursor(line)
+        return self._format_text(line)
 
-    def _behind_cursor(self, line: Data) -> str:
+    def _format_text(self, line: Data) -> str:
         self._ranks.add(line["rank"])
         prefix = f"[{line['rank']}] " if len(self._ranks) > 1 else ""
-        before, self._at = self._at, source(line) if line.get("unfinished") else None
+        before, self._open_line = self._open_line, source(line) if line.get("unfinished") else None
         end = "" if line.get("unfinished") else "\n"
         if line.get("continues") and before == source(line):
             return "\n".join(log_lines(line["text"])) + end
         if line.get("continues") and not line["text"]:  # only the end of a line that another line follows
-            self._at = before
+            self._open_line = before
             return ""
         line_break = "\n" if before is not None else ""
         return line_break + "\n".join(prefix + text for text in log_lines(line["text"])) + end

@@ -141,7 +141,7 @@ def _print_log(client: "Client", job_id: str, following: "_Following") -> None:
     while True:
         try:
             for page in client.log_pages(job_id, cursor=cursor):
-                with following.undisturbed():
+                with following.delayed():
                     printer.print(page["lines"])
                     cursor = page["cursor"]
             printer.close()
@@ -189,7 +189,7 @@ class _Following:
         raise KeyboardInterrupt
 
     @contextmanager
-    def undisturbed(self) -> Iterator[None]:
+    def delayed(self) -> Iterator[None]:
         self._printing = True
         try:
             yield

@@ -47,7 +47,7 @@ def combine(attempt: Live, candidate: int, stop_reason: str) -> tuple[Ended, Out
 def refused_by_user(part: Part) -> bool:
     """Return True if an error of the user prevented the start; no node has reported the part then."""
     failure = part.outcome.failure if part.outcome else None
-    return failure is not None and failure.kind == "user" and not part.told
+    return failure is not None and failure.kind == "user" and not part.is_reported
 
 
 def _exit_codes(outcome: Outcome) -> list[int]:
@@ -68,8 +68,8 @@ def _class(part: Part, first_failed_s: float | None) -> int:
     if kind == "unreadable" or refused_by_user(part):
         return 1
     if state == "lost":
-        silent_since = first_failed_s is None or part.heard_s < first_failed_s + HEARD_LATER_S
-        return 2 if part.told or silent_since else 5
+        silent_since = first_failed_s is None or part.last_listed_s < first_failed_s + HEARD_LATER_S
+        return 2 if part.is_reported or silent_since else 5
     if state == "fenced":
         return 3
     if state == "failed":

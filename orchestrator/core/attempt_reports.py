@@ -25,7 +25,7 @@ def heard(draft: Draft, heartbeat: Heartbeat) -> None:
     if node is None or node.ray_id != heartbeat.ray_id:
         return
     was_closed = (
-        bool(node.broken) or node.facts is None or node.listed_s is None or node.silent_s(draft.now.s) > NODE_SILENT_S
+        bool(node.agent_error) or node.facts is None or node.list_requested_s is None or node.silent_s(draft.now.s) > NODE_SILENT_S
     )
     notice_before = node.notice
     draft.nodes[node.name] = node = _refreshed(node, heartbeat, draft.now.s)
@@ -37,21 +37,21 @@ def heard(draft: Draft, heartbeat: Heartbeat) -> None:
     for job, epoch in heartbeat.epochs.items():
         _seen_epoch(draft, node.name, job, epoch)
     current = draft.nodes[node.name]
-    if heartbeat.attempts is not None and current.listed_s == heartbeat.asked_s:  # else a newer list arrived first
+    if heartbeat.attempts is not None and current.list_requested_s == heartbeat.requested_s:  # else a newer list arrived first
         _listed(draft, current, heartbeat.attempts)
 
 
 def _refreshed(node: Node, heartbeat: Heartbeat, now_s: float) -> Node:
-    changes: dict[str, Any] = {"heard_s": max(node.heard_s, now_s), "failing": False, "unmade": 0}
+    changes: dict[str, Any] = {"heard_s": max(node.last_contact_s, now_s), "failing": False, "unmade": 0}
     if heartbeat.facts is not None:
         changes |= {"facts": heartbeat.facts, "refused": nodes.refusal(heartbeat.facts)}
-    if heartbeat.attempts is not None and (node.listed_s is None or heartbeat.asked_s >= node.listed_s):
-        changes |= {"listed_s": heartbeat.asked_s, "listed": heartbeat.attempts, "broken": ""}
+    if heartbeat.attempts is not None and (node.list_requested_s is None or heartbeat.requested_s >= node.list_requested_s):
+        changes |= {"listed_s": heartbeat.requested_s, "listed": heartbeat.attempts, "broken": ""}
     return replace(node, **changes)
 
 
 def _report(draft: Draft, node: str, report: AttemptStatus, heartbeat: Heartbeat) -> None:
-    attempt, in_store = draft.lives.get(report.job), report.job in heartbeat.known
+    attempt, in_store = draft.attempts.get(report.job), report.job in heartbeat.stored_jobs
     if attempt is None or attempt.epoch != report.epoch:
         _of_no_life(draft, node, report, in_store)
         return
@@ -61,15 +61,15 @@ def _report(draft: Draft, node: str, report: AttemptStatus, heartbeat: Heartbeat
     part = attempt.parts[report.node_rank]
     if part.outcome is not None or (report.outcome is None and _is_late(draft, part, report, heartbeat)):
         return
-    position = attempt.told_at
-    for event in report.events if not part.spoiled else ():
+    position = attempt.last_event_at
+    for event in report.events if not part.unreadable_reason else ():
         if event.rank == 0 and event.at > position:
             position = event.at
             attempt = _absorb(draft, attempt, node, event)
-    part = replace(part, phase=report.phase, cursor=max(part.cursor, report.cursor), unsure="")
+    part = replace(part, phase=report.phase, cursor=max(part.cursor, report.cursor), doubt="")
     attempt = attempt.with_part(report.node_rank, part, position)
-    draft.lives[attempt.job] = attempt
-    if report.phase != "starting" and attempt.running and draft.records[attempt.job].job.state is State.STARTING:
+    draft.attempts[attempt.job] = attempt
+    if report.phase != "starting" and attempt.is_running and draft.records[attempt.job].job.state is State.STARTING:
         draft.event(attempt.job, "started", attempt.epoch)
     if report.outcome is not None:
         attempt_stops.part_ended(draft, attempt.job, report.node_rank, report.outcome)
@@ -81,9 +81,9 @@ def _is_late(draft: Draft, part: Part, report: AttemptStatus, heartbeat: Heartbe
     Phases never go back. A report from before the node's newest list, which does not contain the part, does not prove
     that the part exists. The agent repeats the other contents of an ignored report.
     """
-    listed_s = draft.nodes[part.node].listed_s
-    is_older = listed_s is not None and heartbeat.asked_s < listed_s
-    return ORDER.index(report.phase) < ORDER.index(part.phase) or (bool(part.unsure) and is_older)
+    listed_s = draft.nodes[part.node].list_requested_s
+    is_older = listed_s is not None and heartbeat.requested_s < listed_s
+    return ORDER.index(report.phase) < ORDER.index(part.phase) or (bool(part.doubt) and is_older)
 
 
 def _absorb(draft: Draft, attempt: Live, node: str, event: RankEvent) -> Live:
@@ -108,20 +108,20 @@ def _checkpoint(draft: Draft, attempt: Live, node: str, event: RankEvent) -> Non
 
 def spoiled(draft: Draft, message: Spoiled) -> None:
     """Handle unreadable reports about one part: its attempt is stopped, others are not affected."""
-    attempt = draft.lives.get(message.job)
+    attempt = draft.attempts.get(message.job)
     if attempt is None or attempt.epoch != message.epoch or not 0 <= message.node_rank < len(attempt.parts):
         draft.warn(f"dropped an unreadable report on attempt {message.job}.{message.epoch}: {message.why}")
         return
     part = attempt.parts[message.node_rank]
     if part.outcome is not None:
         return  # its end is recorded already, and final
-    if not part.spoiled:
+    if not part.unreadable_reason:
         draft.warn(
             f"attempt {attempt.part_key(message.node_rank)}: node {part.node} sent an unreadable report: {message.why}"
         )
     cursor = part.cursor if message.cursor is None else message.cursor
-    part = replace(part, spoiled=part.spoiled or message.why, cursor=cursor)
-    draft.lives[attempt.job] = attempt = attempt.with_part(message.node_rank, part)
+    part = replace(part, unreadable_reason=part.unreadable_reason or message.why, cursor=cursor)
+    draft.attempts[attempt.job] = attempt = attempt.with_part(message.node_rank, part)
     if message.ended:
         attempt_stops.part_ended(
             draft, attempt.job, message.node_rank, lost(attempt, message.node_rank, message.why, "unreadable")
@@ -141,16 +141,16 @@ def _of_no_life(draft: Draft, node: str, report: AttemptStatus, in_store: bool) 
         _seen_epoch(draft, node, report.job, report.epoch)
     in_store = in_store or report.job in draft.records or report.job in draft.control.records
     _strange(draft, node, key, Stranger(report.cursor, report.phase, in_store))
-    if draft.nodes[node].strangers[key].known:
+    if draft.nodes[node].untracked[key].is_in_log:
         dismiss(draft, node, key)
 
 
 def _strange(draft: Draft, node: str, key: str, untracked: Stranger) -> None:
     node_state = draft.nodes[node]
-    previous = node_state.strangers.get(key)
-    asked_s = previous.asked_s if previous and previous.phase == untracked.phase else float("-inf")
-    untracked_attempts = {**node_state.strangers, key: replace(untracked, asked_s=asked_s)}
-    draft.nodes[node] = replace(node_state, strangers=untracked_attempts)
+    previous = node_state.untracked.get(key)
+    asked_s = previous.requested_s if previous and previous.phase == untracked.phase else float("-inf")
+    untracked_attempts = {**node_state.untracked, key: replace(untracked, requested_s=asked_s)}
+    draft.nodes[node] = replace(node_state, untracked=untracked_attempts)
     if previous is None or previous.phase != untracked.phase:
         draft.change(changed=True)
 
@@ -161,11 +161,11 @@ def dismiss(draft: Draft, node: str, key: str) -> None:
     A node that may be another node under a second name is skipped; the request then goes to that other node.
     """
     node_state = draft.nodes[node]
-    untracked = node_state.strangers[key]
-    if node_state.same_as or draft.now.s - untracked.asked_s < AGAIN_S:
+    untracked = node_state.untracked[key]
+    if node_state.duplicate_of or draft.now.s - untracked.requested_s < AGAIN_S:
         return
-    untracked_attempts = {**node_state.strangers, key: replace(untracked, asked_s=draft.now.s)}
-    draft.nodes[node] = replace(node_state, strangers=untracked_attempts)
+    untracked_attempts = {**node_state.untracked, key: replace(untracked, requested_s=draft.now.s)}
+    draft.nodes[node] = replace(node_state, untracked=untracked_attempts)
     job, epoch, _ = key.rsplit(".", 2)
     record = draft.records.get(job)
     how = "preempt" if record and int(epoch) > record.job.epoch else "cancel"
@@ -176,8 +176,8 @@ def dismiss(draft: Draft, node: str, key: str) -> None:
 def look(draft: Draft) -> None:
     """Repeat requests to stop or remove untracked attempts that nodes still have. Called once per tick."""
     for name, node in draft.nodes.items():
-        for key, untracked in node.strangers.items() if node.has_agent else ():
-            if untracked.known:
+        for key, untracked in node.untracked.items() if node.has_agent else ():
+            if untracked.is_in_log:
                 dismiss(draft, name, key)
 
 
@@ -194,13 +194,13 @@ def _listed(draft: Draft, node: Node, listed: frozenset[str]) -> None:
     that is there, e.g. after an agent that could not read it was restarted, the doubt ends. Untracked attempts that the
     node has removed are dropped.
     """
-    if removed := node.strangers.keys() - listed:
-        untracked_attempts = {key: s for key, s in node.strangers.items() if key not in removed}
-        draft.nodes[node.name] = node = replace(node, strangers=untracked_attempts)
+    if removed := node.untracked.keys() - listed:
+        untracked_attempts = {key: s for key, s in node.untracked.items() if key not in removed}
+        draft.nodes[node.name] = node = replace(node, untracked=untracked_attempts)
         draft.change(changed=True)
     for job in draft.on_node(node.name):
-        attempt = draft.lives[job]
-        if not attempt.launching and node.listed_s is not None and node.listed_s >= attempt.since_s:
+        attempt = draft.attempts[job]
+        if not attempt.launching and node.list_requested_s is not None and node.list_requested_s >= attempt.since_s:
             for rank, part in enumerate(attempt.parts):
                 if part.node == node.name and part.outcome is None:
                     _doubted(draft, job, rank, attempt.part_key(rank) in listed)
@@ -208,8 +208,8 @@ def _listed(draft: Draft, node: Node, listed: frozenset[str]) -> None:
 
 def _doubted(draft: Draft, job: str, rank: int, is_there: bool) -> None:
     """Set or clear the doubt about a part. The newest list of its node outweighs older lists and lost replies."""
-    attempt = draft.lives[job]
+    attempt = draft.attempts[job]
     part = attempt.parts[rank]
-    unsure = "" if is_there else part.unsure or f"node {part.node} has no record of this attempt"
-    if unsure != part.unsure:
-        draft.lives[job] = attempt.with_part(rank, replace(part, unsure=unsure))
+    unsure = "" if is_there else part.doubt or f"node {part.node} has no record of this attempt"
+    if unsure != part.doubt:
+        draft.attempts[job] = attempt.with_part(rank, replace(part, doubt=unsure))

@@ -24,27 +24,27 @@ def part_ended(draft: Draft, job: str, rank: int, outcome: Outcome, *, told: boo
 
     `told`: the part's own node reported the outcome.
     """
-    attempt = draft.lives[job]
+    attempt = draft.attempts[job]
     part = attempt.parts[rank]
     if part.outcome is not None:
         return
-    if part.spoiled:
-        outcome = lost(attempt, rank, part.spoiled, "unreadable")
+    if part.unreadable_reason:
+        outcome = lost(attempt, rank, part.unreadable_reason, "unreadable")
     node = draft.nodes.get(part.node)
-    heard_s = node.listed_s if node and node.listed_s is not None and attempt.part_key(rank) in node.listed else 0.0
-    ended = replace(part, phase="ended", outcome=outcome, ended_s=draft.now.s, heard_s=heard_s, told=told, unsure="")
-    draft.lives[job] = attempt.with_part(rank, ended)
+    heard_s = node.list_requested_s if node and node.list_requested_s is not None and attempt.part_key(rank) in node.listed else 0.0
+    ended = replace(part, phase="ended", outcome=outcome, ended_s=draft.now.s, last_listed_s=heard_s, is_reported=told, doubt="")
+    draft.attempts[job] = attempt.with_part(rank, ended)
     look_after(draft, job)
 
 
 def launched(draft: Draft, message: Launched) -> None:
-    attempt = draft.lives.get(message.job)
+    attempt = draft.attempts.get(message.job)
     if attempt is None or attempt.epoch != message.epoch or not attempt.launching:
         return
-    draft.lives[attempt.job] = replace(attempt, launching=False, since_s=draft.now.s)
+    draft.attempts[attempt.job] = replace(attempt, launching=False, since_s=draft.now.s)
     for name in {part.node for part in attempt.parts}:
-        if (node := draft.nodes.get(name)) is not None and node.taken_s > float("-inf"):
-            draft.nodes[name] = replace(node, taken_s=float("-inf"))
+        if (node := draft.nodes.get(name)) is not None and node.foreign_use_s > float("-inf"):
+            draft.nodes[name] = replace(node, foreign_use_s=float("-inf"))
     details = {
         "missed": message.missed,
         "missed_files": message.missed_files,
@@ -63,62 +63,62 @@ def launch_failed(draft: Draft, message: LaunchFailed) -> None:
     A part that may have started ends once it is certain that it does not run: see core/suspicion.py. If every node has
     reported its part, the attempt has started and only a reply was lost.
     """
-    attempt = draft.lives.get(message.job)
+    attempt = draft.attempts.get(message.job)
     if attempt is None or attempt.epoch != message.epoch or not attempt.launching:
         return
-    if message.seen >= attempt.epoch:
-        draft.event(attempt.job, "overtaken", attempt.epoch, node="", seen=message.seen)
+    if message.newest_epoch >= attempt.epoch:
+        draft.event(attempt.job, "overtaken", attempt.epoch, node="", seen=message.newest_epoch)
     attempt = replace(attempt, launching=False, since_s=draft.now.s)
-    started = message.kind == "launch" and all(part.phase and part.node in message.nodes for part in attempt.parts)
-    if not started and message.nodes and message.kind == "launch":
-        attempt = attempt.cut(message.message, draft.now.s)  # later ends of its parts are attributed to this failure
+    started = message.kind == "launch" and all(part.phase and part.node in message.maybe_started for part in attempt.parts)
+    if not started and message.maybe_started and message.kind == "launch":
+        attempt = attempt.begin_cut_off(message.message, draft.now.s)  # later ends of its parts are attributed to this failure
     for rank, part in enumerate(attempt.parts) if not started else ():
         attempt = attempt.with_part(rank, _after_failed_launch(attempt, rank, part, message, draft.now.s))
-    draft.lives[attempt.job] = attempt
+    draft.attempts[attempt.job] = attempt
     if not started:
         _node_failed(draft, message)
-    leaked_devices.told(draft, message.unheld)
+    leaked_devices.told(draft, message.stuck)
     _note_taken(draft, message)
     look_after(draft, attempt.job)
 
 
 def _after_failed_launch(attempt: Live, rank: int, part: Part, message: LaunchFailed, now_s: float) -> Part:
     """Return a part after a failed launch. A part that has ended, or that its node has reported, does not change."""
-    if part.outcome is not None or (part.phase and part.node in message.nodes):
+    if part.outcome is not None or (part.phase and part.node in message.maybe_started):
         return part
-    if part.node in message.nodes:
-        return replace(part, unsure=message.message)
-    return replace(part, phase="ended", ended_s=now_s, told=False, outcome=_not_started(attempt, rank, message))
+    if part.node in message.maybe_started:
+        return replace(part, doubt=message.message)
+    return replace(part, phase="ended", ended_s=now_s, is_reported=False, outcome=_not_started(attempt, rank, message))
 
 
 def _not_started(attempt: Live, rank: int, message: LaunchFailed) -> Outcome:
     """Return the outcome of a part that was not started. Only nodes that lacked resources count as failed."""
     outcome = lost(attempt, rank, message.message, message.kind)
-    if message.short and attempt.parts[rank].node not in message.short:
+    if message.lacking and attempt.parts[rank].node not in message.lacking:
         return replace(outcome, state="cancelled", failure=None)
     return outcome
 
 
 def _note_taken(draft: Draft, message: LaunchFailed) -> None:
-    for name in set(message.short) - set(message.unheld):
+    for name in set(message.lacking) - set(message.stuck):
         if (node := draft.nodes.get(name)) is not None:
-            draft.nodes[name] = replace(node, taken_s=draft.now.s)
+            draft.nodes[name] = replace(node, foreign_use_s=draft.now.s)
 
 
 def _node_failed(draft: Draft, message: LaunchFailed) -> None:
-    for name in message.failed if message.kind == "launch" else ():
+    for name in message.unanswered if message.kind == "launch" else ():
         if (node := draft.nodes.get(name)) is not None:
             draft.nodes[name] = nodes.failed(node, f"an attempt could not be started: {message.message}", draft.now.s)
 
 
 def stopped(draft: Draft, message: Stopped) -> None:
-    attempt = draft.lives.get(message.job)
-    if attempt is None or attempt.epoch != message.epoch or (stop := attempt.asked.get(message.node)) is None:
+    attempt = draft.attempts.get(message.job)
+    if attempt is None or attempt.epoch != message.epoch or (stop := attempt.stop_requests.get(message.node)) is None:
         return
-    if stop.how == message.how and message.asked_s >= stop.since_s and not (stop.heard and message.error):
+    if stop.how == message.how and message.requested_s >= stop.since_s and not (stop.is_acknowledged and message.error):
         at_s = draft.now.s if not message.error else draft.now.s - UNANSWERED_S + 1.0
-        after = replace(stop, at_s=at_s, heard=not message.error)
-        draft.lives[attempt.job] = replace(attempt, asked={**attempt.asked, message.node: after})
+        after = replace(stop, updated_s=at_s, is_acknowledged=not message.error)
+        draft.attempts[attempt.job] = replace(attempt, stop_requests={**attempt.stop_requests, message.node: after})
 
 
 def save_all(draft: Draft, node: str, why: str) -> None:
@@ -131,12 +131,12 @@ def save_all(draft: Draft, node: str, why: str) -> None:
 
 def look_after(draft: Draft, job: str) -> None:
     """Send stop requests if the attempt has to stop, and conclude it if all its parts have ended."""
-    attempt = draft.lives[job]
+    attempt = draft.attempts[job]
     if attempt.cancelled_s is None and draft.records[job].job.state is State.CANCELLED:
-        draft.lives[job] = attempt = replace(attempt, cancelled_s=draft.now.s)
+        draft.attempts[job] = attempt = replace(attempt, cancelled_s=draft.now.s)
     if attempt.launching:
         return
-    if attempt.over:
+    if attempt.is_over:
         _conclude(draft, attempt)
     elif how := _wanted(draft, attempt):
         for node in dict.fromkeys(part.node for part in attempt.parts if part.outcome is None):
@@ -148,7 +148,7 @@ def _wanted(draft: Draft, attempt: Live) -> str:
     state = draft.records[attempt.job].job.state
     if state is State.CANCELLED:
         return "cancel"
-    if attempt.overruled or any(p.unsure or is_broken(p) for p in attempt.parts):
+    if attempt.superseded_reason or any(p.doubt or is_broken(p) for p in attempt.parts):
         return "cancel" if _failed_first(attempt) else "fence"
     preempted = any(p.outcome and p.outcome.state == "preempted" for p in attempt.parts)
     return "preempt" if state is State.SAVING or preempted else ""
@@ -159,7 +159,7 @@ BROKEN = frozenset({"failed", "lost", "fenced", "cancelled"})
 
 def is_broken(part: Part) -> bool:
     """Return True if the attempt can no longer succeed because of this part."""
-    return bool(part.spoiled) or (part.outcome is not None and part.outcome.state in BROKEN)
+    return bool(part.unreadable_reason) or (part.outcome is not None and part.outcome.state in BROKEN)
 
 
 def _failed_first(attempt: Live) -> bool:
@@ -167,21 +167,21 @@ def _failed_first(attempt: Live) -> bool:
 
     The kind of stop request then sent to the nodes also informs a later server, which does not have this state.
     """
-    if any(part.spoiled or refused_by_user(part) for part in attempt.parts):
+    if any(part.unreadable_reason or refused_by_user(part) for part in attempt.parts):
         return True
     failed_s = [part.ended_s for part in attempt.parts if part.outcome and part.outcome.state == "failed"]
     return bool(failed_s) and not (attempt.cut_off and attempt.cut_off.explains(min(failed_s)))
 
 
 def _ask(draft: Draft, job: str, node: str, how: str) -> None:
-    attempt, now_s = draft.lives[job], draft.now.s
-    stop = attempt.asked.get(node)
+    attempt, now_s = draft.attempts[job], draft.now.s
+    stop = attempt.stop_requests.get(node)
     if stop and stop.how == how:
         grace_s = draft.records[job].job.recovery.grace_s if how == "preempt" else 0.0
-        if now_s - stop.at_s < (UNHEEDED_S + grace_s if stop.heard else UNANSWERED_S):
+        if now_s - stop.updated_s < (UNHEEDED_S + grace_s if stop.is_acknowledged else UNANSWERED_S):
             return
     since_s = stop.since_s if stop and stop.how == how else now_s
-    draft.lives[job] = replace(attempt, asked={**attempt.asked, node: Asked(how, now_s, since_s=since_s)})
+    draft.attempts[job] = replace(attempt, stop_requests={**attempt.stop_requests, node: Asked(how, now_s, since_s=since_s)})
     draft.command(Stop(node, job, attempt.epoch, how, now_s))
 
 
@@ -200,12 +200,12 @@ def _conclude(draft: Draft, attempt: Live) -> None:
         details = {"outcome": ended.state, "result": result_of(attempt), "failure": failure}
         draft.record(fold.ended(record.job, decision, draft.now.wall_s, **details, peak_memory_bytes=peak_of(attempt)))
         # The pause after a lost node counts from its fence: waiting for the lease was a pause already.
-        waited_for_lease = ended.failure == "lost" and attempt.fence_asked_s is not None
+        waited_for_lease = ended.failure == "lost" and attempt.fence_requested_s is not None
         if (until_s := decision.pause_s + (attempt.raised_s if waited_for_lease else draft.now.s)) > draft.now.s:
             draft.paused_until_s[attempt.job] = until_s
-    draft.end(attempt)
+    draft.remove_attempt(attempt)
     progress.ended(draft, attempt.job)
-    draft.releasing[attempt.place] = Kept(attempt.key, draft.now.s)
+    draft.pending_releases[attempt.allocation_name] = Kept(attempt.key, draft.now.s)
     for rank, part in enumerate(attempt.parts):
         _forget(draft, attempt.part_key(rank), part)
 
@@ -218,15 +218,15 @@ def _ran(attempt: Live) -> bool:
 def _forget(draft: Draft, key: str, part: Part) -> None:
     """Let the node remove a part's files. Until it has, it reports the part as an untracked attempt."""
     if (node := draft.nodes.get(part.node)) is not None:
-        untracked = Stranger(part.cursor, "ended", known=True, asked_s=draft.now.s)
-        draft.nodes[node.name] = replace(node, strangers={**node.strangers, key: untracked})
+        untracked = Stranger(part.cursor, "ended", is_in_log=True, requested_s=draft.now.s)
+        draft.nodes[node.name] = replace(node, untracked={**node.untracked, key: untracked})
     job, epoch, _ = key.rsplit(".", 2)
     draft.command(Forget(part.node, job, int(epoch)))
 
 
 def release(draft: Draft) -> None:
     """Repeat the release of reservations until Ray confirms it."""
-    for place, pending in draft.releasing.items():
-        if draft.now.s - pending.asked_s > UNANSWERED_S:
-            draft.releasing[place] = replace(pending, asked_s=draft.now.s)
+    for place, pending in draft.pending_releases.items():
+        if draft.now.s - pending.requested_s > UNANSWERED_S:
+            draft.pending_releases[place] = replace(pending, requested_s=draft.now.s)
             draft.command(Release(place, draft.now.s))

@@ -39,7 +39,7 @@ class Ran:
     pool: str
     nodes: tuple[str, ...]
     started: bool
-    over: bool
+    is_over: bool
 
 
 OVER = frozenset({"succeeded", "preempted", "cancelled"})
@@ -81,10 +81,10 @@ class Part:
     cursor: int = 0
     outcome: Outcome | None = None
     ended_s: float = 0.0
-    heard_s: float = 0.0
-    told: bool = True
-    unsure: str = ""
-    spoiled: str = ""
+    last_listed_s: float = 0.0
+    is_reported: bool = True
+    doubt: str = ""
+    unreadable_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,8 @@ class Asked:
     """
 
     how: str
-    at_s: float
-    heard: bool = False
+    updated_s: float
+    is_acknowledged: bool = False
     since_s: float = 0.0
 
 
@@ -110,11 +110,11 @@ class CutOff:
 
     reason: str
     since_s: float
-    over_s: float | None = None
+    until_s: float | None = None
 
     def explains(self, at_s: float) -> bool:
         """Return True if a failure at that time may be a consequence of this disconnection."""
-        return self.since_s <= at_s and (self.over_s is None or at_s <= self.over_s + AFTERMATH_S)
+        return self.since_s <= at_s and (self.until_s is None or at_s <= self.until_s + AFTERMATH_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Lowering:
     """Pending removal of a fence: since when, and when it was last requested. Monotonic seconds."""
 
     since_s: float
-    asked_s: float
+    requested_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +145,15 @@ class Live:
     parts: tuple[Part, ...]
     since_s: float
     launching: bool = False
-    told_at: int = 0
-    asked: Mapping[str, Asked] = field(default_factory=dict)
-    fence_known: bool = True
+    last_event_at: int = 0
+    stop_requests: Mapping[str, Asked] = field(default_factory=dict)
+    is_fence_known: bool = True
     read_s: float = 0.0
-    fence_asked_s: float | None = None
+    fence_requested_s: float | None = None
     fenced_s: float | None = None
     raised_s: float = 0.0
     lowering: Lowering | None = None
-    overruled: str = ""
+    superseded_reason: str = ""
     cut_off: CutOff | None = None
     cancelled_s: float | None = None
     pace: Pace | None = None
@@ -163,43 +163,43 @@ class Live:
         return f"{self.job}.{self.epoch}"
 
     @property
-    def place(self) -> str:
+    def allocation_name(self) -> str:
         """Name of its set of devices, the same for another attempt on exactly these devices."""
         return place_of(tuple((part.devices_id, part.numbers) for part in self.parts))
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return not self.launching and all(part.outcome is not None for part in self.parts)
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         return all(part.phase == "running" for part in self.parts)
 
-    def cut(self, why: str, now_s: float) -> "Live":
+    def begin_cut_off(self, why: str, now_s: float) -> "Live":
         """Begin or extend a disconnection. The first reason is kept as long as it explains failures."""
         previous = self.cut_off
         still_explains = previous is not None and previous.explains(now_s)
         return replace(
-            self, cut_off=replace(previous, over_s=None) if previous and still_explains else CutOff(why, now_s)
+            self, cut_off=replace(previous, until_s=None) if previous and still_explains else CutOff(why, now_s)
         )
 
-    def reached(self, now_s: float) -> "Live":
+    def end_cut_off(self, now_s: float) -> "Live":
         """End the disconnection, because all nodes answer."""
-        if self.cut_off is None or self.cut_off.over_s is not None:
+        if self.cut_off is None or self.cut_off.until_s is not None:
             return self
-        return replace(self, cut_off=replace(self.cut_off, over_s=now_s))
+        return replace(self, cut_off=replace(self.cut_off, until_s=now_s))
 
     def part_key(self, node_rank: int) -> str:
         return f"{self.key}.{node_rank}"
 
     def with_part(self, node_rank: int, part: Part, told_at: int | None = None) -> "Live":
         parts = (*self.parts[:node_rank], part, *self.parts[node_rank + 1 :])
-        return replace(self, parts=parts, told_at=self.told_at if told_at is None else told_at)
+        return replace(self, parts=parts, last_event_at=self.last_event_at if told_at is None else told_at)
 
 
 def live_of(record: Record, now_s: float, *, launching: bool = False, last_position: int = 0) -> Live | None:
     """Return the attempt of `record` that may still hold devices, or None."""
-    attempt = record.live
+    attempt = record.live_attempt
     if attempt is None:
         return None
     parts: list[Part] = []

@@ -35,7 +35,7 @@ def told(draft: Draft, tick: Tick) -> None:
     """Update the pools that may grow."""
     previous = draft.control.scaling
     if tick.groups != previous.groups:
-        startable = tuple(have for group in tick.groups for have in nodes_of(group, group.most))
+        startable = tuple(have for group in tick.groups for have in nodes_of(group, group.max_nodes))
         _change(draft, groups=tick.groups, startable=startable, awaited={}, unavailable={}, notes={})
 
 
@@ -47,13 +47,13 @@ def forgotten(draft: Draft) -> None:
 def slept(draft: Draft, gap_s: float) -> None:
     """Exclude a gap in which this process was stopped from the time that nodes had to start."""
     scaling = _now(draft)
-    awaited = {pool: replace(a, since_s=a.since_s + gap_s) for pool, a in scaling.awaited.items()}
+    awaited = {pool: replace(a, since_s=a.since_s + gap_s) for pool, a in scaling.pending.items()}
     _change(draft, awaited=awaited, idle_s={})
 
 
 def asked(draft: Draft, message: NodesAsked) -> None:
     scaling = _now(draft)
-    confirmed = scaling.asking if not message.error else None
+    confirmed = scaling.pending_request if not message.error else None
     if message.error:
         draft.warn(f"the request for nodes to Ray's autoscaler failed: {message.error}; the server repeats it")
     _change(draft, asked=confirmed, asking=None, failed=scaling.failed if message.error else message.failed)
@@ -62,10 +62,10 @@ def asked(draft: Draft, message: NodesAsked) -> None:
 def look(draft: Draft, snapshot: Snapshot, next_plan: Plan, tick: Tick) -> Plan:
     """Request the nodes that a plan lacks, wake and rest nodes. Return the plan with notes for waiting jobs."""
     scaling, now_s = _now(draft), draft.now.s
-    if not (scaling.groups or scaling.asked or scaling.asking):
+    if not (scaling.groups or scaling.confirmed_request or scaling.pending_request):
         return next_plan  # there is no autoscaler to ask
     # A job that waits for a lost node waits for that node itself, not for a replacement.
-    snapshot = replace(snapshot, devices=tuple(have for have in snapshot.devices if not draft.nodes[have.node].lost))
+    snapshot = replace(snapshot, devices=tuple(have for have in snapshot.devices if not draft.nodes[have.node].lost_reason))
     unavailable = {pool: entry for pool, entry in scaling.unavailable.items() if entry.until_s > now_s}
     closed = _useless(draft)
     demanded = _demand(snapshot, next_plan, scaling.groups, unavailable, closed)
@@ -76,7 +76,7 @@ def look(draft: Draft, snapshot: Snapshot, next_plan: Plan, tick: Tick) -> Plan:
             draft.warn(f"pool {pool}: {entry.why}")
         demanded = _demand(snapshot, next_plan, scaling.groups, unavailable, closed)
         awaited = {pool: since for pool, since in awaited.items() if pool not in overdue}
-    notes = _notes(snapshot.jobs, demanded, replace(scaling, awaited=awaited, unavailable=unavailable), now_s)
+    notes = _notes(snapshot.jobs, demanded, replace(scaling, pending=awaited, unavailable=unavailable), now_s)
     idle_s = _idle_s(draft, tick)
     _change(draft, demand=demanded, awaited=awaited, unavailable=unavailable, notes=notes, idle_s=idle_s)
     for group in scaling.groups:
@@ -98,13 +98,13 @@ def _demand(
 
 def _ask(draft: Draft, node_requests: tuple[Any, ...]) -> None:
     """Send the request for nodes, unless one has no reply yet: of two, the older could arrive last."""
-    scaling, since_s = _now(draft), draft.now.s - _now(draft).asking_s
+    scaling, since_s = _now(draft), draft.now.s - _now(draft).requested_s
     is_new = (
-        scaling.asking is None
-        and node_requests != scaling.asked
-        and since_s > (AGAIN_S if scaling.asked is None else 0.0)
+        scaling.pending_request is None
+        and node_requests != scaling.confirmed_request
+        and since_s > (AGAIN_S if scaling.confirmed_request is None else 0.0)
     )
-    if is_new or (since_s > REPEAT_S and (scaling.groups or scaling.asked != node_requests)):
+    if is_new or (since_s > REPEAT_S and (scaling.groups or scaling.confirmed_request != node_requests)):
         _change(draft, asking=node_requests, asking_s=draft.now.s)
         draft.command(AskNodes(node_requests))
 
@@ -112,20 +112,20 @@ def _ask(draft: Draft, node_requests: tuple[Any, ...]) -> None:
 def _useless(draft: Draft) -> dict[str, set[str]]:
     by_pool: dict[str, set[str]] = {}
     for node in _here(draft):
-        if useless(node, draft.drained.now, draft.now.s):
+        if useless(node, draft.drained.current, draft.now.s):
             by_pool.setdefault(node.pool, set()).add(node.name)
     return by_pool
 
 
 def _here(draft: Draft, pool: str = "") -> list[Node]:
-    return [node for node in draft.nodes.values() if not node.lost and pool in ("", node.pool)]
+    return [node for node in draft.nodes.values() if not node.lost_reason and pool in ("", node.pool)]
 
 
 def _awaited(draft: Draft, demanded: Demand, closed: Mapping[str, set[str]]) -> dict[str, Awaited]:
     """Return pools with fewer ready nodes than needed. The wait starts again with each node that becomes ready."""
-    previous, awaited = _now(draft).awaited, {}
+    previous, awaited = _now(draft).pending, {}
     for pool, count in demanded.nodes.items():
-        ready_names = {node.name for node in _here(draft, pool) if node.ready and node.listed_s is not None}
+        ready_names = {node.name for node in _here(draft, pool) if node.ready and node.list_requested_s is not None}
         ready = len(ready_names | closed.get(pool, set()))
         if ready < count:
             before = previous.get(pool)
@@ -161,14 +161,14 @@ def _notes(jobs: Iterable[Job], demanded: Demand, scaling: Scaling, now_s: float
 def _note(group: NodeGroup, job: str, demanded: Demand, scaling: Scaling, now_s: float) -> str:
     pool = group.pool
     if demanded.jobs.get(job) == pool:
-        since_s = now_s - scaling.awaited[pool].since_s if pool in scaling.awaited else 0.0
+        since_s = now_s - scaling.pending[pool].since_s if pool in scaling.pending else 0.0
         failed = f"; {scaling.failed[pool]}" if pool in scaling.failed else ""
         return f"a node of kind {group.kind} is being started in pool {pool} ({_duration(since_s)} so far){failed}"
     if unavailable := scaling.unavailable.get(pool):
         why = f"{unavailable.why} ({scaling.failed[pool]})" if pool in scaling.failed else unavailable.why
         return f"pool {pool} is unavailable: {why}; the next try is in {_duration(unavailable.until_s - now_s)}"
-    full = job in demanded.why_not and demanded.nodes[pool] >= group.most
-    return f"pool {pool} has its maximum of {group.most} nodes" if full else ""
+    full = job in demanded.why_not and demanded.nodes[pool] >= group.max_nodes
+    return f"pool {pool} has its maximum of {group.max_nodes} nodes" if full else ""
 
 
 def _named(jobs: Iterable[Job]) -> set[str]:
@@ -183,21 +183,21 @@ def _idle_s(draft: Draft, tick: Tick) -> dict[str, float]:
     scaling, pools = _now(draft), {group.pool for group in _now(draft).groups}
     idle = {}
     for node in _here(draft):
-        untracked = node.strangers.values()
-        running = draft.on_node(node.name) or any(s.known or s.phase != "ended" for s in untracked)
-        if node.pool in pools and not running and (node.listed_s is not None or node.broken):
-            since_s = scaling.idle_s.get(node.name, draft.now.s)
-            idle[node.name] = max(since_s, tick.called.get(node.name, since_s))
+        untracked = node.untracked.values()
+        running = draft.on_node(node.name) or any(s.is_in_log or s.phase != "ended" for s in untracked)
+        if node.pool in pools and not running and (node.list_requested_s is not None or node.agent_error):
+            since_s = scaling.idle_since_s.get(node.name, draft.now.s)
+            idle[node.name] = max(since_s, tick.agent_called_s.get(node.name, since_s))
     return idle
 
 
 def _wake_and_rest(draft: Draft, group: NodeGroup, demanded: Demand, named: set[str]) -> None:
     """Keep agents on as many nodes as are needed, at least the group's minimum, which the autoscaler keeps anyway."""
-    present, idle_s = _here(draft, group.pool), _now(draft).idle_s
+    present, idle_s = _here(draft, group.pool), _now(draft).idle_since_s
     resting = sorted(
         (n.name for n in present if n.resting and not n.notice), key=lambda name: (name not in named, name)
     )
-    excess = len(present) - len(resting) - max(group.least, demanded.nodes.get(group.pool, 0))
+    excess = len(present) - len(resting) - max(group.min_nodes, demanded.nodes.get(group.pool, 0))
     for number, name in enumerate(resting):
         if number < -excess or name in named:
             membership.wake(draft, name)

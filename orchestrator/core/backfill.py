@@ -39,8 +39,8 @@ class Claim:
     nodes: tuple[str, ...]
     victims: tuple[Running, ...]
     missing: int
-    short_of: str = ""
-    elsewhere: str = ""
+    lacking: str = ""
+    held_elsewhere: str = ""
 
 
 def claim(job: Job, capacity: Room, own: bool = False) -> Claim | None:
@@ -58,28 +58,28 @@ def keep_quota(job: Job, capacity: Room) -> None:
         for nodes in _islands(job, index, capacity):
             have = nodes[0]
             devices = least(want, have) * want.nodes
-            if capacity.quota.refusal(job, devices, have.kind) and capacity.quota.could_ever(job, devices, have.kind):
-                capacity.quota.keep(job, have.kind, devices)
+            if capacity.quota.refusal_reason(job, devices, have.kind) and capacity.quota.could_ever(job, devices, have.kind):
+                capacity.quota.reserve(job, have.kind, devices)
                 return
 
 
 def claim_at(job: Job, place: Place, capacity: Room, equals: frozenset[str] = frozenset()) -> Claim | None:
     """Return a reservation at `place`, or None. Attempts of the jobs in `equals` may stop for it, too."""
     nodes = nodes_of(job, place, capacity)
-    if len(nodes) < place.nodes or capacity.quota.refusal(job, place.devices, place.island.kind):
+    if len(nodes) < place.nodes or capacity.quota.refusal_reason(job, place.devices, place.island.kind):
         return None
     return _claim_in(place.candidate, place.count, place.nodes, job, nodes, capacity, equals)
 
 
 def could_stop(job: Job, capacity: Room, equals: frozenset[str] = frozenset()) -> bool:
     """Return True if any attempt may be stopped for the job. Cheap, because it is called often."""
-    return bool(equals or capacity.quota.borrowed or capacity.below(job.priority))
+    return bool(equals or capacity.quota.borrowed or capacity.lower_priority(job.priority))
 
 
 def nodes_of(job: Job, place: Place, capacity: Room) -> list[Devices]:
     """Return the nodes that take jobs now and could be part of `place`."""
     want = job.candidates[place.candidate]
-    islands = capacity.places(want).islands
+    islands = capacity.candidate_nodes(want).islands
     per_node = place.count if want.exclusive else 0
     ids = islands.get(replace(place.island, per_node=per_node), ())
     if not ids or other_vendor(job, capacity.devices[ids[0]]):  # an island has one vendor
@@ -90,11 +90,11 @@ def nodes_of(job: Job, place: Place, capacity: Room) -> list[Devices]:
 def apply(job: Job, reservation: Claim, capacity: Room, equals: Mapping[str, str] | None = None) -> list[Preempt]:
     """Apply a reservation and return the attempts to stop. `equals`: reasons for jobs of the same priority."""
     for victim in reservation.victims:
-        capacity.stop(victim)
+        capacity.count_as_stopping(victim)
     for devices_id in reservation.nodes:
-        capacity.keep(job.id, job.candidates[reservation.candidate], devices_id, reservation.count)
+        capacity.reserve(job.id, job.candidates[reservation.candidate], devices_id, reservation.count)
         kind = capacity.devices[devices_id].kind
-        capacity.quota.keep(job, kind, reservation.count)
+        capacity.quota.reserve(job, kind, reservation.count)
     why = f"{job.id} (priority {job.priority}) needs {reservation.count} of {', '.join(reservation.nodes)}"
     return [Preempt(victim.job, job.id, (equals or {}).get(victim.job, why)) for victim in reservation.victims]
 
@@ -105,12 +105,12 @@ def sentence(reservation: Claim, capacity: Room, equals: Collection[str] = ()) -
     if reservation.victims:
         lower = "" if any(victim.job in equals for victim in reservation.victims) else " of lower priority"
         if not all(any(devices_id in reservation.nodes for devices_id, _ in v.allocation) for v in reservation.victims):
-            lower += f", which hold {reservation.elsewhere},"
+            lower += f", which hold {reservation.held_elsewhere},"
         return f"waits for {', '.join(v.job for v in reservation.victims)}{lower} to save and stop on {where}"
     if not reservation.missing:
         return f"waits for attempts that are stopping on {where}"
-    if reservation.short_of:
-        return f"waits for {reservation.short_of} on {where}"
+    if reservation.lacking:
+        return f"waits for {reservation.lacking} on {where}"
     needed = reservation.count * len(reservation.nodes)
     if holders := capacity.holders(reservation.nodes):
         where += f", {held_by(holders)}"
@@ -127,7 +127,7 @@ def held_by(jobs: list[str]) -> str:
 def _islands(job: Job, index: int, capacity: Room) -> Iterator[list[Devices]]:
     """Yield lists of nodes that could hold candidate number `index` together; each has one kind and vendor."""
     want = job.candidates[index]
-    for ids in capacity.places(want).islands.values():
+    for ids in capacity.candidate_nodes(want).islands.values():
         nodes = [capacity.devices[devices_id] for devices_id in ids]
         if len(nodes) >= want.nodes and not other_vendor(job, nodes[0]):
             yield nodes
@@ -136,12 +136,12 @@ def _islands(job: Job, index: int, capacity: Room) -> Iterator[list[Devices]]:
 def _claims(job: Job, capacity: Room, own: bool) -> Iterator[Claim]:
     for index, want in enumerate(job.candidates):
         for nodes in _islands(job, index, capacity):
-            lacks_quota = capacity.quota.needs(job, want, nodes[0])
+            lacks_quota = capacity.quota.minimum_refusal(job, want, nodes[0])
             if lacks_quota and capacity.quota.may_borrow(job) and not own:  # idle devices of other projects come first
                 continue
             need = least(want, nodes[0])  # the same on all nodes of an island
             reservation = _claim_in(index, need, want.nodes, job, nodes, capacity)
-            if not lacks_quota or capacity.quota.within(job, need * want.nodes, nodes[0].kind, reservation.victims):
+            if not lacks_quota or capacity.quota.is_within(job, need * want.nodes, nodes[0].kind, reservation.victims):
                 yield reservation
 
 
@@ -155,7 +155,7 @@ def _claim_in(
     equals: frozenset[str] = frozenset(),
 ) -> Claim:
     """Return a reservation of `need` devices on each of `count` of these nodes."""
-    counts = {have.id: capacity.promised(have.id) for have in nodes}
+    counts = {have.id: capacity.available_soon(have.id) for have in nodes}
     promised = Promised(job.candidates[index], nodes, counts, capacity.memory)
     kind = nodes[0].kind if nodes else ""
     victims = _Asked(job, need, count, kind, capacity).fewest_victims(promised, _may_stop(job, capacity, equals, kind))
@@ -165,13 +165,13 @@ def _claim_in(
     missing = sum(need - gets for _, gets in fullest)
     short = [machine(have) for have, gets in fullest if promised.lacks_memory(have.id, need, gets)]
     short_of = f"memory of machine {short[0]}" if short else ""
-    elsewhere = "memory of its machine" if all(map(promised.gains, victims)) else "the quota of its project"
+    elsewhere = "memory of its machine" if all(map(promised.is_useful, victims)) else "the quota of its project"
     return Claim(index, need, tuple(have.id for have, _ in fullest), tuple(victims), missing, short_of, elsewhere)
 
 
 def _may_stop(job: Job, capacity: Room, equals: frozenset[str], kind: str) -> list[Running]:
     """Return attempts of lower priority, those in `equals`, and those that borrow quota of this kind."""
-    lower = capacity.below(job.priority)
+    lower = capacity.lower_priority(job.priority)
     others = (
         capacity.running[name] for name in sorted({*equals, *capacity.quota.borrowed}) if name in capacity.running
     )
@@ -180,7 +180,7 @@ def _may_stop(job: Job, capacity: Room, equals: frozenset[str], kind: str) -> li
 
 def _gives_way(attempt: Running, job: Job, capacity: Room, equals: frozenset[str], kind: str) -> bool:
     equal = attempt.job in equals and attempt.preemptible and attempt.priority == job.priority
-    return equal or capacity.quota.gives_back(attempt, job, kind)
+    return equal or capacity.quota.must_return(attempt, job, kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,36 +191,36 @@ class _Asked:
     need: int
     nodes: int
     kind: str
-    room: Room
+    capacity: Room
 
     def fewest_victims(self, promised: Promised, lower: list[Running]) -> list[Running]:
         """Return a minimal set of attempts to stop, or [] if stopping all of them is not enough.
 
         Kept running first: higher priority, then submitted earlier, then by name.
         """
-        helpful = [r for r in lower if self._helps(r, promised)]
+        helpful = [r for r in lower if self._is_useful(r, promised)]
         left, victims = promised.copy(), list(helpful)
         for attempt in helpful:
             left.add(attempt, 1)
-        if not self._enough(left, victims):
+        if not self._is_enough(left, victims):
             return []
         for attempt in sorted(helpful, key=lambda r: (-r.priority, r.order, r.job)):
             left.add(attempt, -1)
             victims.remove(attempt)
-            if not self._enough(left, victims):
+            if not self._is_enough(left, victims):
                 left.add(attempt, 1)
                 victims.append(attempt)
         return victims
 
-    def _helps(self, attempt: Running, promised: Promised) -> bool:
+    def _is_useful(self, attempt: Running, promised: Promised) -> bool:
         """Return True if the end of this attempt frees devices, memory or quota that the job needs."""
-        return promised.gains(attempt) or (self.room.quota.is_of(self.job, attempt, self.kind) and not self._within(()))
+        return promised.is_useful(attempt) or (self.capacity.quota.counts_against(self.job, attempt, self.kind) and not self._is_within_quota(()))
 
-    def _enough(self, promised: Promised, victims: Collection[Running]) -> bool:
-        return promised.nodes(self.need) >= self.nodes and self._within(victims)
+    def _is_enough(self, promised: Promised, victims: Collection[Running]) -> bool:
+        return promised.nodes(self.need) >= self.nodes and self._is_within_quota(victims)
 
-    def _within(self, victims: Collection[Running]) -> bool:
-        return self.room.quota.within(self.job, self.need * self.nodes, self.kind, victims)
+    def _is_within_quota(self, victims: Collection[Running]) -> bool:
+        return self.capacity.quota.is_within(self.job, self.need * self.nodes, self.kind, victims)
 
 
 def _order(job: Job, reservation: Claim) -> tuple[Any, ...]:

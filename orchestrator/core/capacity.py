@@ -36,30 +36,30 @@ class Room:
         self.devices: dict[str, Devices] = {d.id: d for d in sorted(snapshot.devices, key=lambda d: d.id)}
         self.running: dict[str, Running] = {r.job: r for r in sorted(snapshot.running, key=lambda r: r.job)}
         self.memory = HostMemory(self.devices, self.running.values())
-        self.soon: dict[str, Numbers] = {}
-        self.kept: dict[str, dict[str, int]] = {}
+        self.freeing: dict[str, Numbers] = {}
+        self.reserved: dict[str, dict[str, int]] = {}
         self.version = 0
-        self._below: dict[int, list[Running]] = {}
+        self._lower_priority: dict[int, list[Running]] = {}
         self._attempts = snapshot.running
         self._holders: dict[str, list[str]] = {}
         self.quota = Quota(snapshot.projects, snapshot.running)
-        self._places: dict[tuple[object, ...], Places] = {}
+        self._candidate_nodes: dict[tuple[object, ...], Places] = {}
         alike: dict[tuple[object, ...], list[str]] = {}
         for have in self.devices.values():
             alike.setdefault(_alike(have), []).append(have.id)
         self._alike = [tuple(ids) for ids in alike.values()]
         for attempt in list(self.running.values()):
             if attempt.stopping:
-                self.stop(attempt)
+                self.count_as_stopping(attempt)
 
-    def places(self, want: Candidate) -> Places:
+    def candidate_nodes(self, want: Candidate) -> Places:
         """Return the nodes for a candidate. Cached by request, because a queue has many jobs and few kinds of them."""
         key = asked(want)
-        if key not in self._places:
-            self._places[key] = self._found(want)
-        return self._places[key]
+        if key not in self._candidate_nodes:
+            self._candidate_nodes[key] = self._find_nodes(want)
+        return self._candidate_nodes[key]
 
-    def _found(self, want: Candidate) -> Places:
+    def _find_nodes(self, want: Candidate) -> Places:
         """Apply the rules once for each group of devices that are equal for them."""
         able: dict[Island, list[tuple[str, ...]]] = {}
         refused = []
@@ -75,26 +75,26 @@ class Room:
     def _groups(self, want: Candidate) -> Iterable[tuple[str, ...]]:
         return ((devices_id,) for devices_id in self.devices) if want.node else self._alike
 
-    def take(self, want: Candidate, option: Option) -> None:
-        self.memory.take(want, option.allocation)
+    def allocate(self, want: Candidate, option: Option) -> None:
+        self.memory.allocate(want, option.allocation)
         for devices_id, numbers in option.allocation:
-            self._without(devices_id, numbers)
+            self._remove(devices_id, numbers)
 
-    def stop(self, attempt: Running) -> None:
+    def count_as_stopping(self, attempt: Running) -> None:
         """Count the devices of an attempt as soon free, and exclude it as a victim of other jobs."""
         self.version += 1
-        self.quota.stops(attempt)
-        self.memory.stop(attempt)
+        self.quota.count_as_stopping(attempt)
+        self.memory.count_as_stopping(attempt)
         del self.running[attempt.job]
-        self._below.clear()
+        self._lower_priority.clear()
         for devices_id, numbers in attempt.allocation:
-            self.soon[devices_id] = tuple(sorted({*self.soon.get(devices_id, ()), *numbers}))
+            self.freeing[devices_id] = tuple(sorted({*self.freeing.get(devices_id, ()), *numbers}))
 
-    def below(self, priority: int) -> list[Running]:
+    def lower_priority(self, priority: int) -> list[Running]:
         """Return attempts of lower priority that may be stopped."""
-        if priority not in self._below:
-            self._below[priority] = [r for r in self.running.values() if r.priority < priority and r.preemptible]
-        return self._below[priority]
+        if priority not in self._lower_priority:
+            self._lower_priority[priority] = [r for r in self.running.values() if r.priority < priority and r.preemptible]
+        return self._lower_priority[priority]
 
     def holders(self, devices_ids: Iterable[str]) -> list[str]:
         """Return the jobs whose attempts hold any of these devices."""
@@ -105,33 +105,33 @@ class Room:
                         self._holders.setdefault(devices_id, []).append(attempt.job)
         return sorted({job for devices_id in devices_ids for job in self._holders.get(devices_id, ())})
 
-    def promised(self, devices_id: str) -> int:
+    def available_soon(self, devices_id: str) -> int:
         """Return the number of devices that are free or will be once stopping attempts have ended."""
-        return len(self.devices[devices_id].free) + len(self.soon.get(devices_id, ()))
+        return len(self.devices[devices_id].free) + len(self.freeing.get(devices_id, ()))
 
-    def keep(self, job: str, want: Candidate, devices_id: str, count: int) -> None:
+    def reserve(self, job: str, want: Candidate, devices_id: str, count: int) -> None:
         """Reserve `count` devices for a waiting job.
 
         Those of stopping attempts come first, so that other jobs can use the free ones.
         """
-        self.memory.keep(want, devices_id, count)
-        soon = self.soon.get(devices_id, ())
+        self.memory.reserve(want, devices_id, count)
+        soon = self.freeing.get(devices_id, ())
         if soon:
             self.version += 1
-            self.soon[devices_id] = soon[count:]
+            self.freeing[devices_id] = soon[count:]
         idle = sorted(self.devices[devices_id].free)[: max(0, count - len(soon))]
         if idle:
-            self._without(devices_id, idle)
-            self.kept.setdefault(devices_id, {})[job] = len(idle)
+            self._remove(devices_id, idle)
+            self.reserved.setdefault(devices_id, {})[job] = len(idle)
 
-    def note(self, devices_id: str) -> str:
+    def reservation_note(self, devices_id: str) -> str:
         """Return an addition to a refusal that names the jobs for which free devices are reserved."""
-        reserved = self.kept.get(devices_id, {})
+        reserved = self.reserved.get(devices_id, {})
         return "".join(
             f"; {count} more reserved for {job}, which is ahead in the queue" for job, count in reserved.items()
         )
 
-    def shape(self, job: Job) -> tuple[object, ...]:
+    def job_key(self, job: Job) -> tuple[object, ...]:
         """Return a key that is equal for jobs that a plan treats alike."""
         vendor = "" if job.recovery.cross_vendor else job.backend
         wants = tuple([(want.nodes, *asked(want)) for want in job.candidates])
@@ -139,7 +139,7 @@ class Room:
         place = (job.ordered, job.first_candidate, job.avoid, job.checkpoint_in)
         return (job.priority, job.objective, project, vendor, *place, wants)
 
-    def _without(self, devices_id: str, numbers: Iterable[int]) -> None:
+    def _remove(self, devices_id: str, numbers: Iterable[int]) -> None:
         self.version += 1
         have = self.devices[devices_id]
         self.devices[devices_id] = replace(have, free=tuple(sorted(set(have.free) - set(numbers))))

@@ -36,10 +36,10 @@ def look(draft: Draft) -> None:
     """Start copies that are due, the longest waiting job first. Called once per tick."""
     _give_up(draft)
     under_way = sum(bool(copying.target) for copying in draft.copies.values())
-    records = [*(draft.records[job] for job in draft.lives), *(ended.record for ended in draft.uncopied.values())]
+    records = [*(draft.records[job] for job in draft.attempts), *(ended.record for ended in draft.uncopied.values())]
     waiting = sorted((_of(draft, r.job.id).due_s, r.job.id) for r in records if _is_due(draft, r))
     for _, job in waiting[: max(MOST - under_way, 0)]:
-        if record := draft.known(job):
+        if record := draft.find_record(job):
             _begin(draft, record)
 
 
@@ -53,11 +53,11 @@ def _give_up(draft: Draft) -> None:
             point: Any = record.checkpoint
             unreachable = f"step {point['step']} was on node {point['node']}, which could not be reached"
             _tell(draft, record, f"no copy was made after the job ended: {record.unreplicated or unreachable}")
-            draft.forget_copies(job)
+            draft.drop_copies(job)
 
 
 def replicated(draft: Draft, message: Replicated) -> None:
-    copying, record = draft.copies.get(message.job), draft.known(message.job)
+    copying, record = draft.copies.get(message.job), draft.find_record(message.job)
     if copying is None or record is None or (copying.target, copying.step) != (message.node, message.step):
         return
     now_s = draft.now.s
@@ -81,7 +81,7 @@ def _of(draft: Draft, job: str) -> Copying:
 
 def _is_due(draft: Draft, record: Record) -> bool:
     copying = _of(draft, record.job.id)
-    return record.lacks_copies and not copying.target and draft.now.s >= copying.due_s
+    return record.needs_copies and not copying.target and draft.now.s >= copying.due_s
 
 
 def _begin(draft: Draft, record: Record) -> None:
@@ -89,7 +89,7 @@ def _begin(draft: Draft, record: Record) -> None:
     source = draft.nodes.get(point["node"])
     if source is None or not source.ready or source.silent_s(draft.now.s) > NODE_SILENT_S:
         return  # no node can read it now, until the job runs elsewhere or its node returns
-    open_ = [n for n in draft.nodes.values() if not nodes.closed(n, draft.drained.now, draft.now.s)]
+    open_ = [n for n in draft.nodes.values() if not nodes.closed(n, draft.drained.current, draft.now.s)]
     target, why = choose(record, source, draft.nodes.values(), open_, copying.failed)
     if why:
         draft.copies[record.job.id] = replace(copying, due_s=draft.now.s + AGAIN_S)

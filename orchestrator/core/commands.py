@@ -29,14 +29,14 @@ class Launch:
     bundles: tuple[Mapping[str, float], ...]
     pool: str
     place: str
-    fenced: bool = False
+    fence_is_ours: bool = False
     package: str = ""
     secrets: Mapping[str, str] = field(default_factory=dict)
-    visited: tuple[str, ...] = ()
-    known: dict[str, Any] | None = None
+    earlier_pools: tuple[str, ...] = ()
+    last_checkpoint: dict[str, Any] | None = None
     resume_from: str = ""
-    ran: tuple[Ran, ...] = ()
-    patient: bool = False
+    previous_attempts: tuple[Ran, ...] = ()
+    waits_for_checkpoint: bool = False
     data: tuple[Data, ...] = ()
     replicas: tuple[dict[str, Any], ...] = ()
 
@@ -56,7 +56,7 @@ class Stop:
     job: str
     epoch: int
     how: str
-    asked_s: float = 0.0
+    requested_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Fence:
     job: str
     epoch: int
     lower: bool = False
-    asked_s: float = 0.0
+    requested_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Release:
     """Remove the reservation `place` in Ray. Answered by Released with the same `asked_s`."""
 
     place: str
-    asked_s: float = 0.0
+    requested_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class Refuse:
 
     message: str
     remedy: str = ""
-    absent: bool = False
+    is_missing: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ def step(control: Control, message: Message, now: Now) -> Step:
     """Handle one message. Deterministic: equal arguments give equal results."""
     draft = Draft(control, now)
     HANDLERS[type(message)](draft, message)
-    return Step(draft.ended(), tuple(draft.events), tuple(draft.commands))
+    return Step(draft.finish(), tuple(draft.events), tuple(draft.commands))
 
 
 def heard(control: Control, beats: Iterable[m.Heartbeat], now: Now) -> Step:
@@ -66,7 +66,7 @@ def heard(control: Control, beats: Iterable[m.Heartbeat], now: Now) -> Step:
     draft = Draft(control, now)
     for heartbeat in beats:
         attempt_reports.heard(draft, heartbeat)
-    return Step(draft.ended(), tuple(draft.events), tuple(draft.commands))
+    return Step(draft.finish(), tuple(draft.events), tuple(draft.commands))
 
 
 def resumed(
@@ -83,30 +83,30 @@ def resumed(
     """
     draft, last_reports = Draft(Control(drained=dict(drained)), now), reported or {}
     for record in records:
-        draft.keep(record)
+        draft.put_record(record)
         if record.attempts and record.job.id in draft.records:
             draft.progress[record.job.id] = progress.of_record(record, last_reports.get(record.job.id, {}), now.s)
         if (attempt := live_of(record, now.s)) is not None:
-            draft.begin(replace(attempt, told_at=last_position(attempt.job, attempt.epoch), fence_known=False))
-    return draft.ended()
+            draft.add_attempt(replace(attempt, last_event_at=last_position(attempt.job, attempt.epoch), is_fence_known=False))
+    return draft.finish()
 
 
 def submitted(draft: Draft, message: m.Submitted) -> None:
     for record in message.records:
         if record.job.id not in draft.records:
-            draft.keep(record)
+            draft.put_record(record)
             draft.change(changed=True)
 
 
 def released(draft: Draft, message: m.Released) -> None:
     """Handle the reply to a release. It does not count for a reservation made after the request was sent."""
-    pending = draft.releasing.get(message.place)
-    if pending is not None and not message.error and message.asked_s >= pending.since_s:
-        draft.releasing.pop(message.place)
+    pending = draft.pending_releases.get(message.place)
+    if pending is not None and not message.error and message.requested_s >= pending.since_s:
+        draft.pending_releases.pop(message.place)
 
 
 def fenced(draft: Draft, message: m.Fenced) -> None:
-    (suspicion if message.job in draft.lives else epoch_guard).fenced(draft, message)
+    (suspicion if message.job in draft.attempts else epoch_guard).fenced(draft, message)
 
 
 def joined(draft: Draft, message: m.Joined) -> None:
@@ -118,14 +118,14 @@ def joined(draft: Draft, message: m.Joined) -> None:
 
 def reserved(draft: Draft, message: m.Reserved) -> None:
     """Release reservations that belong to no live attempt."""
-    live_places = {attempt.place for attempt in draft.lives.values()}
-    for place in sorted(message.places - live_places - draft.releasing.now.keys()):
-        draft.releasing[place] = Kept(f"reservation {place}", draft.now.s)
+    live_places = {attempt.allocation_name for attempt in draft.attempts.values()}
+    for place in sorted(message.places - live_places - draft.pending_releases.current.keys()):
+        draft.pending_releases[place] = Kept(f"reservation {place}", draft.now.s)
 
 
 def tick(draft: Draft, message: m.Tick) -> None:
     _lived_through(draft)
-    if draft.control.joined:
+    if draft.control.is_joined:
         membership.look(draft)
         attempt_reports.look(draft)
         suspicion.look(draft)
@@ -133,7 +133,7 @@ def tick(draft: Draft, message: m.Tick) -> None:
         leaked_devices.look(draft, message)
         checkpoint_replication.look(draft)
     placement.place(draft, message)
-    if draft.control.joined:
+    if draft.control.is_joined:
         attempt_stops.release(draft)
 
 
@@ -143,8 +143,8 @@ def _lived_through(draft: Draft) -> None:
     draft.change(ticked_s=draft.now.s)
     if gap_s > AWAY_S and draft.control.ticked_s:
         for node in draft.nodes.values():
-            contact_s, lost_s = (min(draft.now.s, at_s + gap_s) for at_s in (node.heard_s, node.lost_s))
-            draft.nodes[node.name] = replace(node, heard_s=contact_s, lost_s=lost_s)
+            contact_s, lost_s = (min(draft.now.s, at_s + gap_s) for at_s in (node.last_contact_s, node.lost_s))
+            draft.nodes[node.name] = replace(node, last_contact_s=contact_s, lost_s=lost_s)
         autoscaler.slept(draft, gap_s)
 
 
@@ -181,11 +181,11 @@ def watch_of(control: Control, node: str) -> tuple[dict[str, int], dict[str, str
     cursors: dict[str, int] = {}
     phases: dict[str, str] = {}
     for job in control.on_node.get(node, ()):
-        attempt = control.lives[job]
+        attempt = control.attempts[job]
         for rank, part in enumerate(attempt.parts):
             if part.node == node:
                 cursors[attempt.part_key(rank)] = part.cursor
                 phases[attempt.part_key(rank)] = part.phase
-    for key, untracked in control.nodes[node].strangers.items() if node in control.nodes else ():
+    for key, untracked in control.nodes[node].untracked.items() if node in control.nodes else ():
         cursors[key], phases[key] = untracked.cursor, untracked.phase
     return cursors, phases

@@ -32,12 +32,12 @@ class NodeGroup:
     kind: str
     devices: int
     resources: Mapping[str, float]
-    most: int
+    max_nodes: int
     hosts: int = 1
     memory_bytes: int = 0
     price_per_hour: float = 0.0
     emulated: bool = False
-    least: int = 0
+    min_nodes: int = 0
     start_timeout_s: float = 600.0
     keep_idle_s: float = 300.0
 
@@ -80,13 +80,13 @@ class Scaling:
     groups: tuple[NodeGroup, ...] = ()
     startable: tuple[Devices, ...] = ()
     demand: Demand = field(default_factory=Demand)
-    asked: tuple[Request, ...] | None = None
-    asking: tuple[Request, ...] | None = None
-    asking_s: float = float("-inf")
+    confirmed_request: tuple[Request, ...] | None = None
+    pending_request: tuple[Request, ...] | None = None
+    requested_s: float = float("-inf")
     failed: Mapping[str, str] = field(default_factory=dict)
-    awaited: Mapping[str, Awaited] = field(default_factory=dict)
+    pending: Mapping[str, Awaited] = field(default_factory=dict)
     unavailable: Mapping[str, Unavailable] = field(default_factory=dict)
-    idle_s: Mapping[str, float] = field(default_factory=dict)
+    idle_since_s: Mapping[str, float] = field(default_factory=dict)
     notes: Mapping[str, Mapping[tuple[int, str], str]] = field(default_factory=dict)
 
 
@@ -147,7 +147,7 @@ def requests(demand: Demand, groups: tuple[NodeGroup, ...]) -> list[Request]:
 def _startable(group: NodeGroup, used: int, jobs: tuple[Job, ...]) -> list[Devices]:
     """Return unused nodes of the group, idle or not started yet; at most as many as the jobs could fill."""
     could = sum(max(want.nodes for want in job.candidates) for job in jobs)
-    return nodes_of(group, min(group.most - used, could))
+    return nodes_of(group, min(group.max_nodes - used, could))
 
 
 def nodes_of(group: NodeGroup, count: int) -> list[Devices]:
@@ -172,7 +172,7 @@ def nodes_of(group: NodeGroup, count: int) -> list[Devices]:
 
 def _whole(nodes: int, group: NodeGroup) -> int:
     """Round the number of nodes up to complete slices, at most the group's maximum."""
-    return min(-(-nodes // group.hosts) * group.hosts, group.most)
+    return min(-(-nodes // group.hosts) * group.hosts, group.max_nodes)
 
 
 def _why(groups: tuple[NodeGroup, ...], blocked: set[str]) -> str:

@@ -28,7 +28,7 @@ class Kept:
 
     attempt: str
     since_s: float
-    asked_s: float = float("-inf")
+    requested_s: float = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Overtaken:
     floor: int = -1
     epoch: int = -1
     since_s: float = 0.0
-    asked_s: float = 0.0
+    requested_s: float = 0.0
     stood_s: float | None = None
 
 
@@ -85,15 +85,15 @@ class Control:
     """
 
     records: Mapping[str, Record] = field(default_factory=dict)
-    lives: Mapping[str, Live] = field(default_factory=dict)
+    attempts: Mapping[str, Live] = field(default_factory=dict)
     on_node: Mapping[str, frozenset[str]] = field(default_factory=dict)
     nodes: Mapping[str, Node] = field(default_factory=dict)
     drained: Mapping[str, str] = field(default_factory=dict)
     paused_until_s: Mapping[str, float] = field(default_factory=dict)
     since: Mapping[str, Since] = field(default_factory=dict)
-    releasing: Mapping[str, Kept] = field(default_factory=dict)
-    raised: Mapping[str, int] = field(default_factory=dict)
-    overtaken: Mapping[str, Overtaken] = field(default_factory=dict)
+    pending_releases: Mapping[str, Kept] = field(default_factory=dict)
+    raised_fences: Mapping[str, int] = field(default_factory=dict)
+    epoch_guards: Mapping[str, Overtaken] = field(default_factory=dict)
     copies: Mapping[str, Copying] = field(default_factory=dict)
     uncopied: Mapping[str, Uncopied] = field(default_factory=dict)
     progress: Mapping[str, Progress] = field(default_factory=dict)
@@ -102,15 +102,15 @@ class Control:
     scaling: Scaling = field(default_factory=Scaling)
     plan: Plan = field(default_factory=Plan)
     planned_s: float = float("-inf")
-    decided_s: float = float("-inf")
+    full_plan_s: float = float("-inf")
     memory: Memory = field(default_factory=Memory)
     policy: Policy = field(default_factory=Policy)
     projects: Mapping[str, Project] = field(default_factory=dict)
     ticked_s: float = 0.0
-    changed: bool = True
-    joined: bool = False
+    needs_plan: bool = True
+    is_joined: bool = False
     joined_s: float = 0.0
-    trouble: str = ""
+    problem: str = ""
 
 
 class Table(Generic[V]):
@@ -121,33 +121,33 @@ class Table(Generic[V]):
         self._own: dict[str, V] | None = None
 
     @property
-    def now(self) -> Mapping[str, V]:
+    def current(self) -> Mapping[str, V]:
         return self._base if self._own is None else self._own
 
     def __getitem__(self, key: str) -> V:
-        return self.now[key]
+        return self.current[key]
 
     def __contains__(self, key: str) -> bool:
-        return key in self.now
+        return key in self.current
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.now)
+        return iter(self.current)
 
     def get(self, key: str) -> V | None:
-        return self.now.get(key)
+        return self.current.get(key)
 
     def items(self) -> list[tuple[str, V]]:
         """Return a list, so that the mapping may be changed while it is iterated over."""
-        return list(self.now.items())
+        return list(self.current.items())
 
     def values(self) -> list[V]:
-        return list(self.now.values())
+        return list(self.current.values())
 
     def __setitem__(self, key: str, value: V) -> None:
         self._changed()[key] = value
 
     def pop(self, key: str) -> None:
-        if key in self.now:
+        if key in self.current:
             del self._changed()[key]
 
     def _changed(self) -> dict[str, V]:
@@ -162,15 +162,15 @@ class Draft:
     def __init__(self, control: Control, now: Now):
         self.control, self.now = control, now
         self.records = Table(control.records)
-        self.lives = Table(control.lives)
+        self.attempts = Table(control.attempts)
         self._on_node = Table(control.on_node)
         self.nodes = Table(control.nodes)
         self.drained = Table(control.drained)
         self.paused_until_s = Table(control.paused_until_s)
         self.since = Table(control.since)
-        self.releasing = Table(control.releasing)
-        self.raised = Table(control.raised)
-        self.overtaken = Table(control.overtaken)
+        self.pending_releases = Table(control.pending_releases)
+        self.raised_fences = Table(control.raised_fences)
+        self.epoch_guards = Table(control.epoch_guards)
         self.copies = Table(control.copies)
         self.uncopied = Table(control.uncopied)
         self.progress = Table(control.progress)
@@ -178,23 +178,23 @@ class Draft:
         self.commands: list[Command] = []
         self.changes: dict[str, Any] = {}
 
-    def ended(self) -> Control:
+    def finish(self) -> Control:
         """Return the state after this step."""
         return replace(
             self.control,
-            records=self.records.now,
-            lives=self.lives.now,
-            on_node=self._on_node.now,
-            nodes=self.nodes.now,
-            drained=self.drained.now,
-            paused_until_s=self.paused_until_s.now,
-            since=self.since.now,
-            releasing=self.releasing.now,
-            raised=self.raised.now,
-            overtaken=self.overtaken.now,
-            copies=self.copies.now,
-            uncopied=self.uncopied.now,
-            progress=self.progress.now,
+            records=self.records.current,
+            attempts=self.attempts.current,
+            on_node=self._on_node.current,
+            nodes=self.nodes.current,
+            drained=self.drained.current,
+            paused_until_s=self.paused_until_s.current,
+            since=self.since.current,
+            pending_releases=self.pending_releases.current,
+            raised_fences=self.raised_fences.current,
+            epoch_guards=self.epoch_guards.current,
+            copies=self.copies.current,
+            uncopied=self.uncopied.current,
+            progress=self.progress.current,
             **self.changes,
         )
 
@@ -213,34 +213,34 @@ class Draft:
         return self.record(Event(job, event, epoch, self.now.wall_s, data))
 
     def record(self, event: Event) -> str:
-        previous = self.known(event.job)
+        previous = self.find_record(event.job)
         if reason := ignored(previous, event):
             return reason
         updated = apply(previous, event)
         assert updated is not None
         self.events.append(event)
-        self.keep(updated)
+        self.put_record(updated)
         self.change(changed=True)
         return ""
 
-    def known(self, job: str) -> Record | None:
+    def find_record(self, job: str) -> Record | None:
         """Return the record of a job that is open, or that has ended with copies missing; else None."""
         uncopied = self.uncopied.get(job)
         return self.records.get(job) or (uncopied.record if uncopied else None)
 
-    def note(self, owner: str, event: str, **data: Any) -> None:
+    def node_event(self, owner: str, event: str, **data: Any) -> None:
         """Store an event whose owner is not a job, e.g. a node. It changes the state of no job."""
         self.events.append(Event(owner, event, 0, self.now.wall_s, data))
 
-    def begin(self, attempt: Live) -> None:
+    def add_attempt(self, attempt: Live) -> None:
         """Track an attempt from now on."""
-        self.lives[attempt.job] = attempt
+        self.attempts[attempt.job] = attempt
         for part in attempt.parts:
             self._on_node[part.node] = self.on_node(part.node) | {attempt.job}
 
-    def end(self, attempt: Live) -> None:
+    def remove_attempt(self, attempt: Live) -> None:
         """Stop tracking an attempt that has ended."""
-        self.lives.pop(attempt.job)
+        self.attempts.pop(attempt.job)
         for part in attempt.parts:
             self._on_node[part.node] = self.on_node(part.node) - {attempt.job}
 
@@ -248,36 +248,36 @@ class Draft:
         """Return the jobs with an attempt on `node`."""
         return self._on_node.get(node) or frozenset()
 
-    def keep(self, record: Record) -> None:
+    def put_record(self, record: Record) -> None:
         """Store a record among the open jobs, or drop it if the job has ended."""
-        if record.job.state in TERMINAL and record.live is None:
+        if record.job.state in TERMINAL and record.live_attempt is None:
             self.records.pop(record.job.id)
             self.paused_until_s.pop(record.job.id)
             self.since.pop(record.job.id)
-            self.raised.pop(record.job.id)
-            self.overtaken.pop(record.job.id)
+            self.raised_fences.pop(record.job.id)
+            self.epoch_guards.pop(record.job.id)
             self.progress.pop(record.job.id)
-            if record.lacks_copies:
+            if record.needs_copies:
                 existing = self.uncopied.get(record.job.id)
                 self.uncopied[record.job.id] = Uncopied(record, existing.since_s if existing else self.now.s)
             else:
-                self.forget_copies(record.job.id)
+                self.drop_copies(record.job.id)
             return
-        self._keep_since(record)
+        self._put_since(record)
         self.records[record.job.id] = record
         if not record.job.overtaken:
-            self.overtaken.pop(record.job.id)
-        elif record.job.id not in self.overtaken:
-            self.overtaken[record.job.id] = Overtaken()
+            self.epoch_guards.pop(record.job.id)
+        elif record.job.id not in self.epoch_guards:
+            self.epoch_guards[record.job.id] = Overtaken()
 
-    def _keep_since(self, record: Record) -> None:
+    def _put_since(self, record: Record) -> None:
         job, previous = record.job, self.records.get(record.job.id)
         is_waiting = job.state in WAITING
         if previous is None or (previous.job.state in WAITING) != is_waiting:
             since = self.since.get(job.id)
             self.since[job.id] = Since(since.known_s if since else self.now.s, self.now.s)
 
-    def forget_copies(self, job: str) -> None:
+    def drop_copies(self, job: str) -> None:
         """Make no more copies for an ended job."""
         self.uncopied.pop(job)
         self.copies.pop(job)

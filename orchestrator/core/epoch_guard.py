@@ -18,49 +18,49 @@ from orchestrator.core.timing import LEASE_MARGIN_S
 
 def look(draft: Draft) -> None:
     """Read or raise fences for guarded jobs. Called once per tick while the cluster is joined."""
-    for name, guard in draft.overtaken.items():
+    for name, guard in draft.epoch_guards.items():
         job = draft.records[name].job
-        if job.state not in WAITING or name in draft.lives:
+        if job.state not in WAITING or name in draft.attempts:
             continue
         if guard.floor != job.floor:
             _ask(draft, job, Overtaken(job.floor, job.next_epoch - 1, since_s=draft.now.s))
-        elif guard.stood_s is None and draft.now.s - guard.asked_s > UNANSWERED_S:
+        elif guard.stood_s is None and draft.now.s - guard.requested_s > UNANSWERED_S:
             _ask(draft, job, guard)
 
 
 def _ask(draft: Draft, job: Job, guard: Overtaken) -> None:
-    draft.overtaken[job.id] = replace(guard, asked_s=draft.now.s)
-    draft.command(Fence(job.id, guard.epoch, asked_s=draft.now.s))
+    draft.epoch_guards[job.id] = replace(guard, requested_s=draft.now.s)
+    draft.command(Fence(job.id, guard.epoch, requested_s=draft.now.s))
 
 
 def fenced(draft: Draft, message: Fenced) -> None:
     """Handle the reply about the fence of a job without an attempt."""
-    guard = draft.overtaken.get(message.job)
-    if guard is None or message.error or message.epoch != guard.epoch or message.asked_s < guard.since_s:
+    guard = draft.epoch_guards.get(message.job)
+    if guard is None or message.error or message.epoch != guard.epoch or message.requested_s < guard.since_s:
         return
     job = draft.records[message.job].job
-    ours = message.stands == job.next_epoch == draft.raised.get(job.id)  # raised before we joined the cluster again
-    if message.stands > guard.epoch and not ours:
-        draft.overtaken[job.id] = Overtaken()
-        draft.event(job.id, "overtaken", job.epoch, node="", seen=message.stands)
+    ours = message.current_epoch == job.next_epoch == draft.raised_fences.get(job.id)  # raised before we joined the cluster again
+    if message.current_epoch > guard.epoch and not ours:
+        draft.epoch_guards[job.id] = Overtaken()
+        draft.event(job.id, "overtaken", job.epoch, node="", seen=message.current_epoch)
     elif guard.epoch < job.next_epoch:
-        draft.raised[job.id] = job.next_epoch
+        draft.raised_fences[job.id] = job.next_epoch
         _ask(draft, job, Overtaken(guard.floor, job.next_epoch, since_s=draft.now.s))
     elif guard.stood_s is None:
-        draft.overtaken[job.id] = replace(guard, stood_s=draft.now.s)
+        draft.epoch_guards[job.id] = replace(guard, stood_s=draft.now.s)
 
 
 def begin_again(draft: Draft) -> None:
     """Raise the fences that jobs wait for again: after a rejoin they may be missing from the cluster."""
-    for name, guard in draft.overtaken.items():
+    for name, guard in draft.epoch_guards.items():
         if _left_s(draft.records[name].job, guard, draft.now.s) > 0:
-            draft.overtaken[name] = Overtaken()
+            draft.epoch_guards[name] = Overtaken()
 
 
 def waits(control: Control, now_s: float) -> dict[str, str]:
     """Return the reason for each job that may not be placed yet."""
     reasons = {}
-    for name, guard in control.overtaken.items():
+    for name, guard in control.epoch_guards.items():
         job = control.records[name].job
         if (left_s := _left_s(job, guard, now_s)) > 0:
             reasons[name] = _sentence(job, guard, left_s)

@@ -14,7 +14,7 @@ from orchestrator.core.moves import fullest, movable, nodes_at, pays
 from orchestrator.core.placement_slots import Place
 from orchestrator.core.planner.job_order import Leave
 
-SAME = Expected(0.0, known=True)
+SAME = Expected(0.0, is_known=True)
 """Expected difference for a job that moves to other nodes of its island: it only has to start again."""
 
 
@@ -46,7 +46,7 @@ def _move(leave: Leave, leaves: Mapping[str, Leave], snapshot: Snapshot, capacit
     nodes, jobs that can stay in the island stop, too. All of them together must lose less time than this job saves.
     """
     assert leave.place is not None
-    available = {have.id: capacity.promised(have.id) for have in nodes_at(leave.place.island, capacity)}
+    available = {have.id: capacity.available_soon(have.id) for have in nodes_at(leave.place.island, capacity)}
     _count(available, leave.attempt, 1)
     if nodes := fullest(leave.place, available):
         return Move(leave, tuple(nodes))
@@ -99,7 +99,7 @@ def _fewest(leave: Leave, others: list[Leave], available: dict[str, int], snapsh
 def _lost_s(other: Leave, leave: Leave, snapshot: Snapshot) -> float:
     """Return the time that a job loses: its restart, and the wait for its old place or its decided one."""
     waits_s = leave.there.seconds
-    if other.place is not None and other.here.known and other.there.known:
+    if other.place is not None and other.here.is_known and other.there.is_known:
         waits_s = min(waits_s, max(0.0, other.there.seconds - other.here.seconds))
     return restart_s(other.attempt.job, snapshot) + waits_s
 

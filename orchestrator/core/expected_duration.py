@@ -21,7 +21,7 @@ class Expected:
     """
 
     seconds: float
-    known: bool
+    is_known: bool
 
 
 Expect = Callable[[Job, str, int], Expected]

@@ -108,9 +108,9 @@ def _known_s(job: Job, snapshot: Snapshot) -> Iterator[float]:
     """Yield the expected seconds at each possible place for which they are known."""
     capacity, expect = Room(snapshot), expected(snapshot)
     for want in job.candidates:
-        for island, ids in capacity.places(want).islands.items():
+        for island, ids in capacity.candidate_nodes(want).islands.items():
             count = least(want, capacity.devices[ids[0]]) if want.exclusive else want.count
-            if (duration := expect(job, island.kind, count * want.nodes)).known:
+            if (duration := expect(job, island.kind, count * want.nodes)).is_known:
                 yield duration.seconds
 
 

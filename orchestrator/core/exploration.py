@@ -19,34 +19,34 @@ class Exploration:
     """Device-seconds of exploration, updated while a plan is made. Those of live jobs are computed at first use."""
 
     def __init__(self, snapshot: Snapshot):
-        self._seen = snapshot
+        self._snapshot = snapshot
         self._live: dict[Name, dict[str, float]] | None = None
 
-    def over(self, job: Job, options: Iterable[Option]) -> frozenset[str]:
+    def explored_kinds(self, job: Job, options: Iterable[Option]) -> frozenset[str]:
         """Return kinds on which jobs of the workload have used up the policy's device-seconds of exploration."""
-        ended, live = self._seen.history.tried_by(job), self._spent().get(_name(job), {})
+        ended, live = self._snapshot.history.all_runs_of(job), self._spent().get(_name(job), {})
         kinds = {option.nodes[0].kind for option in options}
-        limit_s = self._seen.explore_device_s
+        limit_s = self._snapshot.explore_device_s
         return frozenset(kind for kind in kinds if ended.get(kind, 0.0) + live.get(kind, 0.0) >= limit_s)
 
-    def began(self, job: Job, option: Option) -> None:
+    def count_start(self, job: Job, option: Option) -> None:
         devices = option.count * len(option.nodes)
         self._count(job, {option.nodes[0].kind: CHARGED_S * devices})
 
     def _spent(self) -> dict[Name, dict[str, float]]:
         if self._live is None:
             self._live = {}
-            for job in self._seen.jobs:
-                if job.id in self._seen.progress:
+            for job in self._snapshot.jobs:
+                if job.id in self._snapshot.progress:
                     self._add(job, None)
-            for attempt in self._seen.running:
-                if attempt.asked is not None:
-                    self._add(attempt.asked, attempt)
+            for attempt in self._snapshot.running:
+                if attempt.spec is not None:
+                    self._add(attempt.spec, attempt)
         return self._live
 
     def _add(self, job: Job, attempt: Running | None) -> None:
-        ran_s = max(CHARGED_S, in_state_s(job.id, self._seen)) if attempt else 0.0
-        self._count(job, attained(self._seen.progress.get(job.id, Progress()), attempt, ran_s))
+        ran_s = max(CHARGED_S, in_state_s(job.id, self._snapshot)) if attempt else 0.0
+        self._count(job, attained(self._snapshot.progress.get(job.id, Progress()), attempt, ran_s))
 
     def _count(self, job: Job, device_s: Mapping[str, float]) -> None:
         if device_s:

@@ -97,13 +97,13 @@ class Record:
     seq: int = 0
 
     @property
-    def live(self) -> Attempt | None:
+    def live_attempt(self) -> Attempt | None:
         """Attempt that holds devices, or None. A cancelled job has one until it is released."""
         last = self.attempts[-1] if self.attempts else None
         return last if last and last.ended_s is None else None
 
     @property
-    def lacks_copies(self) -> bool:
+    def needs_copies(self) -> bool:
         """Return True if its newest checkpoint has fewer copies on other machines than the job requests."""
         if not self.job.replicas or self.checkpoint is None or not self.checkpoint.get("node"):
             return False
@@ -143,7 +143,7 @@ def ignored(record: Record | None, event: Event) -> str:
     if event.event not in UNFENCED and event.epoch != expected:
         return f"event {event.event} is of attempt {event.epoch}, but the job is at attempt {expected}"
     if event.event == "released":
-        return "" if record.live else "nothing is left to release"
+        return "" if record.live_attempt else "nothing is left to release"
     if event.event in NOTES:
         return f"the job is {job.state}" if job.state in TERMINAL and event.event not in OF_COPIES else ""
     return "" if (job.state, event.event) in MOVES else f"a job in {job.state} has no move for {event.event}"
@@ -151,7 +151,7 @@ def ignored(record: Record | None, event: Event) -> str:
 
 def running(records: Iterable[Record]) -> tuple[Running, ...]:
     """Return the live attempts for a snapshot. `order` is that of submission, also among equal priorities."""
-    return tuple(_running(record, record.live) for record in records if record.live)
+    return tuple(_running(record, record.live_attempt) for record in records if record.live_attempt)
 
 
 def _running(record: Record, attempt: Attempt) -> Running:
@@ -162,7 +162,7 @@ def _running(record: Record, attempt: Attempt) -> Running:
         job.number,
         attempt.allocation,
         stopping=job.state not in WORKING,
-        asked=job,
+        spec=job,
         candidate=attempt.candidate,
         saves=record.checkpoint is not None,
     )

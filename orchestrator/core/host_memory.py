@@ -23,34 +23,34 @@ class HostMemory:
         for have in devices.values():
             if have.host:
                 self.total_bytes[have.host] = max(self.total_bytes.get(have.host, 0), have.host_memory_bytes)
-        self.free_bytes, self.soon_bytes = dict(self.total_bytes), dict.fromkeys(self.total_bytes, 0)
+        self.free_bytes, self.freeing_bytes = dict(self.total_bytes), dict.fromkeys(self.total_bytes, 0)
         for attempt in running if self._host else ():
-            for host, size_bytes in self.of(attempt).items():
+            for host, size_bytes in self.allocated_bytes(attempt).items():
                 self.free_bytes[host] = max(0, self.free_bytes[host] - size_bytes)
 
-    def of(self, attempt: Running) -> dict[str, int]:
+    def allocated_bytes(self, attempt: Running) -> dict[str, int]:
         """Return the bytes by machine that are allocated to a running attempt."""
-        job = attempt.asked
+        job = attempt.spec
         if not self._host or job is None or attempt.candidate >= len(job.candidates):
             return {}
         return self._needed(job.candidates[attempt.candidate], attempt.allocation)
 
-    def take(self, want: Candidate, leases: Leases) -> None:
+    def allocate(self, want: Candidate, leases: Leases) -> None:
         for host, size_bytes in self._needed(want, leases).items():
             self.free_bytes[host] = max(0, self.free_bytes[host] - size_bytes)
 
-    def stop(self, attempt: Running) -> None:
-        for host, size_bytes in self.of(attempt).items():
-            self.soon_bytes[host] += size_bytes
+    def count_as_stopping(self, attempt: Running) -> None:
+        for host, size_bytes in self.allocated_bytes(attempt).items():
+            self.freeing_bytes[host] += size_bytes
 
-    def keep(self, want: Candidate, devices_id: str, count: int) -> None:
+    def reserve(self, want: Candidate, devices_id: str, count: int) -> None:
         """Reserve memory for a waiting job; that of stopping attempts comes first, as with devices."""
         for host, size_bytes in self._needed(want, ((devices_id, tuple(range(count))),)).items():
-            soon_bytes = min(self.soon_bytes[host], size_bytes)
-            self.soon_bytes[host] -= soon_bytes
+            soon_bytes = min(self.freeing_bytes[host], size_bytes)
+            self.freeing_bytes[host] -= soon_bytes
             self.free_bytes[host] = max(0, self.free_bytes[host] - (size_bytes - soon_bytes))
 
-    def limited(self, want: Candidate, nodes: Sequence[Devices], need: int) -> list[Devices]:
+    def limit_free(self, want: Candidate, nodes: Sequence[Devices], need: int) -> list[Devices]:
         """Return `nodes`, their free devices reduced to those that have enough memory.
 
         Nodes of a gang on one machine share its memory: if it is not enough for `need` devices on each, some are left
@@ -73,7 +73,7 @@ class HostMemory:
             limits |= {have.id: 0 for have in on_host if have.id not in limits}
         return [replace(d, free=tuple(sorted(d.free))[: limits[d.id]]) if d.id in limits else d for d in nodes]
 
-    def refusal(self, want: Candidate, have: Devices, need: int) -> str:
+    def refusal_reason(self, want: Candidate, have: Devices, need: int) -> str:
         """Say why a node has enough free devices, but not enough memory for them; else ""."""
         if not have.host or want.memory_bytes * need <= self.free_bytes[have.host]:
             return ""
@@ -98,9 +98,9 @@ class Promised:
         self._size_bytes, self._memory, self._counts = want.memory_bytes, memory, dict(counts)
         self._hosts = {have.id: have.host for have in nodes if have.host and want.memory_bytes}
         hosts = set(self._hosts.values())
-        self._bytes = {host: memory.free_bytes[host] + memory.soon_bytes[host] for host in hosts}
+        self._bytes = {host: memory.free_bytes[host] + memory.freeing_bytes[host] for host in hosts}
 
-    def on(self, devices_id: str) -> int:
+    def count_on(self, devices_id: str) -> int:
         """Return the number of devices that a job could get there."""
         host = self._hosts.get(devices_id)
         count = self._counts[devices_id]
@@ -109,8 +109,8 @@ class Promised:
     def fullest(self, nodes: Iterable[Devices], need: int) -> list[tuple[Devices, int]]:
         """Return nodes with the number of `need` devices that each would give if used together, the best first."""
         left, pairs = dict(self._bytes), []
-        for have in sorted(nodes, key=lambda d: (-min(self.on(d.id), need), d.total, d.id)):
-            gives, host = min(self.on(have.id), need), self._hosts.get(have.id)
+        for have in sorted(nodes, key=lambda d: (-min(self.count_on(d.id), need), d.total, d.id)):
+            gives, host = min(self.count_on(have.id), need), self._hosts.get(have.id)
             if host is not None:
                 gives = min(gives, max(0, left[host]) // self._size_bytes)
                 left[host] -= gives * self._size_bytes
@@ -121,17 +121,17 @@ class Promised:
         """Return True if the node has `need` devices, but memory for fewer."""
         return self._counts[devices_id] >= need > gives
 
-    def gains(self, attempt: Running) -> bool:
+    def is_useful(self, attempt: Running) -> bool:
         """Return True if the end of this attempt frees devices or memory on these nodes."""
         has_devices = any(devices_id in self._counts for devices_id, _ in attempt.allocation)
-        return has_devices or any(host in self._bytes for host in self._memory.of(attempt))
+        return has_devices or any(host in self._bytes for host in self._memory.allocated_bytes(attempt))
 
     def add(self, attempt: Running, sign: int) -> None:
         for devices_id, numbers in attempt.allocation:
             if devices_id in self._counts:
                 self._counts[devices_id] += sign * len(numbers)
         if self._bytes:
-            for host, size_bytes in self._memory.of(attempt).items():
+            for host, size_bytes in self._memory.allocated_bytes(attempt).items():
                 if host in self._bytes:
                     self._bytes[host] += sign * size_bytes
 
@@ -139,7 +139,7 @@ class Promised:
         """Return on how many of the nodes `need` devices are available at the same time."""
         if not self._hosts:
             return sum(count >= need for count in self._counts.values())
-        able = [devices_id for devices_id in self._counts if self.on(devices_id) >= need]
+        able = [devices_id for devices_id in self._counts if self.count_on(devices_id) >= need]
         on_host: dict[str | None, int] = defaultdict(int)
         for devices_id in able:
             on_host[self._hosts.get(devices_id)] += 1

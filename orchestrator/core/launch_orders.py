@@ -53,7 +53,7 @@ def launch(record: Record, shares: list[Share], *, fenced: bool = False) -> Laun
         record.checkpoint,
         job.resume_from,
         ran(record.attempts[:-1]),
-        patient=job.recovery.on_disconnect == "wait",
+        waits_for_checkpoint=job.recovery.on_disconnect == "wait",
         data=job.data,
         replicas=record.replicas,
     )

@@ -38,26 +38,26 @@ def told(draft: Draft, names: Iterable[str]) -> None:
     """Record that a launch failed because resources of these nodes are reserved without a holder that Ray knows."""
     for name in names:
         if (node := draft.nodes.get(name)) is not None:
-            withheld = node.withheld or Withheld(draft.now.s, draft.now.s)
-            since_s = withheld.since_s if draft.now.s - withheld.told_s < APART_S else draft.now.s
-            draft.nodes[name] = replace(node, withheld=replace(withheld, since_s=since_s, told_s=draft.now.s))
+            withheld = node.stuck or Withheld(draft.now.s, draft.now.s)
+            since_s = withheld.since_s if draft.now.s - withheld.last_failed_s < APART_S else draft.now.s
+            draft.nodes[name] = replace(node, stuck=replace(withheld, since_s=since_s, last_failed_s=draft.now.s))
 
 
 def look(draft: Draft, tick: Tick) -> None:
     """Restart nodes with stuck reservations once nothing runs there. Called once per tick."""
     for name, node in draft.nodes.items():
-        if node.withheld is None or node.restarts(draft.now.s):
+        if node.stuck is None or node.is_restarting(draft.now.s):
             continue
-        if draft.now.s - node.withheld.told_s >= APART_S:
-            draft.nodes[name] = replace(node, withheld=None)
-        elif _is_certain(node.withheld) and tick.repairs and not tick.trouble and name in tick.expected:
-            _restart(draft, node, node.withheld)
+        if draft.now.s - node.stuck.last_failed_s >= APART_S:
+            draft.nodes[name] = replace(node, stuck=None)
+        elif _is_certain(node.stuck) and tick.restarts_nodes and not tick.problem and name in tick.expected:
+            _restart(draft, node, node.stuck)
 
 
 def not_restarted(draft: Draft, message: NotRestarted) -> None:
     node = draft.nodes.get(message.node)
     if node is not None and node.ray_id == message.ray_id:
-        draft.nodes[node.name] = replace(node, withheld=None)
+        draft.nodes[node.name] = replace(node, stuck=None)
         draft.change(changed=True)
 
 
@@ -68,18 +68,18 @@ def _restart(draft: Draft, node: Node, withheld: Withheld) -> None:
         message = f"node {node.name} was restarted: Ray kept its devices reserved although nothing used them"
         draft.command(RestartNode(node.name, node.ray_id, message))
     else:
-        updated = replace(withheld, closing=all(draft.lives[job].launching for job in draft.on_node(node.name)))
+        updated = replace(withheld, is_draining=all(draft.attempts[job].launching for job in draft.on_node(node.name)))
     if updated != withheld:
-        draft.nodes[node.name] = replace(node, withheld=updated)
+        draft.nodes[node.name] = replace(node, stuck=updated)
         draft.change(changed=True)
 
 
 def _is_certain(withheld: Withheld) -> bool:
-    return withheld.told_s - withheld.since_s >= CERTAIN_S
+    return withheld.last_failed_s - withheld.since_s >= CERTAIN_S
 
 
 def _is_idle(draft: Draft, node: Node) -> bool:
-    return not draft.on_node(node.name) and not any(s.phase != "ended" for s in node.strangers.values())
+    return not draft.on_node(node.name) and not any(s.phase != "ended" for s in node.untracked.values())
 
 
 def found(control: Control, now: Now) -> list[Leak]:
@@ -89,7 +89,7 @@ def found(control: Control, now: Now) -> list[Leak]:
 def _of_ended_jobs(control: Control, now: Now) -> list[Leak]:
     """Return ended jobs whose attempt still holds devices although its lease has expired."""
     leaks = []
-    for attempt in control.lives.values():
+    for attempt in control.attempts.values():
         record = control.records[attempt.job]
         job = record.job
         held_s = 0.0 if attempt.cancelled_s is None else now.s - attempt.cancelled_s
@@ -103,7 +103,7 @@ def _of_ended_jobs(control: Control, now: Now) -> list[Leak]:
 
 
 def _not_released(control: Control, now: Now) -> list[Leak]:
-    overdue = [(place, pending) for place, pending in control.releasing.items() if now.s - pending.since_s > SOON_S]
+    overdue = [(place, pending) for place, pending in control.pending_releases.items() if now.s - pending.since_s > SOON_S]
     return [
         Leak(pending.attempt, f"Ray has kept its reservation for {now.s - pending.since_s:.0f} s")
         for _, pending in overdue
@@ -111,7 +111,7 @@ def _not_released(control: Control, now: Now) -> list[Leak]:
 
 
 def _withheld(control: Control, now: Now) -> list[Leak]:
-    rows = [(node.name, node.withheld) for node in control.nodes.values() if not node.lost]
-    stuck = [(name, row) for name, row in rows if row and _is_certain(row) and now.s - row.told_s < APART_S]
+    rows = [(node.name, node.stuck) for node in control.nodes.values() if not node.lost_reason]
+    stuck = [(name, row) for name, row in rows if row and _is_certain(row) and now.s - row.last_failed_s < APART_S]
     why = "devices of the node have been reserved for at least {:.0f} s although nothing uses them"
     return [Leak("Ray", why.format(now.s - withheld.since_s), node) for node, withheld in stuck]

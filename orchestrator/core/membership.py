@@ -50,12 +50,12 @@ def joined(draft: Draft, message: Joined) -> None:
     After a lost head they also get time to reconnect to it. Lost nodes can return only from now on. For fences see
     suspicion.rejoined.
     """
-    since_s = draft.now.s + (HEAD_REGAINED_S if draft.nodes.now else 0.0)
+    since_s = draft.now.s + (HEAD_REGAINED_S if draft.nodes.current else 0.0)
     draft.change(joined=True, joined_s=draft.now.s, changed=True)
     for node in draft.nodes.values():
         draft.nodes[node.name] = replace(node, lost_s=since_s)
-    for attempt in draft.lives.values():
-        draft.lives[attempt.job] = replace(attempt, since_s=since_s, asked={})
+    for attempt in draft.attempts.values():
+        draft.attempts[attempt.job] = replace(attempt, since_s=since_s, stop_requests={})
 
 
 def parted(draft: Draft, message: Parted) -> None:
@@ -64,7 +64,7 @@ def parted(draft: Draft, message: Parted) -> None:
         if message.over:
             draft.nodes.pop(name)
         else:
-            draft.nodes[name] = replace(node, has_agent=False, making_s=None)
+            draft.nodes[name] = replace(node, has_agent=False, agent_requested_s=None)
 
 
 def seen(draft: Draft, message: NodesSeen) -> None:
@@ -77,7 +77,7 @@ def seen(draft: Draft, message: NodesSeen) -> None:
     alive = {row.ray_id: row for row in message.nodes}
     names = {node.ray_id: node.name for node in draft.nodes.values()}
     for node in draft.nodes.values():
-        if node.ray_id not in alive and not node.lost:
+        if node.ray_id not in alive and not node.lost_reason:
             _lost(draft, node)
     for row in sorted(message.nodes, key=lambda r: r.ray_id):
         name = _free_name(draft, row, alive)
@@ -89,8 +89,8 @@ def seen(draft: Draft, message: NodesSeen) -> None:
         existing = draft.nodes.get(name)
         if existing is None or existing.ray_id != row.ray_id:
             _appeared(draft, name, row, second)
-        elif existing.lost:
-            draft.nodes[name] = replace(existing, lost="")
+        elif existing.lost_reason:
+            draft.nodes[name] = replace(existing, lost_reason="")
         _noticed(draft, name, row)
 
 
@@ -106,19 +106,19 @@ def _appeared(draft: Draft, name: str, row: NodeSeen, second: Node | None = None
     Until it reports what runs there, its previous reports and contact times count.
     """
     previous = [node for node in (draft.nodes.get(name), second) if node]
-    attempts = [draft.lives[job] for job in draft.on_node(name)]
+    attempts = [draft.attempts[job] for job in draft.on_node(name)]
     tracked = {
         attempt.part_key(rank) for attempt in attempts for rank, part in enumerate(attempt.parts) if part.node == name
     }
     draft.nodes[name] = Node(
         name,
         row.ray_id,
-        max((node.heard_s for node in previous), default=draft.now.s),
+        max((node.last_contact_s for node in previous), default=draft.now.s),
         failures=previous[0].failures if previous else (),
-        failing=previous[0].failing if previous else False,
+        in_failure=previous[0].in_failure if previous else False,
         quarantined_until_s=previous[0].quarantined_until_s if previous else 0.0,
-        same_as="" if name == row.name else row.name,
-        strangers={key: s for node in previous for key, s in node.strangers.items() if key not in tracked},
+        duplicate_of="" if name == row.name else row.name,
+        untracked={key: s for node in previous for key, s in node.untracked.items() if key not in tracked},
         cpus=row.cpus,
         pool=row.pool,
     )
@@ -133,17 +133,17 @@ def _lost(draft: Draft, node: Node) -> None:
     if node.resting and not draft.on_node(node.name):
         draft.nodes.pop(node.name)
         return
-    updated = node if node.restarts(draft.now.s) else nodes.failed(node, "Ray reported the node dead", draft.now.s)
+    updated = node if node.is_restarting(draft.now.s) else nodes.failed(node, "Ray reported the node dead", draft.now.s)
     draft.nodes[node.name] = replace(
-        updated, lost="Ray reports the node dead", lost_s=draft.now.s, has_agent=False, making_s=None, resting_s=None
+        updated, lost_reason="Ray reports the node dead", lost_s=draft.now.s, has_agent=False, agent_requested_s=None, resting_s=None
     )
 
 
 def _noticed(draft: Draft, name: str, row: NodeSeen) -> None:
     node = draft.nodes[name]
     notice = f"Ray drains it ({row.draining_s:.0f} s were left)" if row.draining_s is not None else ""
-    if bool(notice) != bool(node.drains):
-        draft.nodes[name] = replace(node, drains=notice)
+    if bool(notice) != bool(node.ray_drain_reason):
+        draft.nodes[name] = replace(node, ray_drain_reason=notice)
         noticed(draft, name, node.notice)
 
 
@@ -160,14 +160,14 @@ def noticed(draft: Draft, name: str, before: str) -> None:
 def look(draft: Draft) -> None:
     """Start missing agents, restart hung ones, and drop nodes that left long ago. Called once per tick."""
     for name, node in draft.nodes.items():
-        if node.lost:
+        if node.lost_reason:
             if node.silent_s(draft.now.s) > FORGOTTEN_S and not draft.on_node(name):
                 draft.nodes.pop(name)
         elif node.resting_s is not None:
             if draft.now.s - node.resting_s > REST_AGAIN_S:
                 rest(draft, name)
         elif not node.has_agent:
-            if node.making_s is None or draft.now.s - node.making_s > again_s(node.unmade):
+            if node.agent_requested_s is None or draft.now.s - node.agent_requested_s > again_s(node.failed_agent_starts):
                 _make(draft, name)
         else:
             _hung(draft, node)
@@ -180,72 +180,72 @@ def again_s(unmade: int) -> float:
 
 def _make(draft: Draft, name: str) -> None:
     node = draft.nodes[name]
-    draft.nodes[name] = replace(node, has_agent=False, making_s=draft.now.s)
+    draft.nodes[name] = replace(node, has_agent=False, agent_requested_s=draft.now.s)
     draft.command(MakeAgent(name, node.ray_id))
 
 
 def rest(draft: Draft, name: str) -> None:
     """End the agent of an unused node, since Ray's autoscaler never removes a node with an agent."""
     node = draft.nodes[name]
-    draft.nodes[name] = replace(node, has_agent=False, making_s=None, resting_s=draft.now.s)
+    draft.nodes[name] = replace(node, has_agent=False, agent_requested_s=None, resting_s=draft.now.s)
     draft.command(RestAgent(name, node.ray_id))
     draft.change(changed=True)
 
 
 def wake(draft: Draft, name: str) -> None:
     """Start the agent of a resting node again. Its facts stay valid, but it must first report what runs there."""
-    draft.nodes[name] = replace(draft.nodes[name], resting_s=None, listed_s=None, heard_s=draft.now.s)
+    draft.nodes[name] = replace(draft.nodes[name], resting_s=None, list_requested_s=None, last_contact_s=draft.now.s)
     draft.change(changed=True)
     _make(draft, name)
 
 
 def _hung(draft: Draft, node: Node) -> None:
-    is_starting = node.facts is None or node.restarted_s > node.heard_s
+    is_starting = node.facts is None or node.agent_restarted_s > node.last_contact_s
     limit_s = HELLO_HUNG_S if is_starting else HUNG_S
-    silent_s = min(node.silent_s(draft.now.s), draft.now.s - node.restarted_s)
+    silent_s = min(node.silent_s(draft.now.s), draft.now.s - node.agent_restarted_s)
     if silent_s > limit_s:
         why = f"the agent of {node.name} did not answer for {silent_s:.0f} s and was restarted"
-        draft.nodes[node.name] = replace(node, restarted_s=draft.now.s)
+        draft.nodes[node.name] = replace(node, agent_restarted_s=draft.now.s)
         draft.command(RestartAgent(node.name, node.ray_id, why))
 
 
 def agent_made(draft: Draft, message: AgentMade) -> None:
     node = draft.nodes.get(message.node)
-    if node is None or node.ray_id != message.ray_id or node.lost or node.resting:
+    if node is None or node.ray_id != message.ray_id or node.lost_reason or node.resting:
         return
     if message.error:
         _unmade(draft, node, f"its agent could not be started: {message.error}")
     else:
-        draft.nodes[message.node] = replace(node, has_agent=True, making_s=None, restarted_s=draft.now.s)
+        draft.nodes[message.node] = replace(node, has_agent=True, agent_requested_s=None, agent_restarted_s=draft.now.s)
 
 
 def agent_died(draft: Draft, message: AgentDied) -> None:
     node = draft.nodes.get(message.node)
-    if node is None or node.ray_id != message.ray_id or node.lost or node.resting:
+    if node is None or node.ray_id != message.ray_id or node.lost_reason or node.resting:
         return
-    if draft.now.s - node.restarted_s > ENDED_BY_US_S and not node.restarts(draft.now.s):
+    if draft.now.s - node.agent_restarted_s > ENDED_BY_US_S and not node.is_restarting(draft.now.s):
         draft.nodes[node.name] = nodes.failed(node, "its agent ended", draft.now.s)
-    if message.gone and message.why:
+    if message.is_permanent and message.why:
         _unmade(draft, draft.nodes[node.name], message.why)
-    elif message.gone:
+    elif message.is_permanent:
         _make(draft, node.name)
 
 
 def _unmade(draft: Draft, node: Node, why: str) -> None:
     """Retry the start of an agent after a pause. The first failures are not shown: Ray's head may be away."""
-    tries = node.unmade + 1
-    shown_reason = why if tries >= QUICK_TRIES else node.broken
-    if tries == 1 or shown_reason != node.broken:
+    tries = node.failed_agent_starts + 1
+    shown_reason = why if tries >= QUICK_TRIES else node.agent_error
+    if tries == 1 or shown_reason != node.agent_error:
         draft.warn(f"node {node.name}: {why}; the server retries")
-    if shown_reason != node.broken:
+    if shown_reason != node.agent_error:
         draft.change(changed=True)
-    draft.nodes[node.name] = replace(node, has_agent=False, making_s=draft.now.s, unmade=tries, broken=shown_reason)
+    draft.nodes[node.name] = replace(node, has_agent=False, agent_requested_s=draft.now.s, failed_agent_starts=tries, agent_error=shown_reason)
 
 
 def agent_failed(draft: Draft, message: AgentFailed) -> None:
     """Handle an agent that cannot report its attempts. They count as running until their leases expire."""
     node = draft.nodes.get(message.node)
-    if node is not None and node.ray_id == message.ray_id and node.broken != message.why and not node.resting:
-        draft.nodes[node.name] = replace(node, broken=message.why)
+    if node is not None and node.ray_id == message.ray_id and node.agent_error != message.why and not node.resting:
+        draft.nodes[node.name] = replace(node, agent_error=message.why)
         draft.warn(f"node {node.name}: {message.why}")
         draft.change(changed=True)

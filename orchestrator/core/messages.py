@@ -117,7 +117,7 @@ class AgentDied:
 
     node: str
     ray_id: str
-    gone: bool = False
+    is_permanent: bool = False
     why: str = ""
 
 
@@ -141,12 +141,12 @@ class Heartbeat:
 
     node: str
     ray_id: str
-    asked_s: float
+    requested_s: float
     facts: NodeFacts | None = None
     reports: tuple[AttemptStatus, ...] = ()
     attempts: frozenset[str] | None = None
     epochs: Mapping[str, int] = field(default_factory=dict)
-    known: frozenset[str] = frozenset()
+    stored_jobs: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +193,11 @@ class LaunchFailed:
     epoch: int
     kind: str
     message: str
-    nodes: tuple[str, ...] = ()
-    seen: int = 0
-    failed: tuple[str, ...] = ()
-    short: tuple[str, ...] = ()
-    unheld: tuple[str, ...] = ()
+    maybe_started: tuple[str, ...] = ()
+    newest_epoch: int = 0
+    unanswered: tuple[str, ...] = ()
+    lacking: tuple[str, ...] = ()
+    stuck: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class Stopped:
     epoch: int
     how: str
     error: str = ""
-    asked_s: float = 0.0
+    requested_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,9 +218,9 @@ class Fenced:
 
     job: str
     epoch: int
-    stands: int = 0
+    current_epoch: int = 0
     error: str = ""
-    asked_s: float = 0.0
+    requested_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +229,7 @@ class Released:
 
     place: str
     error: str = ""
-    asked_s: float = 0.0
+    requested_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,13 +281,13 @@ class Tick:
     """
 
     throughput: Throughput = field(default_factory=Throughput)
-    trouble: str = ""
+    problem: str = ""
     prices: Mapping[str, float] = field(default_factory=dict)
     expected: frozenset[str] = frozenset()
     recorded: frozenset[str] = frozenset()
-    repairs: bool = False
+    restarts_nodes: bool = False
     groups: tuple[NodeGroup, ...] = ()
-    called: Mapping[str, float] = field(default_factory=dict)
+    agent_called_s: Mapping[str, float] = field(default_factory=dict)
     history: History = field(default_factory=History)
     policy: Policy = field(default_factory=Policy)
     projects: Mapping[str, Project] = field(default_factory=dict)

@@ -237,7 +237,7 @@ class Running:
     allocation: tuple[tuple[str, tuple[int, ...]], ...]
     preemptible: bool = True
     stopping: bool = False
-    asked: Job | None = None
+    spec: Job | None = None
     candidate: int = 0
     saves: bool = False
 

@@ -35,7 +35,7 @@ def still(snapshot: Snapshot) -> dict[str, Reserved]:
     """Return reservations that are still needed: not expired, and the job still requests such devices."""
     if not snapshot.memory.reserved:
         return {}
-    jobs = [*snapshot.jobs, *(r.asked for r in snapshot.running if r.stopping and r.asked)]
+    jobs = [*snapshot.jobs, *(r.spec for r in snapshot.running if r.stopping and r.spec)]
     pairs = ((job, snapshot.memory.reserved.get(job.id)) for job in jobs)
     return {
         job.id: reserved
@@ -54,12 +54,12 @@ def _asks_for(job: Job, place: Place) -> bool:
 def keep_for_those_that_stop(snapshot: Snapshot, reserved: Mapping[str, Reserved], capacity: Room) -> None:
     """Reserve the next places of jobs that are still saving before a move, since these are not in the queue."""
     for attempt in snapshot.running:
-        if attempt.stopping and attempt.asked and (reservation := reserved.get(attempt.job)):
-            want = attempt.asked.candidates[reservation.place.candidate]
-            capacity.quota.keep_more(attempt.asked, reservation.place.island.kind, reservation.place.devices, attempt)
-            available = {have.id: capacity.promised(have.id) for have in nodes_at(reservation.place.island, capacity)}
+        if attempt.stopping and attempt.spec and (reservation := reserved.get(attempt.job)):
+            want = attempt.spec.candidates[reservation.place.candidate]
+            capacity.quota.reserve_more(attempt.spec, reservation.place.island.kind, reservation.place.devices, attempt)
+            available = {have.id: capacity.available_soon(have.id) for have in nodes_at(reservation.place.island, capacity)}
             for devices_id in fullest(reservation.place, available):
-                capacity.keep(attempt.job, want, devices_id, reservation.place.count)
+                capacity.reserve(attempt.job, want, devices_id, reservation.place.count)
 
 
 def nodes_at(island: Island, capacity: Room) -> Iterator[Devices]:
@@ -91,7 +91,7 @@ def movable(snapshot: Snapshot, capacity: Room) -> list[Running]:
 
 
 def _may_move(attempt: Running, snapshot: Snapshot) -> bool:
-    job = attempt.asked
+    job = attempt.spec
     if job is None or job.task != "train" or not (attempt.saves and attempt.preemptible):
         return False
     return job.recovery.max_interruptions < 0 and in_state_s(job.id, snapshot) >= SETTLED * restart_s(job.id, snapshot)
@@ -107,7 +107,7 @@ class Leaves:
         """Return jobs up to this priority; a job that has aged into a higher tier stops no job of that tier."""
         return frozenset(job for job, leave in self.by_job.items() if leave.attempt.priority <= priority)
 
-    def sentences(self, job: Job, reservation: Claim, expect: Expect) -> dict[str, str]:
+    def reasons(self, job: Job, reservation: Claim, expect: Expect) -> dict[str, str]:
         """Return the reasons for attempts that stop for a job of the same priority, by job."""
         if not reservation.victims:
             return {}
@@ -126,14 +126,14 @@ NOBODY = Leaves()
 def _makes_way(leave: Leave, job: Job, reservation: Claim, remaining: Expected) -> str:
     why = f"makes way on {', '.join(reservation.nodes)} for {job.id} of the same priority, which gains more from them"
     theirs = (
-        f"{told_s(remaining.seconds)} left of {job.id}" if remaining.known else f"the duration of {job.id} is unknown"
+        f"{told_s(remaining.seconds)} left of {job.id}" if remaining.is_known else f"the duration of {job.id} is unknown"
     )
     return f"{why}: {theirs}, {told_s(leave.here.seconds)} left of this job"
 
 
 def pays(leave: Leave, snapshot: Snapshot, others_s: float = 0.0) -> bool:
     """Return True if both durations are known and the move saves more time than it costs this job and others."""
-    if leave.place is None or not (leave.here.known and leave.there.known):
+    if leave.place is None or not (leave.here.is_known and leave.there.is_known):
         return False
     costs_s = restart_s(leave.attempt.job, snapshot)
     saved_s = leave.here.seconds - leave.there.seconds - costs_s - others_s

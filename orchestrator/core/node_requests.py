@@ -13,10 +13,10 @@ from orchestrator.core.nodes import OWNER
 
 def drain(draft: Draft, message: DrainAsked) -> None:
     if message.node not in draft.nodes:
-        draft.command(Refuse(f"no node {message.node!r}", nearest(message.node, sorted(draft.nodes)), absent=True))
+        draft.command(Refuse(f"no node {message.node!r}", nearest(message.node, sorted(draft.nodes)), is_missing=True))
         return
     if draft.control.drained.get(message.node) != message.reason:
-        draft.note(OWNER + message.node, "drained", reason=message.reason)
+        draft.node_event(OWNER + message.node, "drained", reason=message.reason)
         draft.drained[message.node] = message.reason
         draft.change(changed=True)
     if message.now:
@@ -29,9 +29,9 @@ def remove(draft: Draft, message: RemoveAsked) -> None:
     """Remove a node that will not return. A new node with its name may join later and take jobs."""
     node = draft.nodes.get(message.node)
     if node is None and message.node not in draft.drained:
-        draft.command(Refuse(f"no node {message.node!r}", nearest(message.node, sorted(draft.nodes)), absent=True))
+        draft.command(Refuse(f"no node {message.node!r}", nearest(message.node, sorted(draft.nodes)), is_missing=True))
         return
-    if node is not None and not node.lost:
+    if node is not None and not node.lost_reason:
         remedy = "drain it and stop its Ray node first; `polyfleet hosts remove` does both for a host"
         draft.command(Refuse(f"node {message.node} is still in the cluster", remedy))
         return
@@ -42,7 +42,7 @@ def remove(draft: Draft, message: RemoveAsked) -> None:
         )
         return
     if message.node in draft.drained:
-        draft.note(OWNER + message.node, "undrained")
+        draft.node_event(OWNER + message.node, "undrained")
         draft.drained.pop(message.node)
     draft.nodes.pop(message.node)
     draft.change(changed=True)
@@ -51,10 +51,10 @@ def remove(draft: Draft, message: RemoveAsked) -> None:
 def resume(draft: Draft, message: ResumeAsked) -> None:
     node = draft.nodes.get(message.node)
     if node is None and message.node not in draft.drained:
-        draft.command(Refuse(f"no node {message.node!r}", nearest(message.node, sorted(draft.nodes)), absent=True))
+        draft.command(Refuse(f"no node {message.node!r}", nearest(message.node, sorted(draft.nodes)), is_missing=True))
         return
     if message.node in draft.drained:
-        draft.note(OWNER + message.node, "undrained")
+        draft.node_event(OWNER + message.node, "undrained")
         draft.drained.pop(message.node)
     if node is not None:
         draft.nodes[message.node] = replace(node, failures=(), quarantined_until_s=0.0)

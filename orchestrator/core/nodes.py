@@ -35,8 +35,8 @@ class Stranger:
 
     cursor: int
     phase: str
-    known: bool
-    asked_s: float = 0.0
+    is_in_log: bool
+    requested_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class Withheld:
     """
 
     since_s: float
-    told_s: float
+    last_failed_s: float
     restarted_s: float = float("-inf")
-    closing: bool = False
+    is_draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,33 +70,33 @@ class Node:
 
     name: str
     ray_id: str
-    heard_s: float
+    last_contact_s: float
     facts: NodeFacts | None = None
     has_agent: bool = False
-    making_s: float | None = None
-    restarted_s: float = 0.0
-    listed_s: float | None = None
+    agent_requested_s: float | None = None
+    agent_restarted_s: float = 0.0
+    list_requested_s: float | None = None
     listed: frozenset[str] = frozenset()
-    lost: str = ""
+    lost_reason: str = ""
     lost_s: float = 0.0
-    refused: str = ""
-    broken: str = ""
-    drains: str = ""
-    same_as: str = ""
-    strangers: Mapping[str, Stranger] = field(default_factory=dict)
+    unsupported_reason: str = ""
+    agent_error: str = ""
+    ray_drain_reason: str = ""
+    duplicate_of: str = ""
+    untracked: Mapping[str, Stranger] = field(default_factory=dict)
     failures: tuple[tuple[float, str], ...] = ()
-    failing: bool = False
+    in_failure: bool = False
     quarantined_until_s: float = 0.0
-    withheld: Withheld | None = None
+    stuck: Withheld | None = None
     cpus: float = 0.0
-    unmade: int = 0
+    failed_agent_starts: int = 0
     pool: str = ""
     resting_s: float | None = None
-    taken_s: float = float("-inf")
+    foreign_use_s: float = float("-inf")
 
     @property
     def ready(self) -> bool:
-        return self.facts is not None and not (self.lost or self.refused or self.broken or self.resting)
+        return self.facts is not None and not (self.lost_reason or self.unsupported_reason or self.agent_error or self.resting)
 
     @property
     def resting(self) -> bool:
@@ -106,28 +106,28 @@ class Node:
     def notice(self) -> str:
         """Termination notice from its agent or Ray; "" without one."""
         notice = self.facts.notice if self.facts else None
-        return f"{notice.reason} ({notice.deadline_s:.0f} s were left)" if notice else self.drains
+        return f"{notice.reason} ({notice.deadline_s:.0f} s were left)" if notice else self.ray_drain_reason
 
     @property
-    def unknown(self) -> list[str]:
+    def unknown_attempts(self) -> list[str]:
         """Running attempts on the node whose jobs are not in the store."""
-        return sorted(key for key, s in self.strangers.items() if not s.known and s.phase != "ended")
+        return sorted(key for key, s in self.untracked.items() if not s.is_in_log and s.phase != "ended")
 
     @property
-    def stopping(self) -> list[str]:
+    def stopping_attempts(self) -> list[str]:
         """Running attempts on the node that do not count any more, but still use their devices."""
-        return sorted(key for key, s in self.strangers.items() if s.known and s.phase != "ended")
+        return sorted(key for key, s in self.untracked.items() if s.is_in_log and s.phase != "ended")
 
     def runs(self, key: str) -> bool:
         """Return True if the node reports this untracked attempt as not ended."""
-        return key in self.strangers and self.strangers[key].phase != "ended"
+        return key in self.untracked and self.untracked[key].phase != "ended"
 
     def silent_s(self, now_s: float) -> float:
-        return now_s - self.heard_s
+        return now_s - self.last_contact_s
 
-    def restarts(self, now_s: float) -> bool:
+    def is_restarting(self, now_s: float) -> bool:
         """Return True if a restart of the node was requested in the last RESTART_S seconds."""
-        return self.withheld is not None and now_s - self.withheld.restarted_s < RESTART_S
+        return self.stuck is not None and now_s - self.stuck.restarted_s < RESTART_S
 
 
 def failed(node: Node, what: str, now_s: float, began_s: float | None = None) -> Node:
@@ -138,21 +138,21 @@ def failed(node: Node, what: str, now_s: float, began_s: float | None = None) ->
     """
     recent = tuple((at, why) for at, why in node.failures if now_s - at < WITHIN_S)
     since_s = now_s if began_s is None else began_s
-    if node.failing or (recent and since_s - recent[-1][0] < ONE_FAULT_S):
-        return replace(node, failing=True)
+    if node.in_failure or (recent and since_s - recent[-1][0] < ONE_FAULT_S):
+        return replace(node, in_failure=True)
     recent = (*recent, (now_s, what))
     until_s = now_s + QUARANTINE_S if len(recent) >= FAILURES else node.quarantined_until_s
-    return replace(node, failures=recent, failing=True, quarantined_until_s=until_s)
+    return replace(node, failures=recent, in_failure=True, quarantined_until_s=until_s)
 
 
 def away_reason(node: Node | None, now_s: float) -> str:
     """Say why files on the node cannot be read now, as a clause to follow its name; "" if they can."""
     if node is None:
         return "which has left the fleet"
-    if node.lost:
-        return f"which has been away for {told_s(max(now_s - node.lost_s, 0.0))}: {node.lost}"
-    if node.refused or node.broken:
-        return f"which {node.refused or node.broken}"
+    if node.lost_reason:
+        return f"which has been away for {told_s(max(now_s - node.lost_s, 0.0))}: {node.lost_reason}"
+    if node.unsupported_reason or node.agent_error:
+        return f"which {node.unsupported_reason or node.agent_error}"
     if node.resting:
         return f"which is resting; to wake it, run `polyfleet node resume {node.name}`"
     silent_s = node.silent_s(now_s)
@@ -163,34 +163,34 @@ def away_reason(node: Node | None, now_s: float) -> str:
 
 def closed(node: Node, drained: Mapping[str, str], now_s: float) -> str:
     """Say why the node takes no jobs now, or ""."""
-    if node.lost:
-        return f"node {node.name} is lost: {node.lost}"
+    if node.lost_reason:
+        return f"node {node.name} is lost: {node.lost_reason}"
     if node.resting:
         return f"node {node.name} is resting: nothing used it; a job that needs it wakes it"
-    if node.refused:
-        return f"node {node.name} {node.refused}"
-    if node.broken:
-        return f"node {node.name}: {node.broken}"
-    if node.same_as:
-        return f"node {node.name} has the same name as {node.same_as}, which is up; give every node its own name"
+    if node.unsupported_reason:
+        return f"node {node.name} {node.unsupported_reason}"
+    if node.agent_error:
+        return f"node {node.name}: {node.agent_error}"
+    if node.duplicate_of:
+        return f"node {node.name} has the same name as {node.duplicate_of}, which is up; give every node its own name"
     if node.name in drained:
         why = f": {drained[node.name]}" if drained[node.name] else ""
         return f"node {node.name} is drained{why}; to use it again, run `polyfleet node resume {node.name}`"
     if node.notice:
         return f"node {node.name} is about to shut down: {node.notice}"
-    if attempts := node.unknown:
+    if attempts := node.unknown_attempts:
         more = f" and {len(attempts) - 1} more" if len(attempts) > 1 else ""
         return f"node {node.name} runs {attempts[0]}{more}, unknown to this server's database; run `polyfleet doctor`"
-    if stopping_attempts := node.stopping:
+    if stopping_attempts := node.stopping_attempts:
         return f"node {node.name} still runs {', '.join(stopping_attempts)}, which was replaced and is being stopped"
-    if node.listed_s is None:
+    if node.list_requested_s is None:
         return f"node {node.name} has not reported its running attempts yet"
     if (left_s := node.quarantined_until_s - now_s) > 0:
         return (
             f"node {node.name} failed {len(node.failures)} times within 10 minutes (last: {node.failures[-1][1]}) and "
             f"takes no jobs for {left_s:.0f} s; to use it now, run `polyfleet node resume {node.name}`"
         )
-    if node.withheld and (node.withheld.closing or node.restarts(now_s)):
+    if node.stuck and (node.stuck.is_draining or node.is_restarting(now_s)):
         return f"node {node.name} is being restarted: Ray keeps its devices reserved although nothing uses them"
     if (silent_s := node.silent_s(now_s)) > NODE_SILENT_S:
         return f"node {node.name} has not answered for {silent_s:.0f} s"
@@ -199,7 +199,7 @@ def closed(node: Node, drained: Mapping[str, str], now_s: float) -> str:
 
 def useless(node: Node, drained: Mapping[str, str], now_s: float) -> bool:
     """Return True if an existing node takes no jobs for a longer time."""
-    broken = node.refused or node.broken or node.same_as or node.notice
+    broken = node.unsupported_reason or node.agent_error or node.duplicate_of or node.notice
     return bool(broken) or node.name in drained or node.quarantined_until_s > now_s
 
 
@@ -226,7 +226,7 @@ def leased(records: Iterable[Record]) -> Leased:
     """Return the holder of each allocated device: devices id -> device number -> job."""
     holders: Leased = defaultdict(dict)
     for record in records:
-        for devices_id, numbers in record.live.allocation if record.live else ():
+        for devices_id, numbers in record.live_attempt.allocation if record.live_attempt else ():
             holders[devices_id].update(dict.fromkeys(numbers, record.job.id))
     return holders
 

@@ -60,7 +60,7 @@ def growth(control: Control, now_s: float) -> Growth:
     """Return the growth that the controller assumes when it requests nodes from the autoscaler."""
     unusable: dict[str, set[str]] = {}
     for node in control.nodes.values():
-        if not node.lost and useless(node, control.drained, now_s):
+        if not node.lost_reason and useless(node, control.drained, now_s):
             unusable.setdefault(node.pool, set()).add(node.name)
     until_s = {pool: entry.until_s for pool, entry in control.scaling.unavailable.items()}
     return Growth(control.scaling.groups, until_s, unusable)
@@ -72,7 +72,7 @@ def offers(job: Job, snapshot: Snapshot, may_grow: Growth | None = None) -> Offe
         return Offers((), NO_DEVICES)
     asker = Asker(replace(job, state=State.PENDING), snapshot, may_grow or Growth())
     evaluations = [
-        asker.answer(index, want, devices)
+        asker.evaluate(index, want, devices)
         for index, want in enumerate(job.candidates)
         for devices in _places(snapshot.possible)
     ]
@@ -98,7 +98,7 @@ def _in_order(job: Job, evaluations: Iterable[Answer], snapshot: Snapshot) -> It
     for when in When:
         equal = [evaluation for evaluation in evaluations if evaluation.when is when]
         options = [evaluation.option for evaluation in equal]
-        rates = Rates.of(job, options, snapshot.throughput, snapshot.history, explored.over(job, options))
+        rates = Rates.of(job, options, snapshot.throughput, snapshot.history, explored.explored_kinds(job, options))
         scored = [(score(job, evaluation.option, rates), number) for number, evaluation in enumerate(equal)]
         yield from (equal[number] for _, number in sorted(scored))
 

@@ -33,7 +33,7 @@ class Growth:
 
     groups: tuple[NodeGroup, ...] = ()
     unavailable_s: Mapping[str, float] = field(default_factory=dict)
-    useless: Mapping[str, Set[str]] = field(default_factory=dict)
+    unusable: Mapping[str, Set[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ class Asker:
     def __init__(self, job: Job, snapshot: Snapshot, may_grow: Growth):
         self._job, self._growth = job, may_grow
         self._snapshot = replace(snapshot, jobs=tuple(other for other in snapshot.jobs if other.id != job.id))
-        queue = fifo(self._with(job))
+        queue = fifo(self._with_job(job))
         self._ahead = queue[: next(number for number, one in enumerate(queue) if one.id == job.id)]
 
-    def answer(self, index: int, want: Candidate, devices: tuple[Devices, ...]) -> Answer:
+    def evaluate(self, index: int, want: Candidate, devices: tuple[Devices, ...]) -> Answer:
         """Plan the job in one place. `devices` include those of nodes that may be started there."""
         suitable = [have for have in devices if not refusal(want, have, EVER)]
         by_island = islands(want, suitable)
@@ -67,7 +67,7 @@ class Asker:
             is_other = all(refusal(want, have, (right_kind, right_pool, right_node)) for have in devices)
             requested = Option(index, want.count, devices[: want.nodes])
             return Answer(requested, When.NOT_ASKED_FOR if is_other else When.NEVER, want.min_count, reason=reason)
-        restricted, snapshot = self._question(want, devices[0])
+        restricted, snapshot = self._restricted_to(want, devices[0])
         next_plan = plan(snapshot)
         start = next((s for s in next_plan.start if s.job == restricted.id), None)
         if start:
@@ -77,36 +77,36 @@ class Asker:
             )
             return Answer(granted, When.NOW, granted.count, start.allocation)
         after = tuple(p.victim for p in next_plan.preempt if p.job == restricted.id)
-        when, reason = (When.PREEMPTS, "") if after else self._waits(snapshot, next_plan, suitable)
+        when, reason = (When.PREEMPTS, "") if after else self._waiting_state(snapshot, next_plan, suitable)
         why = next_plan.why_not[restricted.id]
         plan_reason = why.get((0, "")) or next((why[0, have.id] for have in suitable if (0, have.id) in why), "")
-        ahead = self._rivals(next_plan, suitable)
+        ahead = self._count_rivals(next_plan, suitable)
         possible = _option(index, want, suitable)
         return Answer(possible, when, least(want, suitable[0]), (), after, ahead, reason or plan_reason)
 
-    def _question(self, want: Candidate, devices_there: Devices) -> tuple[Job, Snapshot]:
+    def _restricted_to(self, want: Candidate, devices_there: Devices) -> tuple[Job, Snapshot]:
         """Return a job that accepts only this kind and pool, and its snapshot.
 
         A kind also matches slices of it; these devices are then set to unschedulable.
         """
         candidate = replace(want, kinds=(devices_there.kind,), pool=devices_there.pool)
         job = replace(self._job, candidates=(candidate,), first_candidate=0)
-        snapshot = self._with(job)
+        snapshot = self._with_job(job)
         matching = [d for d in snapshot.devices if not (right_kind(candidate, d) or right_pool(candidate, d))]
         closed = {have.id for have in matching if have.kind != devices_there.kind}
         devices = tuple(replace(d, schedulable=False) if d.id in closed else d for d in snapshot.devices)
         return job, replace(snapshot, devices=devices) if closed else snapshot
 
-    def _with(self, job: Job) -> Snapshot:
+    def _with_job(self, job: Job) -> Snapshot:
         return replace(self._snapshot, jobs=(*self._snapshot.jobs, job))
 
-    def _waits(self, snapshot: Snapshot, next_plan: Plan, suitable: list[Devices]) -> tuple[When, str]:
+    def _waiting_state(self, snapshot: Snapshot, next_plan: Plan, suitable: list[Devices]) -> tuple[When, str]:
         """Return how the job waits, and a reason that the plan does not contain, or ""."""
         pool, growth = suitable[0].pool, self._growth
         existing = {have.id for have in snapshot.devices}
         reason = ""
         if any(have.id not in existing for have in suitable):
-            demanded = demand(snapshot, next_plan, growth.groups, growth.unavailable_s, growth.useless)
+            demanded = demand(snapshot, next_plan, growth.groups, growth.unavailable_s, growth.unusable)
             if demanded.jobs.get(self._job.id) == pool:
                 return When.NEW_NODE, ""
             reason = demanded.why_not.get(self._job.id, "")
@@ -115,7 +115,7 @@ class Asker:
         closed = next((have.reason for have in suitable if have.id in existing), "")
         return When.CLOSED, closed or reason
 
-    def _rivals(self, next_plan: Plan, suitable: list[Devices]) -> int:
+    def _count_rivals(self, next_plan: Plan, suitable: list[Devices]) -> int:
         """Count the jobs ahead that could use these devices, without those that start elsewhere now."""
         ids = {have.id for have in suitable}
         elsewhere = {start.job for start in next_plan.start if start.allocation[0][0] not in ids}

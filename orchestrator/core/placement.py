@@ -38,13 +38,13 @@ machine's owner in minutes.
 
 def snapshot(control: Control, now: Now, throughput: Throughput) -> Snapshot:
     """Return the input of a plan: the present state."""
-    allocated = nodes.leased(control.records[job] for job in control.lives)
+    allocated = nodes.leased(control.records[job] for job in control.attempts)
     devices = [d for node in control.nodes.values() for d in devices_of(node, control, now.s, allocated)]
     return Snapshot(
         now.s,
         tuple(devices),
         waiting(control, now.s),
-        fold.running(control.records[job] for job in control.lives),
+        fold.running(control.records[job] for job in control.attempts),
         throughput,
         control.paused_until_s,
         now.wall_s,
@@ -75,7 +75,7 @@ def waiting(control: Control, now_s: float) -> tuple[Job, ...]:
     return tuple(
         _near(record, storages)
         for record in control.records.values()
-        if record.job.state in WAITING and record.job.id not in control.lives and record.job.id not in blocked
+        if record.job.state in WAITING and record.job.id not in control.attempts and record.job.id not in blocked
     )
 
 
@@ -102,12 +102,12 @@ def running_elsewhere(control: Control, now_s: float) -> dict[str, str]:
     """
     reasons: dict[str, str] = {}
     for node in control.nodes.values():
-        for key, untracked in node.strangers.items():
+        for key, untracked in node.untracked.items():
             job, epoch, _ = key.rsplit(".", 2)
             if untracked.phase == "ended" or (record := control.records.get(job)) is None:
                 continue
             has_ended = any(a.epoch == int(epoch) and a.ended_s is not None for a in record.attempts)
-            is_superseded = has_ended or int(epoch) < max(record.job.epoch, control.raised.get(job, 0))
+            is_superseded = has_ended or int(epoch) < max(record.job.epoch, control.raised_fences.get(job, 0))
             renewed_s = record.job.recovery.lease_s if has_ended else lease_s(record.job)
             if not is_superseded or node.silent_s(now_s) <= renewed_s + LEASE_MARGIN_S:
                 reasons[job] = f"waits until attempt {job}.{epoch}, which was replaced, has ended on node {node.name}"
@@ -117,23 +117,23 @@ def running_elsewhere(control: Control, now_s: float) -> dict[str, str]:
 def place(draft: Draft, tick: Tick) -> None:
     """Make a plan if one is due and apply it: place, preempt, refuse jobs that can never run, and request nodes."""
     autoscaler.told(draft, tick)
-    now, before = draft.now, draft.ended()
+    now, before = draft.now, draft.finish()
     file_changed = (tick.policy, tick.projects) != (before.policy, before.projects)
-    changed = before.changed or tick.trouble != before.trouble or file_changed
+    changed = before.needs_plan or tick.problem != before.problem or file_changed
     fields = {"prices": tick.prices, "history": tick.history, "policy": tick.policy, "projects": tick.projects}
-    draft.change(trouble=tick.trouble, changed=changed, **fields)
+    draft.change(trouble=tick.problem, changed=changed, **fields)
     if tick.policy != before.policy:
         draft.change(memory=replace(before.memory, fault=""))
-    control = draft.ended()
-    if not control.joined or now.s < _due_s(control, changed):
+    control = draft.finish()
+    if not control.is_joined or now.s < _due_s(control, changed):
         return
     current = snapshot(control, now, tick.throughput)
-    full = now.s - control.decided_s >= control.policy.every_s
+    full = now.s - control.full_plan_s >= control.policy.every_s
     next_plan = _with_reasons(control, plan(current, full=full, most=STARTS_AT_ONCE), now)
     draft.change(plan=next_plan, memory=next_plan.memory, planned_s=now.s, changed=False)
     if full:
         draft.change(decided_s=now.s)
-    if not tick.trouble:
+    if not tick.problem:
         _apply(draft, next_plan, {d.id: d for d in current.devices})
         _refuse(draft, current, tick)
         next_plan = autoscaler.look(draft, current, next_plan, tick)
@@ -174,14 +174,14 @@ def _begin(draft: Draft, job: str, devices: dict[str, Devices]) -> None:
     attempt = live_of(record, draft.now.s, launching=True)
     assert attempt is not None
     draft.paused_until_s.pop(job)
-    draft.begin(attempt)
-    draft.releasing.pop(attempt.place)  # the new attempt uses the reservation of the previous one
+    draft.add_attempt(attempt)
+    draft.pending_releases.pop(attempt.allocation_name)  # the new attempt uses the reservation of the previous one
     shares = []
     for part in attempt.parts:
         node = draft.nodes[node_of(part.devices_id)]
         assert node.facts is not None
         shares.append(Share(devices[part.devices_id], part.numbers, node.facts, node.cpus))
-    draft.command(launch(record, shares, fenced=draft.raised.get(job) == record.job.epoch))
+    draft.command(launch(record, shares, fenced=draft.raised_fences.get(job) == record.job.epoch))
 
 
 def _refuse(draft: Draft, current: Snapshot, tick: Tick) -> None:
@@ -190,15 +190,15 @@ def _refuse(draft: Draft, current: Snapshot, tick: Tick) -> None:
     Nothing is decided while the devices of a node that exists or may return are unknown.
     """
     now_s, existing = draft.now.s, draft.nodes.values()
-    lost_for_good = {node.name for node in existing if node.lost and now_s - node.lost_s > RETURNS_S}
+    lost_for_good = {node.name for node in existing if node.lost_reason and now_s - node.lost_s > RETURNS_S}
     is_incomplete = any(node.facts is None and node.name not in lost_for_good for node in existing)
     rejoining = tick.recorded if now_s - draft.control.joined_s <= RETURNS_S else frozenset()
-    if is_incomplete or (tick.expected | rejoining) - {node.name for node in existing if not node.lost} or not existing:
+    if is_incomplete or (tick.expected | rejoining) - {node.name for node in existing if not node.lost_reason} or not existing:
         return
     usable = [have for have in current.possible if have.node not in lost_for_good]
     lost_devices = [have for have in current.devices if have.node in lost_for_good]
     for job in current.jobs:
-        if job.recovery.on_disconnect == "stop" and job.id not in draft.lives and (why := _impossible(job, usable)):
+        if job.recovery.on_disconnect == "stop" and job.id not in draft.attempts and (why := _impossible(job, usable)):
             why = "; ".join(filter(None, (why, _could_use(job, lost_devices), "recovery.on_disconnect is stop")))
             draft.event(job.id, "refused", job.epoch, reason=why)
 

@@ -21,12 +21,12 @@ def there(job: Job, place: Place, capacity: Room, nodes: tuple[str, ...] = ()) -
     """Return an option at exactly `place` if it is free, else None; only on `nodes` (devices ids) if any are given."""
     want = job.candidates[place.candidate]
     exact = want if want.exclusive else replace(want, count=place.count, min_count=place.count)
-    if capacity.quota.refusal(job, place.devices, place.island.kind):
+    if capacity.quota.refusal_reason(job, place.devices, place.island.kind):
         return None
     able = backfill.nodes_of(job, place, capacity)
     able = [have for have in able if have.id in nodes] if nodes else able
     need = least(exact, able[0]) if able else 0
-    fits = [have for have in capacity.memory.limited(exact, able, need) if len(have.free) >= need]
+    fits = [have for have in capacity.memory.limit_free(exact, able, need) if len(have.free) >= need]
     return option(place.candidate, exact, fits, job)
 
 
@@ -37,7 +37,7 @@ def options_of(job: Job, capacity: Room) -> list[Option]:
         option(index, own, nodes, job, fewest)
         for index, want in enumerate(job.candidates)
         for nodes in _fits(index, want, job, capacity).values()
-        if (own := capacity.quota.narrowed(job, want, nodes[0]))  # an island has one kind
+        if (own := capacity.quota.narrow(job, want, nodes[0]))  # an island has one kind
     ]
     return [one for one in options if one]
 
@@ -45,12 +45,12 @@ def options_of(job: Job, capacity: Room) -> list[Option]:
 def _fits(index: int, want: Candidate, job: Job, capacity: Room) -> dict[Island, list[Devices]]:
     """Return, by island, the nodes with enough free devices and memory for their part of the candidate."""
     by_island: dict[Island, list[Devices]] = {}
-    for island, ids in capacity.places(want).islands.items():
+    for island, ids in capacity.candidate_nodes(want).islands.items():
         first = capacity.devices[ids[0]]  # an island has one vendor, and equal nodes if `exclusive`
         if not other_vendor(job, first):
             need = least(want, first)
             able = [have for i in ids if len((have := capacity.devices[i]).free) >= need]
-            by_island[island] = [have for have in capacity.memory.limited(want, able, need) if len(have.free) >= need]
+            by_island[island] = [have for have in capacity.memory.limit_free(want, able, need) if len(have.free) >= need]
     return {island: nodes for island, nodes in by_island.items() if nodes}
 
 
@@ -61,15 +61,15 @@ def refusals(job: Job, capacity: Room) -> Reasons:
     reasons: Reasons = {}
     not_requested: Reasons = {}
     for index, want in enumerate(job.candidates):
-        places = capacity.places(want)
+        places = capacity.candidate_nodes(want)
         for why, ids in places.refused:
             also = not_requested if refusal(want, capacity.devices[ids[0]], REQUESTED) else reasons
             also |= dict.fromkeys([(index, devices_id) for devices_id in ids], why)
         for devices_id in (devices_id for ids in places.islands.values() for devices_id in ids):
             have = capacity.devices[devices_id]
-            why = other_vendor(job, have) or capacity.quota.needs(job, want, have) or enough_free(want, have)
-            if why := why or capacity.memory.refusal(want, have, least(want, have)):
-                reasons[index, devices_id] = why + capacity.note(devices_id)
+            why = other_vendor(job, have) or capacity.quota.minimum_refusal(job, want, have) or enough_free(want, have)
+            if why := why or capacity.memory.refusal_reason(want, have, least(want, have)):
+                reasons[index, devices_id] = why + capacity.reservation_note(devices_id)
         fits = _fits(index, want, job, capacity)
         if all(len(nodes) < want.nodes for nodes in fits.values()) and (short := too_few_nodes(want, fits)):
             reasons[index, ""] = short

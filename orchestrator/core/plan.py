@@ -39,27 +39,27 @@ def plan(snapshot: Snapshot, *, full: bool = False, most: int | None = None) -> 
 
 class _Planning:
     def __init__(self, snapshot: Snapshot, full: bool, most: int | None):
-        self.seen, self.full, self.most = snapshot, full, most
-        self.room, self.expect, self.explored = Room(snapshot), expected(snapshot), Exploration(snapshot)
+        self.snapshot, self.full, self.max_starts = snapshot, full, most
+        self.capacity, self.expect, self.exploration = Room(snapshot), expected(snapshot), Exploration(snapshot)
         self.start: list[Start] = []
         self.preempt: list[Preempt] = []
         self.why_not: dict[str, Reasons] = {}
-        self.claimed: set[str] = set()
-        self.blocked: dict[Shape, tuple[int, Reasons]] = {}
-        self.tight: dict[Shape, int] = {}
+        self.with_reservation: set[str] = set()
+        self.blocked_shapes: dict[Shape, tuple[int, Reasons]] = {}
+        self.full_shapes: dict[Shape, int] = {}
         self.memory = replace(snapshot.memory, reserved=moves.still(snapshot))
         self.value = self.bound = 0.0
         self.decided = False
 
     def plan(self) -> Plan:
-        moves.keep_for_those_that_stop(self.seen, self.memory.reserved, self.room)
-        queue = fifo.fifo(self.seen)
-        pauses = tiers.pauses(queue, self.seen)
+        moves.keep_for_those_that_stop(self.snapshot, self.memory.reserved, self.capacity)
+        queue = fifo.fifo(self.snapshot)
+        pauses = tiers.pauses(queue, self.snapshot)
         self.why_not |= pauses
         waiting = [job for job in queue if job.id not in pauses] if pauses else queue
-        by_value = self.seen.policy not in IN_ORDER
-        movable = moves.movable(self.seen, self.room) if self.full and by_value else []
-        for at, jobs in tiers.tiers(waiting, self.seen, movable):
+        by_value = self.snapshot.policy not in IN_ORDER
+        movable = moves.movable(self.snapshot, self.capacity) if self.full and by_value else []
+        for at, jobs in tiers.tiers(waiting, self.snapshot, movable):
             if self.is_full:
                 break
             self._tier(at, jobs)
@@ -69,25 +69,25 @@ class _Planning:
 
     @property
     def is_full(self) -> bool:
-        return len(self.start) == self.most
+        return len(self.start) == self.max_starts
 
     def _tier(self, at: int, jobs: list[Job]) -> None:
-        if self.seen.policy in IN_ORDER:
+        if self.snapshot.policy in IN_ORDER:
             self._place_all(jobs)
             return
-        ahead = self._ahead(at, jobs)
+        ahead = self._priority_jobs(at, jobs)
         for job in ahead:
             self._place_reserved(job)
         ahead_ids = {job.id for job in ahead}
         left = [job for job in jobs if job.id not in ahead_ids] if ahead_ids else jobs
-        movable = [r for r in moves.movable(self.seen, self.room) if r.priority == at] if self.full else []
+        movable = [r for r in moves.movable(self.snapshot, self.capacity) if r.priority == at] if self.full else []
         if not left and not movable:
             return
         if not self.decided:
             self.memory = replace(self.memory, fault="")  # only failures in this plan count
         self.decided = True
-        snapshot = replace(self.seen, memory=self.memory)
-        decision = turn(snapshot, left, movable, self.room, at, self.expect, self.full)
+        snapshot = replace(self.snapshot, memory=self.memory)
+        decision = turn(snapshot, left, movable, self.capacity, at, self.expect, self.full)
         self.memory, self.value, self.bound = decision.memory, self.value + decision.value, self.bound + decision.bound
         scattered = self._place_as_decided(decision)
         self._move(decision.leaves)
@@ -97,11 +97,11 @@ class _Planning:
         chosen = {job.id for job in decision.first} - displaced
         self._place_then_wait(job for job in left if job.id not in chosen)
 
-    def _ahead(self, at: int, jobs: list[Job]) -> list[Job]:
+    def _priority_jobs(self, at: int, jobs: list[Job]) -> list[Job]:
         """Return jobs for which attempts were stopped, then jobs that have waited too long."""
         drains_s = self.memory.drains_s.get(at, ())
         reserved = [job for job in jobs if job.id in self.memory.reserved]
-        starving = (job for job in jobs if moves.starves(job, self.seen, self.expect, drains_s))
+        starving = (job for job in jobs if moves.starves(job, self.snapshot, self.expect, drains_s))
         return [*reserved, *(job for job in starving if job.id not in self.memory.reserved)]
 
     def _place_all(self, jobs: Iterable[Job]) -> None:
@@ -115,7 +115,7 @@ class _Planning:
 
         Nothing is reserved against jobs of the same priority, because their order is decided already.
         """
-        blocked = [(job, shape) for job in jobs if not self._fits_now(job, shape := self.room.shape(job))]
+        blocked = [(job, shape) for job in jobs if not self._fits_now(job, shape := self.capacity.job_key(job))]
         for job, shape in blocked:
             if self.is_full:
                 return
@@ -123,20 +123,20 @@ class _Planning:
 
     def _borrow(self, waiting: list[Job]) -> None:
         """Give idle devices to jobs beyond the quota of their project, after all others; no attempt stops for them."""
-        borrowers = [job for job in waiting if self.room.quota.may_borrow(job)] if self.room.quota.lends else []
-        self.room.quota.lent = True
-        for job in self._without_place(borrowers):
-            if not self.is_full and self._started(job):
+        borrowers = [job for job in waiting if self.capacity.quota.may_borrow(job)] if self.capacity.quota.lends else []
+        self.capacity.quota.is_lending = True
+        for job in self._unplaced(borrowers):
+            if not self.is_full and self._try_start(job):
                 self.why_not.pop(job.id, None)
-        self.room.quota.lent = False
-        for job in self._without_place(borrowers):
+        self.capacity.quota.is_lending = False
+        for job in self._unplaced(borrowers):
             if not self.is_full:
                 self.why_not[job.id] = own = dict(self.why_not.get(job.id, {}))  # jobs with equal shapes share one dict
-                self._claim(job, own, own=True)
+                self._try_reserve(job, own, own=True)
 
-    def _without_place(self, jobs: list[Job]) -> list[Job]:
+    def _unplaced(self, jobs: list[Job]) -> list[Job]:
         """Return jobs that were not started and have no devices reserved."""
-        placed = {start.job for start in self.start} | self.claimed
+        placed = {start.job for start in self.start} | self.with_reservation
         return [job for job in jobs if job.id not in placed]
 
     def _place_reserved(self, job: Job) -> None:
@@ -150,7 +150,7 @@ class _Planning:
         Enough may be free for them, but not on suitable nodes. Jobs with decided nodes come first.
         """
         leaves, left = moves.Leaves(decision.leaves), []
-        for job in sorted(decision.first, key=lambda j: not (j.id in decision.nodes and j.id in decision.strictly)):
+        for job in sorted(decision.first, key=lambda j: not (j.id in decision.nodes and j.id in decision.strict)):
             if self.is_full:
                 break
             if not self._placed_as(job, decision, leaves):
@@ -158,45 +158,45 @@ class _Planning:
         return left
 
     def _placed_as(self, job: Job, decision: Turn, leaves: moves.Leaves) -> bool:
-        place, strictly = decision.places[job.id], job.id in decision.strictly
+        place, strictly = decision.places[job.id], job.id in decision.strict
         if strictly and self._placed_there(job, place, leaves, decision.nodes.get(job.id, ())):
             return True
-        return self._started(job) or (not strictly and self._waits_there(job, place, leaves))
+        return self._try_start(job) or (not strictly and self._reserve_there(job, place, leaves))
 
     def _placed_there(self, job: Job, place: Place, leaves: moves.Leaves, nodes: tuple[str, ...] = ()) -> bool:
-        if option := there(job, place, self.room, nodes) or (there(job, place, self.room) if nodes else None):
-            self._begin(job, option)
-        return bool(option) or self._waits_there(job, place, leaves)
+        if option := there(job, place, self.capacity, nodes) or (there(job, place, self.capacity) if nodes else None):
+            self._start(job, option)
+        return bool(option) or self._reserve_there(job, place, leaves)
 
-    def _waits_there(self, job: Job, place: Place, leaves: moves.Leaves) -> bool:
+    def _reserve_there(self, job: Job, place: Place, leaves: moves.Leaves) -> bool:
         """Return True if attempts stop for the job at `place`, from now on or already, and then nothing is missing."""
         equals, reserved = leaves.up_to(job.priority), job.id in self.memory.reserved
-        if not (reserved or backfill.could_stop(job, self.room, equals)):
+        if not (reserved or backfill.could_stop(job, self.capacity, equals)):
             return False
-        reservation = backfill.claim_at(job, place, self.room, equals)
+        reservation = backfill.claim_at(job, place, self.capacity, equals)
         if reservation is None or reservation.missing or not (reservation.victims or reserved):
             return False
-        why = leaves.sentences(job, reservation, self.expect)
-        self.preempt += backfill.apply(job, reservation, self.room, why)
-        self.claimed.add(job.id)
-        self.why_not[job.id] = {(reservation.candidate, ""): backfill.sentence(reservation, self.room, why)}
+        why = leaves.reasons(job, reservation, self.expect)
+        self.preempt += backfill.apply(job, reservation, self.capacity, why)
+        self.with_reservation.add(job.id)
+        self.why_not[job.id] = {(reservation.candidate, ""): backfill.sentence(reservation, self.capacity, why)}
         self._reserve(job.id, place)
         return True
 
-    def _begin(self, job: Job, best: Option, rates: Rates | None = None) -> None:
-        rates = rates or Rates.of(job, [best], self.seen.throughput, self.seen.history)
-        self.explored.began(job, best)
-        self.room.take(job.candidates[best.candidate], best)
-        self.room.quota.take(job, best)
-        why, aged = reason(job, best, rates, self.seen.wall_s), tier(job, self.seen) - job.priority
-        if self.room.quota.lent and (more := self.room.quota.beyond(job, best)):
+    def _start(self, job: Job, best: Option, rates: Rates | None = None) -> None:
+        rates = rates or Rates.of(job, [best], self.snapshot.throughput, self.snapshot.history)
+        self.exploration.count_start(job, best)
+        self.capacity.allocate(job.candidates[best.candidate], best)
+        self.capacity.quota.allocate(job, best)
+        why, aged = reason(job, best, rates, self.snapshot.wall_s), tier(job, self.snapshot) - job.priority
+        if self.capacity.quota.is_lending and (more := self.capacity.quota.borrowing_note(job, best)):
             why += f"; {more}: other projects may reclaim them"
         self.start.append(Start(job.id, best.candidate, best.allocation, why, aged))
-        self._forget(job.id)
+        self._drop_reservation(job.id)
 
     def _place(self, job: Job) -> None:
         """Start the job anywhere it fits, else reserve the place that can serve it first."""
-        if not self._fits_now(job, shape := self.room.shape(job)):
+        if not self._fits_now(job, shape := self.capacity.job_key(job)):
             self._wait(job, shape)
 
     def _fits_now(self, job: Job, shape: Shape) -> bool:
@@ -204,60 +204,60 @@ class _Planning:
 
         If a job of the same shape did not fit, the result is the same until capacity changes.
         """
-        if self.is_full or self.tight.get(shape) == self.room.version:
+        if self.is_full or self.full_shapes.get(shape) == self.capacity.version:
             return False
-        if self._started(job):
+        if self._try_start(job):
             return True
-        self.tight[shape] = self.room.version
+        self.full_shapes[shape] = self.capacity.version
         return False
 
     def _wait(self, job: Job, shape: Shape) -> None:
-        before, reasons = self.blocked.get(shape, (-1, {}))
-        if before != self.room.version:  # else a job of this shape was blocked, and nothing has changed since
-            before, reasons = self.room.version, refusals(job, self.room)
-            self._claim(job, reasons)
-            self.blocked[shape] = (before, reasons)
+        before, reasons = self.blocked_shapes.get(shape, (-1, {}))
+        if before != self.capacity.version:  # else a job of this shape was blocked, and nothing has changed since
+            before, reasons = self.capacity.version, refusals(job, self.capacity)
+            self._try_reserve(job, reasons)
+            self.blocked_shapes[shape] = (before, reasons)
         self.why_not[job.id] = reasons
 
-    def _claim(self, job: Job, reasons: Reasons, own: bool = False) -> None:
+    def _try_reserve(self, job: Job, reasons: Reasons, own: bool = False) -> None:
         """Reserve devices for the job. `own`: attempts of its project may stop for it although it may borrow."""
-        if reservation := backfill.claim(job, self.room, own):
-            self.preempt += backfill.apply(job, reservation, self.room)
-            self.claimed.add(job.id)
-            reasons[reservation.candidate, ""] = backfill.sentence(reservation, self.room, self.room.quota.borrowed)
+        if reservation := backfill.claim(job, self.capacity, own):
+            self.preempt += backfill.apply(job, reservation, self.capacity)
+            self.with_reservation.add(job.id)
+            reasons[reservation.candidate, ""] = backfill.sentence(reservation, self.capacity, self.capacity.quota.borrowed)
         elif not own:
-            backfill.keep_quota(job, self.room)
+            backfill.keep_quota(job, self.capacity)
 
-    def _started(self, job: Job) -> bool:
-        if options := options_of(job, self.room):
-            explored_kinds = self.explored.over(job, options)
-            rates = Rates.of(job, options, self.seen.throughput, self.seen.history, explored_kinds)
-            self._begin(job, min(options, key=lambda o: score(job, o, rates)), rates)
+    def _try_start(self, job: Job) -> bool:
+        if options := options_of(job, self.capacity):
+            explored_kinds = self.exploration.explored_kinds(job, options)
+            rates = Rates.of(job, options, self.snapshot.throughput, self.snapshot.history, explored_kinds)
+            self._start(job, min(options, key=lambda o: score(job, o, rates)), rates)
         return bool(options)
 
     def _move(self, leaves: Mapping[str, Leave]) -> None:
-        for move in exchanges.worth(leaves, self.seen, self.room):
-            job, place = move.leave.attempt.asked, move.leave.place
+        for move in exchanges.worth(leaves, self.snapshot, self.capacity):
+            job, place = move.leave.attempt.spec, move.leave.place
             assert place is not None and job is not None
-            if self.room.quota.refusal(job, place.devices, place.island.kind, move.leave.attempt):
+            if self.capacity.quota.refusal_reason(job, place.devices, place.island.kind, move.leave.attempt):
                 continue
-            self.room.quota.keep_more(job, place.island.kind, place.devices, move.leave.attempt)
-            self.room.stop(move.leave.attempt)
+            self.capacity.quota.reserve_more(job, place.island.kind, place.devices, move.leave.attempt)
+            self.capacity.count_as_stopping(move.leave.attempt)
             for victim in move.victims:
-                self.room.stop(victim.attempt)
-                why = exchanges.makes_room(victim, move, self.seen)
+                self.capacity.count_as_stopping(victim.attempt)
+                why = exchanges.makes_room(victim, move, self.snapshot)
                 self.preempt.append(Preempt(victim.attempt.job, job.id, why))
             for devices_id in move.nodes:
-                self.room.keep(job.id, job.candidates[place.candidate], devices_id, place.count)
-            self.preempt.append(Preempt(job.id, job.id, moves.sentence(move.leave, self.seen)))
+                self.capacity.reserve(job.id, job.candidates[place.candidate], devices_id, place.count)
+            self.preempt.append(Preempt(job.id, job.id, moves.sentence(move.leave, self.snapshot)))
             self._reserve(job.id, place)
 
     def _reserve(self, job: str, place: Place) -> None:
         if job not in self.memory.reserved:  # setting it again would extend the reservation for ever
-            reservation = Reserved(place, self.seen.now_s + moves.KEPT_S)
+            reservation = Reserved(place, self.snapshot.now_s + moves.KEPT_S)
             self.memory = replace(self.memory, reserved={**self.memory.reserved, job: reservation})
 
-    def _forget(self, job: str) -> None:
+    def _drop_reservation(self, job: str) -> None:
         if job in self.memory.reserved:
             others = {other: reservation for other, reservation in self.memory.reserved.items() if other != job}
             self.memory = replace(self.memory, reserved=others)

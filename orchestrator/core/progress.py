@@ -58,7 +58,7 @@ class Pace:
 def reported(draft: "Draft", live_attempt: "Live", t: float, data: Data) -> Pace | None:
     """Update the job's progress from a report of rank 0 at its wall clock `t`. Return the attempt's new pace."""
     record, now_s = draft.records[live_attempt.job], draft.now.s
-    attempt, step = record.live, data.get("step")
+    attempt, step = record.live_attempt, data.get("step")
     if attempt is None or type(step) is not int:
         return live_attempt.pace
     progress = draft.progress.get(live_attempt.job) or Progress()
@@ -67,7 +67,7 @@ def reported(draft: "Draft", live_attempt: "Live", t: float, data: Data) -> Pace
     if (rate := pace.rate) is not None:
         rates = {**rates, (attempt.kind, devices_of(attempt)): rate}
     starts_s = progress.starts_s
-    if live_attempt.pace is None and not live_attempt.told_at:
+    if live_attempt.pace is None and not live_attempt.last_event_at:
         starts_s = _starts_s(attempt, t, draft.now.wall_s)
     of = _total(data, step) or (progress.of if progress.of >= step else 0)
     draft.progress[live_attempt.job] = replace(progress, step=step, of=of, at_s=now_s, rates=rates, starts_s=starts_s)
@@ -88,7 +88,7 @@ def ended(draft: "Draft", job: str) -> None:
 def of_record(record: Record, newest: Data, now_s: float) -> Progress:
     """Return a job's progress after a start of the server. `newest` is its last report, or {}. Rates are not stored."""
     step, device_seconds = newest.get("step"), ran_on(record.attempts)
-    if record.live is None or type(step) is not int or step < 0:
+    if record.live_attempt is None or type(step) is not int or step < 0:
         step = resumes_at(record)
     of = _total(newest, step)
     return Progress(step, of, now_s, ran_on=device_seconds, ran_s=sum(device_seconds.values()))

@@ -21,11 +21,11 @@ class _Limit:
     pattern: str
     most: int
     held: int
-    kept: int
+    reserved: int
 
     @property
     def left(self) -> int:
-        return self.most - self.held - self.kept
+        return self.most - self.held - self.reserved
 
 
 class Quota:
@@ -36,13 +36,13 @@ class Quota:
     """
 
     def __init__(self, projects: Mapping[str, Project], running: Iterable[Running]):
-        self.projects, self.lent = projects, False
+        self.projects, self.is_lending = projects, False
         attempts = sorted(running, key=lambda r: (-r.priority, r.order, r.job)) if projects else []
-        self._held, self._soon, self._kept = Held(), Held(), Held()
-        self._kept_for: dict[str, Held] = {}
+        self._held, self._freeing, self._reserved = Held(), Held(), Held()
+        self._reserved_for: dict[str, Held] = {}
         self.borrowed = frozenset(r.job for r in attempts if self._counts(r))
 
-    def narrowed(self, job: Job, want: Candidate, have: Devices, gives: Running | None = None) -> Candidate | None:
+    def narrow(self, job: Job, want: Candidate, have: Devices, gives: Running | None = None) -> Candidate | None:
         """Return the candidate reduced to the quota left for devices like these, or None if that is too little.
 
         `gives`: an attempt of the job whose devices count as free.
@@ -55,25 +55,25 @@ class Quota:
             return None
         return want if want.exclusive or want.count <= each else replace(want, count=each)
 
-    def refusal(self, job: Job, devices: int, kind: str, gives: Running | None = None) -> str:
+    def refusal_reason(self, job: Job, devices: int, kind: str, gives: Running | None = None) -> str:
         """Say why the job may not get `devices` of a kind, with its attempt `gives` counted as ended; else ""."""
         limit = self._tightest(job, kind, gives)
         if limit is None or devices <= limit.left:
             return ""
         message = f"project {job.project} holds {limit.held} of its {limit.most} {limit.pattern}"
-        if limit.kept:
+        if limit.reserved:
             key = job.project, limit.pattern
-            first = next(name for name, kept in self._kept_for.items() if kept[key])
-            message += f" ({limit.kept} more reserved for {first}, which is ahead in the queue)"
+            first = next(name for name, kept in self._reserved_for.items() if kept[key])
+            message += f" ({limit.reserved} more reserved for {first}, which is ahead in the queue)"
         elif limit.held < limit.most:
             message += f", but the job needs {devices}"
         return message + ("" if self.projects[job.project].borrow else ", and the project may not borrow")
 
-    def needs(self, job: Job, want: Candidate, have: Devices) -> str:
+    def minimum_refusal(self, job: Job, want: Candidate, have: Devices) -> str:
         """Return `refusal` for the smallest number of devices with which the candidate runs there."""
-        return self.refusal(job, least(want, have) * want.nodes, have.kind) if self.projects else ""
+        return self.refusal_reason(job, least(want, have) * want.nodes, have.kind) if self.projects else ""
 
-    def beyond(self, job: Job, option: Option) -> str:
+    def borrowing_note(self, job: Job, option: Option) -> str:
         """Say what the job would borrow with this option, or ""."""
         devices, kind = option.count * len(option.nodes), option.nodes[0].kind
         for pattern, most in self._of(job.project, kind):
@@ -81,15 +81,15 @@ class Quota:
                 return f"borrows {min(over, devices)} beyond the {most} {pattern} of project {job.project}"
         return ""
 
-    def within(self, job: Job, devices: int, kind: str, victims: Iterable[Running] = ()) -> bool:
+    def is_within(self, job: Job, devices: int, kind: str, victims: Iterable[Running] = ()) -> bool:
         """Return True if the job may get `devices` after `victims` and stopping attempts have ended.
 
         Its project must then hold at most its quota, or what it holds now if that is more.
         """
-        freed, own = self._of_attempts(victims), self._kept_for.get(job.id, Held())
+        freed, own = self._of_attempts(victims), self._reserved_for.get(job.id, Held())
         for key, most in self._limits(job, kind):
-            now = self._held[key] - self._soon[key]
-            if now - freed[key] + self._kept[key] - own[key] + devices > max(most, now):
+            now = self._held[key] - self._freeing[key]
+            if now - freed[key] + self._reserved[key] - own[key] + devices > max(most, now):
                 return False
         return True
 
@@ -97,22 +97,22 @@ class Quota:
         """Return True if the project's quota is large enough for `devices` without borrowing."""
         return all(devices <= most for _, most in self._limits(job, kind))
 
-    def take(self, job: Job, option: Option) -> None:
+    def allocate(self, job: Job, option: Option) -> None:
         self._add(self._held, job.project, option.nodes[0].kind, option.count * len(option.nodes))
 
-    def keep(self, job: Job, kind: str, devices: int) -> None:
+    def reserve(self, job: Job, kind: str, devices: int) -> None:
         """Reserve quota for a waiting job against later jobs of its project."""
         for key, _ in self._limits(job, kind):
             self._keep(job, key, devices)
 
-    def keep_more(self, job: Job, kind: str, devices: int, gives: Running) -> None:
+    def reserve_more(self, job: Job, kind: str, devices: int, gives: Running) -> None:
         """Reserve the part of `devices` that the job's attempt `gives` does not hold already."""
         held = self._of_attempts([gives])
         for key, _ in self._limits(job, kind):
             self._keep(job, key, max(0, devices - held[key]))
 
-    def stops(self, attempt: Running) -> None:
-        self._soon += self._of_attempts([attempt])
+    def count_as_stopping(self, attempt: Running) -> None:
+        self._freeing += self._of_attempts([attempt])
 
     def holds(self, project: str, pattern: str) -> int:
         return self._held[project, pattern]
@@ -124,30 +124,30 @@ class Quota:
     def may_borrow(self, job: Job) -> bool:
         return job.project in self.projects and self.projects[job.project].borrow
 
-    def is_of(self, job: Job, attempt: Running, kind: str) -> bool:
+    def counts_against(self, job: Job, attempt: Running, kind: str) -> bool:
         """Return True if the attempt holds devices that count against a quota of the job's project for this kind."""
         held = self._of_attempts([attempt])
         return any(held[key] for key, _ in self._limits(job, kind))
 
-    def gives_back(self, attempt: Running, job: Job, kind: str) -> bool:
+    def must_return(self, attempt: Running, job: Job, kind: str) -> bool:
         """Return True if the attempt borrows and the job has a better right to such devices.
 
         That is the case if its project has a quota of them, or has no limit and the job's priority is not lower.
         """
-        if attempt.job not in self.borrowed or not attempt.preemptible or self.lent:
+        if attempt.job not in self.borrowed or not attempt.preemptible or self.is_lending:
             return False
-        is_other_project = attempt.asked is None or attempt.asked.project != job.project
+        is_other_project = attempt.spec is None or attempt.spec.project != job.project
         return is_other_project and (bool(self._of(job.project, kind)) or job.priority >= attempt.priority)
 
     def _tightest(self, job: Job, kind: str, gives: Running | None = None) -> _Limit | None:
         freed = self._of_attempts([gives]) if gives else Held()
         limits = [
-            _Limit(key[1], most, self._held[key] - freed[key], self._kept[key]) for key, most in self._limits(job, kind)
+            _Limit(key[1], most, self._held[key] - freed[key], self._reserved[key]) for key, most in self._limits(job, kind)
         ]
         return min(limits, key=lambda limit: limit.left, default=None)
 
     def _limits(self, job: Job, kind: str) -> list[tuple[tuple[str, str], int]]:
-        if self.lent and self.may_borrow(job):
+        if self.is_lending and self.may_borrow(job):
             return []
         return [((job.project, pattern), most) for pattern, most in self._of(job.project, kind)]
 
@@ -168,13 +168,13 @@ class Quota:
     def _of_attempts(self, attempts: Iterable[Running]) -> Held:
         totals = Held()
         for attempt in attempts if self.projects else ():
-            project, kind = attempt.asked.project if attempt.asked else "", attempt.allocation[0][0].partition("/")[2]
+            project, kind = attempt.spec.project if attempt.spec else "", attempt.allocation[0][0].partition("/")[2]
             self._add(totals, project, kind, sum(len(numbers) for _, numbers in attempt.allocation))
         return totals
 
     def _keep(self, job: Job, key: tuple[str, str], devices: int) -> None:
-        self._kept[key] += devices
-        self._kept_for.setdefault(job.id, Held())[key] += devices
+        self._reserved[key] += devices
+        self._reserved_for.setdefault(job.id, Held())[key] += devices
 
     def _add(self, to: Held, project: str, kind: str, devices: int) -> None:
         for pattern, _ in self._of(project, kind):

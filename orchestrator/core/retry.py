@@ -48,8 +48,8 @@ class Ended:
     message: str = ""
     exit_codes: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
-    asked: str = ""
-    refused: bool = False
+    stop_reason: str = ""
+    is_user_error: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,12 @@ def after(job: Job, ended: Ended) -> Decision:
     """
     if ended.state == "succeeded":
         return Decision("finished", "every rank ended with exit code 0", *_counts(job), job.first_candidate)
-    if ended.refused:
+    if ended.is_user_error:
         return _gave_up(job, _cause(ended), "")
     if ended.failure == "launch":
         return _refused(job, ended)
     if ended.state == "preempted" or (job.state is State.SAVING and _killed(ended)):
-        cause = ended.asked or "its node stopped the attempt"
+        cause = ended.stop_reason or "its node stopped the attempt"
         reason = f"{cause}; {ended.message}" if ended.state == "preempted" and ended.message else cause
         return _interrupted(job, ended, reason, moves_on=False, pause=False)
     return _failed(job, ended)

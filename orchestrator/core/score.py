@@ -74,7 +74,7 @@ def reason(job: Job, option: Option, rates: Rates, now_s: float) -> str:
         return f"{which}{where}, {_energy(option, rates, rate_text)}"
     if job.objective in WANTS_SPEED:
         why = rate_text if rate_text != "unmeasured" else "the tightest fit: throughput of this job is unmeasured"
-        return f"{which}{where}, {why}{TRIED if rates.is_tried(option) else ''}"
+        return f"{which}{where}, {why}{TRIED if rates.is_exploration(option) else ''}"
     return f"{which}{where}, the tightest fit"
 
 

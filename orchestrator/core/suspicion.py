@@ -30,20 +30,20 @@ CANCELLED_S = 30.0
 def look(draft: Draft) -> None:
     """Review every attempt that is not launching or healthy. Called once per tick."""
     now_s = draft.now.s
-    answering = {n.name for n in draft.nodes.values() if not n.lost and n.silent_s(now_s) <= NODE_SILENT_S}
-    for attempt in draft.lives.values():
+    answering = {n.name for n in draft.nodes.values() if not n.lost_reason and n.silent_s(now_s) <= NODE_SILENT_S}
+    for attempt in draft.attempts.values():
         if not (attempt.launching or _is_well(draft, attempt, answering)):
             _look(draft, attempt)
 
 
 def _is_well(draft: Draft, attempt: Live, answering: set[str]) -> bool:
     """Return True if all parts run on nodes that answer, and no stop, fence or doubt is pending."""
-    cut_off = attempt.cut_off is not None and attempt.cut_off.over_s is None
-    if cut_off or attempt.overruled or attempt.fence_asked_s is not None or attempt.lowering or not attempt.fence_known:
+    cut_off = attempt.cut_off is not None and attempt.cut_off.until_s is None
+    if cut_off or attempt.superseded_reason or attempt.fence_requested_s is not None or attempt.lowering or not attempt.is_fence_known:
         return False
     if draft.records[attempt.job].job.state not in WORKING:
         return False
-    return all(p.node in answering and p.outcome is None and not p.unsure and not p.spoiled for p in attempt.parts)
+    return all(p.node in answering and p.outcome is None and not p.doubt and not p.unreadable_reason for p in attempt.parts)
 
 
 def _look(draft: Draft, attempt: Live) -> None:
@@ -58,25 +58,25 @@ def _look(draft: Draft, attempt: Live) -> None:
     if attempt.fenced_s is None:
         _raise(draft, attempt, _doubt(draft, attempt, attempt.parts[suspects[0]]))
     for rank in suspects:
-        current = draft.lives.get(attempt.job)
+        current = draft.attempts.get(attempt.job)
         if current is not None and current.epoch == attempt.epoch and (why := _certain(draft, current, rank)):
             _lost(draft, current, rank, why)
-    if (current := draft.lives.get(attempt.job)) is not None and current.epoch == attempt.epoch:
+    if (current := draft.attempts.get(attempt.job)) is not None and current.epoch == attempt.epoch:
         attempt_stops.look_after(draft, attempt.job)
 
 
 def _doubt(draft: Draft, attempt: Live, part: Part) -> str:
     """Say why a part may have ended without a report; "" if nothing suggests that."""
-    if attempt.overruled or part.unsure:
-        return attempt.overruled or part.unsure
-    if not draft.control.joined:
+    if attempt.superseded_reason or part.doubt:
+        return attempt.superseded_reason or part.doubt
+    if not draft.control.is_joined:
         return ""  # no node can be reached
     node, now_s = draft.nodes.get(part.node), draft.now.s
     if node is None:
         return f"node {part.node} is not in the fleet" if now_s - attempt.since_s > NODE_SILENT_S else ""
-    silent_s = now_s - max(node.heard_s, attempt.since_s)
-    if node.lost:
-        return f"node {node.name} was lost: {node.lost}" if silent_s > NODE_SILENT_S else ""
+    silent_s = now_s - max(node.last_contact_s, attempt.since_s)
+    if node.lost_reason:
+        return f"node {node.name} was lost: {node.lost_reason}" if silent_s > NODE_SILENT_S else ""
     return f"node {node.name} has not answered for {silent_s:.0f} s" if silent_s > NODE_SILENT_S else ""
 
 
@@ -87,42 +87,42 @@ def rejoined(draft: Draft) -> None:
     attempts are read: one above the attempt was raised by an earlier controller, or by one with a newer log. A launch
     that is still running reads its own fence.
     """
-    for attempt in draft.lives.values():
+    for attempt in draft.attempts.values():
         if attempt.launching:
             continue
         if attempt.lowering is not None:
             _ask_to_lower(draft, attempt)
-        elif attempt.overruled or (attempt.fence_known and attempt.fence_asked_s is not None):
-            _ask_to_raise(draft, replace(attempt, fence_asked_s=None, fenced_s=None))
+        elif attempt.superseded_reason or (attempt.is_fence_known and attempt.fence_requested_s is not None):
+            _ask_to_raise(draft, replace(attempt, fence_requested_s=None, fenced_s=None))
         else:
-            _ask_to_read(draft, replace(attempt, fence_asked_s=None, fence_known=False))
+            _ask_to_read(draft, replace(attempt, fence_requested_s=None, is_fence_known=False))
 
 
 def _raise(draft: Draft, attempt: Live, why: str) -> None:
     if _waits(draft, attempt):
         return
-    if attempt.fence_asked_s is None or draft.now.s - attempt.fence_asked_s > UNANSWERED_S:
-        _ask_to_raise(draft, attempt.cut(why, draft.now.s))
+    if attempt.fence_requested_s is None or draft.now.s - attempt.fence_requested_s > UNANSWERED_S:
+        _ask_to_raise(draft, attempt.begin_cut_off(why, draft.now.s))
 
 
 def _ask_to_raise(draft: Draft, attempt: Live) -> None:
     """Raise the fence above the attempt. `raised_s` is the first time since the fence was last lowered."""
-    raised_s = draft.now.s if attempt.fence_asked_s is None else attempt.raised_s
-    draft.lives[attempt.job] = replace(attempt, fence_asked_s=draft.now.s, raised_s=raised_s, lowering=None)
-    if not attempt.fence_known:
+    raised_s = draft.now.s if attempt.fence_requested_s is None else attempt.raised_s
+    draft.attempts[attempt.job] = replace(attempt, fence_requested_s=draft.now.s, raised_s=raised_s, lowering=None)
+    if not attempt.is_fence_known:
         # Read it first: it may be above the attempt already, for a newer one that is missing from an older log.
-        draft.command(Fence(attempt.job, attempt.epoch, asked_s=draft.now.s))
+        draft.command(Fence(attempt.job, attempt.epoch, requested_s=draft.now.s))
         return
-    draft.raised[attempt.job] = attempt.epoch + 1
-    draft.command(Fence(attempt.job, attempt.epoch + 1, asked_s=draft.now.s))
+    draft.raised_fences[attempt.job] = attempt.epoch + 1
+    draft.command(Fence(attempt.job, attempt.epoch + 1, requested_s=draft.now.s))
 
 
 def _waits(draft: Draft, attempt: Live) -> bool:
     """Return True if the job waits for a disconnected node, as its user requested."""
-    if attempt.overruled or any(attempt_stops.is_broken(part) for part in attempt.parts):
+    if attempt.superseded_reason or any(attempt_stops.is_broken(part) for part in attempt.parts):
         return False  # the attempt ends in any case
     job = draft.records[attempt.job].job
-    is_doubtful = any(part.unsure for part in attempt.parts)
+    is_doubtful = any(part.doubt for part in attempt.parts)
     return job.recovery.on_disconnect == "wait" and job.state is not State.CANCELLED and not is_doubtful
 
 
@@ -130,15 +130,15 @@ def _lower(draft: Draft, attempt: Live) -> None:
     """Lower the fence if all nodes answer again and no part was lost or failed, so that the attempt counts again."""
     if any(attempt_stops.is_broken(part) for part in attempt.parts):
         return
-    was_raised = attempt.fence_asked_s is not None
-    draft.lives[attempt.job] = attempt = replace(attempt.reached(draft.now.s), fence_asked_s=None, fenced_s=None)
-    if was_raised and attempt.fence_known:
+    was_raised = attempt.fence_requested_s is not None
+    draft.attempts[attempt.job] = attempt = replace(attempt.end_cut_off(draft.now.s), fence_requested_s=None, fenced_s=None)
+    if was_raised and attempt.is_fence_known:
         _ask_to_lower(draft, attempt)
 
 
 def _lower_again(draft: Draft, attempt: Live) -> Live:
     """Repeat the request to lower the fence until it is confirmed, because ranks cannot save until then."""
-    if attempt.lowering is None or draft.now.s - attempt.lowering.asked_s <= UNANSWERED_S:
+    if attempt.lowering is None or draft.now.s - attempt.lowering.requested_s <= UNANSWERED_S:
         return attempt
     return _ask_to_lower(draft, attempt)
 
@@ -148,70 +148,70 @@ def _read_again(draft: Draft, attempt: Live) -> Live:
 
     An earlier server may have raised it; ranks cannot save until it is lowered.
     """
-    if attempt.fence_known or attempt.fence_asked_s is not None or draft.now.s - attempt.read_s <= UNANSWERED_S:
+    if attempt.is_fence_known or attempt.fence_requested_s is not None or draft.now.s - attempt.read_s <= UNANSWERED_S:
         return attempt
     return _ask_to_read(draft, attempt)
 
 
 def _ask_to_read(draft: Draft, attempt: Live) -> Live:
-    draft.lives[attempt.job] = attempt = replace(attempt, read_s=draft.now.s)
-    draft.command(Fence(attempt.job, attempt.epoch, asked_s=draft.now.s))
+    draft.attempts[attempt.job] = attempt = replace(attempt, read_s=draft.now.s)
+    draft.command(Fence(attempt.job, attempt.epoch, requested_s=draft.now.s))
     return attempt
 
 
 def _ask_to_lower(draft: Draft, attempt: Live) -> Live:
     since_s = draft.now.s if attempt.lowering is None else attempt.lowering.since_s
-    draft.lives[attempt.job] = attempt = replace(attempt, lowering=Lowering(since_s, draft.now.s))
-    draft.command(Fence(attempt.job, attempt.epoch, lower=True, asked_s=draft.now.s))
+    draft.attempts[attempt.job] = attempt = replace(attempt, lowering=Lowering(since_s, draft.now.s))
+    draft.command(Fence(attempt.job, attempt.epoch, lower=True, requested_s=draft.now.s))
     return attempt
 
 
 def fenced(draft: Draft, message: Fenced) -> None:
     """Handle a reply about a fence. A fence above an attempt ends it, whichever controller raised it."""
-    attempt = draft.lives.get(message.job)
+    attempt = draft.attempts.get(message.job)
     if attempt is None or message.error:
         return
-    if message.stands <= attempt.epoch:
+    if message.current_epoch <= attempt.epoch:
         if message.epoch == attempt.epoch:
             _not_above(draft, attempt, message)
         return
     if message.epoch == attempt.epoch:
-        if not attempt.overruled and draft.raised.get(attempt.job) == message.stands:
+        if not attempt.superseded_reason and draft.raised_fences.get(attempt.job) == message.current_epoch:
             _own_fence_read(draft, attempt)
             return
-        attempt = _fenced_by_others(draft, attempt, message.stands)
-    elif attempt.fence_asked_s is None or message.asked_s < attempt.raised_s:
+        attempt = _fenced_by_others(draft, attempt, message.current_epoch)
+    elif attempt.fence_requested_s is None or message.requested_s < attempt.raised_s:
         return  # the fence was lowered after this request
     if attempt.fenced_s is None:
-        attempt = replace(attempt, fenced_s=draft.now.s, asked={})  # stop requests sent before the fence do not count
-    draft.lives[attempt.job] = attempt
+        attempt = replace(attempt, fenced_s=draft.now.s, stop_requests={})  # stop requests sent before the fence do not count
+    draft.attempts[attempt.job] = attempt
     attempt_stops.look_after(draft, attempt.job)
 
 
 def _not_above(draft: Draft, attempt: Live, message: Fenced) -> None:
     """Handle a fence that is not above the attempt. A value read in a previous cluster is ignored."""
-    if attempt.lowering is not None and message.asked_s >= attempt.lowering.since_s:
-        draft.lives[attempt.job] = attempt = replace(attempt, lowering=None)
-    if attempt.fence_known or message.asked_s < draft.control.joined_s:
+    if attempt.lowering is not None and message.requested_s >= attempt.lowering.since_s:
+        draft.attempts[attempt.job] = attempt = replace(attempt, lowering=None)
+    if attempt.is_fence_known or message.requested_s < draft.control.joined_s:
         return
-    draft.lives[attempt.job] = updated = replace(attempt, fence_known=True, fence_asked_s=None)
-    if draft.control.joined and not updated.launching:
+    draft.attempts[attempt.job] = updated = replace(attempt, is_fence_known=True, fence_requested_s=None)
+    if draft.control.is_joined and not updated.launching:
         _look(draft, updated)
 
 
 def _own_fence_read(draft: Draft, attempt: Live) -> None:
     """Lower a fence that we raised ourselves and that was not lowered; it does not indicate a newer attempt."""
-    draft.lives[attempt.job] = updated = replace(attempt, fence_known=True)
-    if updated.fence_asked_s is None:
+    draft.attempts[attempt.job] = updated = replace(attempt, is_fence_known=True)
+    if updated.fence_requested_s is None:
         _ask_to_lower(draft, updated)
 
 
 def _fenced_by_others(draft: Draft, attempt: Live, newer_epoch: int) -> Live:
     draft.event(attempt.job, "overtaken", attempt.epoch, node="", seen=newer_epoch)
     why = f"attempt {newer_epoch} of this job was started, so attempt {attempt.epoch} no longer counts"
-    raised_s = draft.now.s if attempt.fence_asked_s is None else attempt.raised_s
-    after = replace(attempt, overruled=why, fence_known=True, fence_asked_s=draft.now.s, raised_s=raised_s)
-    return replace(after, lowering=None).cut(why, draft.now.s)
+    raised_s = draft.now.s if attempt.fence_requested_s is None else attempt.raised_s
+    after = replace(attempt, superseded_reason=why, is_fence_known=True, fence_requested_s=draft.now.s, raised_s=raised_s)
+    return replace(after, lowering=None).begin_cut_off(why, draft.now.s)
 
 
 def _certain(draft: Draft, attempt: Live, rank: int) -> str:
@@ -219,12 +219,12 @@ def _certain(draft: Draft, attempt: Live, rank: int) -> str:
     if attempt.fenced_s is None:
         return ""
     part = attempt.parts[rank]
-    node, stop = draft.nodes.get(part.node), attempt.asked.get(part.node)
+    node, stop = draft.nodes.get(part.node), attempt.stop_requests.get(part.node)
     if draft.now.s > _lapses_s(draft, attempt, rank):
         return _doubt(draft, attempt, part)
-    if node is None or stop is None or not stop.heard or stop.at_s < attempt.fenced_s:
+    if node is None or stop is None or not stop.is_acknowledged or stop.updated_s < attempt.fenced_s:
         return ""
-    is_absent = node.listed_s is not None and node.listed_s > stop.at_s and attempt.part_key(rank) not in node.listed
+    is_absent = node.list_requested_s is not None and node.list_requested_s > stop.updated_s and attempt.part_key(rank) not in node.listed
     return _doubt(draft, attempt, part) if is_absent else ""
 
 
@@ -236,10 +236,10 @@ def _lapses_s(draft: Draft, attempt: Live, rank: int) -> float:
     """
     name, key = attempt.parts[rank].node, attempt.part_key(rank)
     node, lease_and_margin_s = draft.nodes.get(name), lease_s(draft.records[attempt.job].job) + LEASE_MARGIN_S
-    renewed_s = max(attempt.fenced_s or draft.now.s, node.heard_s if node else 0.0)
+    renewed_s = max(attempt.fenced_s or draft.now.s, node.last_contact_s if node else 0.0)
     if draft.now.s > renewed_s + lease_and_margin_s:  # only now, because this checks all nodes
-        second_names = (n for n in draft.nodes.now.values() if n.same_as == name and n.runs(key))
-        renewed_s = max([renewed_s, *(n.heard_s for n in second_names)])
+        second_names = (n for n in draft.nodes.current.values() if n.duplicate_of == name and n.runs(key))
+        renewed_s = max([renewed_s, *(n.last_contact_s for n in second_names)])
     return renewed_s + lease_and_margin_s
 
 
@@ -254,7 +254,7 @@ def waits_for(control: Control, job: str, now: Now, doing: str = "") -> str:
 
     `doing` is the present step of the launch, e.g. "waits for Ray to reserve its devices".
     """
-    attempt, draft = control.lives.get(job), Draft(control, now)
+    attempt, draft = control.attempts.get(job), Draft(control, now)
     if attempt is None:
         return ""
     if attempt.launching:
@@ -277,7 +277,7 @@ def waits_for(control: Control, job: str, now: Now, doing: str = "") -> str:
 def _lost(draft: Draft, attempt: Live, rank: int, why: str) -> None:
     """End a part as lost; as a failed launch, which does not count against the job, if it never ran."""
     part, state = attempt.parts[rank], draft.records[attempt.job].job.state
-    never_ran = part.unsure and state is State.STARTING and not part.phase
+    never_ran = part.doubt and state is State.STARTING and not part.phase
     if not never_ran and (node := draft.nodes.get(part.node)) is not None:
         cut_off_since_s = attempt.cut_off.since_s if attempt.cut_off else None
         draft.nodes[node.name] = nodes.failed(node, why, draft.now.s, cut_off_since_s)

@@ -67,12 +67,12 @@ class Estimated:
     high: float
     item: str
     workloads: int
-    beside: str = ""
+    measured_kind: str = ""
 
     @property
     def source(self) -> str:
         others = f"{self.workloads} other workloads"
-        return f"published figures beside {self.beside}, where it was measured" if self.beside else others
+        return f"published figures beside {self.measured_kind}, where it was measured" if self.measured_kind else others
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,9 @@ class Throughput:
         if not job.workload:
             return None
         key = _key(job, candidate, kind)
-        return self.estimates.get(key) or self._by_figures(key)
+        return self.estimates.get(key) or self._from_figures(key)
 
-    def _by_figures(self, key: Key) -> Estimated | None:
+    def _from_figures(self, key: Key) -> Estimated | None:
         """Estimate a rate from published figures, based on the fastest comparable kind that was measured."""
         workload, mode, kind, precision = key
         rows = ((other, self.rows.get((workload, mode, other, precision))) for other in catalogue.models())
@@ -138,14 +138,14 @@ class History:
     """
 
     rows: Mapping[tuple[str, str], Mapping[str, float]] = field(default_factory=dict)
-    tried: Mapping[tuple[str, str], Mapping[str, float]] = field(default_factory=dict)
+    all_runs: Mapping[tuple[str, str], Mapping[str, float]] = field(default_factory=dict)
 
     def of(self, job: "Job") -> Mapping[str, float]:
         by_name = self.rows.get((job.workload, job.task)) if job.workload else None
         return by_name or self.rows.get((of_folder(job.content_sha), job.task)) or {}
 
-    def tried_by(self, job: "Job") -> Mapping[str, float]:
-        return self.tried.get((name_of(job), job.task), {})
+    def all_runs_of(self, job: "Job") -> Mapping[str, float]:
+        return self.all_runs.get((name_of(job), job.task), {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +158,9 @@ class Rates:
 
     job: "Job"
     throughput: Throughput
-    took: Mapping[str, float]
+    durations: Mapping[str, float]
     items: float
-    over: frozenset[str]
+    explored: frozenset[str]
     best: float | None = None
     best_accelerator: float | None = None
 
@@ -176,7 +176,7 @@ class Rates:
         options = list(options)
         took = history.of(job) if history else {}
         without_best = cls(job, throughput, took, _items(job, options, throughput, took), over)
-        rates = [(rate, _on_cpu(o)) for o in options if (rate := without_best.known(o)) is not None]
+        rates = [(rate, _on_cpu(o)) for o in options if (rate := without_best.known_rate(o)) is not None]
         best = max((rate for rate, _ in rates), default=None)
         return replace(
             without_best, best=best, best_accelerator=max((r for r, on_cpu in rates if not on_cpu), default=None)
@@ -186,9 +186,9 @@ class Rates:
         row = self.throughput.of(self.job, option.candidate, option.nodes[0].kind)
         return row.items_per_s * _devices(option) if row else None
 
-    def known(self, option: "Option") -> float | None:
+    def known_rate(self, option: "Option") -> float | None:
         """Return the measured rate, else one from the duration of ended jobs of the workload on this kind, or None."""
-        rate, took = self.measured(option), self.took.get(option.nodes[0].kind, 0.0)
+        rate, took = self.measured(option), self.durations.get(option.nodes[0].kind, 0.0)
         return self.items / took * _devices(option) if rate is None and self.items and took else rate
 
     def joules_per_item(self, option: "Option") -> float:
@@ -202,9 +202,9 @@ class Rates:
         Without an estimate, an accelerator comes just below the best known accelerator, or first if none is known; a
         CPU comes last. If any rate is known, kinds that were explored for long enough come last, too.
         """
-        if (rate := self.known(option)) is not None:
+        if (rate := self.known_rate(option)) is not None:
             return rate
-        if self.best is not None and option.nodes[0].kind in self.over:
+        if self.best is not None and option.nodes[0].kind in self.explored:
             return 0.0
         estimate = self.throughput.estimated(self.job, option.candidate, option.nodes[0].kind)
         if estimate is not None:
@@ -213,15 +213,15 @@ class Rates:
             return 0.0
         return float("inf") if self.best_accelerator is None else self.best_accelerator * (1 - 1e-9)
 
-    def is_tried(self, option: "Option") -> bool:
+    def is_exploration(self, option: "Option") -> bool:
         """Return True if this option has an unknown rate and still precedes the best known one."""
-        return self.known(option) is None and self.best is not None and self.expected(option) > self.best
+        return self.known_rate(option) is None and self.best is not None and self.expected(option) > self.best
 
     def sentence(self, option: "Option", now_s: float) -> str:
         """Describe the rate of one device like `Throughput.sentence`; if unmeasured, the duration of ended jobs."""
         kind = option.nodes[0].kind
         text = self.throughput.sentence(self.job, option.candidate, kind, now_s)
-        if text == "unmeasured" and (took := self.took.get(kind)):
+        if text == "unmeasured" and (took := self.durations.get(kind)):
             return f"jobs of this workload took about {told_s(took)} on one device here"
         return text
 

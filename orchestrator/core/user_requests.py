@@ -23,7 +23,7 @@ def cancel(draft: Draft, message: CancelAsked) -> None:
     if record is None or record.job.state in TERMINAL:
         return
     draft.event(message.job, "cancelled", record.job.epoch, reason=message.reason)
-    if message.job in draft.lives:
+    if message.job in draft.attempts:
         attempt_stops.look_after(draft, message.job)
 
 
@@ -58,7 +58,7 @@ def migrate(draft: Draft, message: MigrateAsked) -> None:
 
 def _runs_there(record: Record, message: MigrateAsked) -> str:
     """Return the kind and pool on which the job runs if they match the request, else ""."""
-    attempt = record.live
+    attempt = record.live_attempt
     if attempt is None or record.job.state not in WORKING or message.pool not in ("", attempt.pool):
         return ""
     is_match = not message.kinds or any(matches_pattern(pattern, attempt.kind) for pattern in message.kinds)
@@ -82,7 +82,7 @@ def _may_not(job: Job) -> bool:
 
 
 def _why_not(draft: Draft, job: Job) -> str:
-    snapshot = placement.snapshot(draft.ended(), draft.now, Throughput())
+    snapshot = placement.snapshot(draft.finish(), draft.now, Throughput())
     capacity = Room(snapshot)
     if options_of(job, capacity):
         return ""

@@ -25,7 +25,7 @@ class Line:
             self._ahead[job.id] = counts.get(awaited, 0) if awaited.startswith(WAITS) else 0
             counts[awaited] = counts.get(awaited, 0) + 1
 
-    def why(self, job: Job) -> str:
+    def waiting_reason(self, job: Job) -> str:
         """Say why a job waits and how many jobs are ahead of it; "" if it is not in the plan."""
         if job.id not in self.plan.why_not:
             return ""

@@ -61,12 +61,12 @@ class Handle:
     node: str
     ray_id: str
     actor: Any
-    asked_s: float | None = None
-    rest_until_s: float = 0.0
-    greeted: bool = False
+    poll_started_s: float | None = None
+    pause_until_s: float = 0.0
+    registered: bool = False
     listed: bool = False
     clock_s: float | None = None
-    poison: dict[str, dict[str, Any]] = field(default_factory=dict)
+    unreadable_output: dict[str, dict[str, Any]] = field(default_factory=dict)
     hung: bool = False
 
 
@@ -83,20 +83,20 @@ class Agents:
     def __init__(self, post: Callable[[Message], None], repaired: Callable[[str, str], None] = lambda *_: None):
         self._post, self._repaired = post, repaired
         self._handles: dict[str, Handle] = {}
-        self._wanted: dict[str, str] = {}
-        self._made_by_s: dict[tuple[str, str], float] = {}  # deadlines of agents being started, by node and Ray id
+        self._ray_id_by_node: dict[str, str] = {}
+        self._start_deadline_s: dict[tuple[str, str], float] = {}  # deadlines of agents being started, by node and Ray id
         self._cpus: dict[str, float] = {}
-        self._lacking: set[str] = set()
+        self._without_our_code: set[str] = set()
         self._lock = threading.Lock()
-        self._nodes_asked_s: float | None = None
-        self._nodes_seen_s = 0.0
+        self._nodes_requested_s: float | None = None
+        self._nodes_listed_s = 0.0
         self.nodes: Mapping[str, Node] = {}
         self.generation = 0
-        self.floor = 0
-        self.overtaken = ""
-        self.trouble = NO_FLEET
-        self._obeyed: set[str] = set()
-        self.called: dict[str, float] = {}
+        self.minimum_generation = 0
+        self.superseded_by = ""
+        self.problem = NO_FLEET
+        self._controlled_nodes: set[str] = set()
+        self.last_called_s: dict[str, float] = {}
 
     def __getitem__(self, node: str) -> Node:
         if node not in self.nodes:
@@ -117,45 +117,45 @@ class Agents:
 
     def away_reason(self, node: str) -> str:
         """Why data on `node` cannot be read now, as a clause to follow its name; "" if it can."""
-        if self.trouble:
-            return f"which cannot be reached: {self.trouble}"
+        if self.problem:
+            return f"which cannot be reached: {self.problem}"
         return away_reason(self.get(node), time.monotonic())
 
-    def poison(self) -> list[tuple[str, dict[str, dict[str, Any]]]]:
+    def unreadable_output(self) -> list[tuple[str, dict[str, dict[str, Any]]]]:
         """(node, its attempts with unreadable output), see Handle.poison."""
-        return [(handle.node, handle.poison) for handle in list(self._handles.values())]
+        return [(handle.node, handle.unreadable_output) for handle in list(self._handles.values())]
 
     @property
     def head_silent_s(self) -> float:
         """Seconds for which the request for Ray's node list has been unanswered; 0 if there is none."""
-        return time.monotonic() - self._nodes_asked_s if self._nodes_asked_s is not None else 0.0
+        return time.monotonic() - self._nodes_requested_s if self._nodes_requested_s is not None else 0.0
 
     # -- commands of the controller
 
-    def make(self, node: str, ray_id: str) -> None:
+    def start(self, node: str, ray_id: str) -> None:
         """Start the agent of a node.
 
         One start at a time: a second one would slow down the first on a busy machine.
         """
-        carried = ray_id in self._lacking
+        carried = ray_id in self._without_our_code
         limit_s = code_delivery.LIMIT_S if carried else LIMIT_S
         with self._lock:
-            self._wanted[node] = ray_id
-            if time.monotonic() < self._made_by_s.get((node, ray_id), 0.0):
+            self._ray_id_by_node[node] = ray_id
+            if time.monotonic() < self._start_deadline_s.get((node, ray_id), 0.0):
                 return
-            self._made_by_s[node, ray_id] = time.monotonic() + limit_s
+            self._start_deadline_s[node, ray_id] = time.monotonic() + limit_s
         make = partial(actors.make, ray_id, self._cpus.get(ray_id, 0.0), carried)
-        RAY.ask(f"start the agent of {node}", make, limit_s, partial(self._made, node, ray_id))
+        RAY.submit(f"start the agent of {node}", make, limit_s, partial(self._handle_started, node, ray_id))
 
-    def _made(self, node: str, ray_id: str, actor: Any) -> None:
+    def _handle_started(self, node: str, ray_id: str, actor: Any) -> None:
         """Store the handle of a started agent.
 
         Not if its node was dropped, or the cluster left, during the start: the node may have another name by now.
         """
         has_failed = isinstance(actor, BaseException)
         with self._lock:
-            self._made_by_s.pop((node, ray_id), None)
-            if self._wanted.get(node) != ray_id:
+            self._start_deadline_s.pop((node, ray_id), None)
+            if self._ray_id_by_node.get(node) != ray_id:
                 return
             if not has_failed:
                 self._handles[node] = Handle(node, ray_id, actor)
@@ -169,26 +169,26 @@ class Agents:
         handle, state = self._handles.get(node), self.nodes.get(node)
         if handle is None or handle.ray_id != ray_id:
             return
-        handle.asked_s, handle.hung = None, True
+        handle.poll_started_s, handle.hung = None, True
         self._repaired(node, reason)
         facts = state.facts if state else None
-        RAY.ask(f"end the hung agent of {node}", lambda: actors.end_hung(handle.actor, facts), LIMIT_S, _logged)
+        RAY.submit(f"end the hung agent of {node}", lambda: actors.end_hung(handle.actor, facts), LIMIT_S, _logged)
 
-    def drop(self, node: str, ray_id: str) -> None:
+    def unwatch(self, node: str, ray_id: str) -> None:
         with self._lock:
-            self._made_by_s.pop((node, ray_id), None)
-            if self._wanted.get(node) == ray_id:
-                del self._wanted[node]
+            self._start_deadline_s.pop((node, ray_id), None)
+            if self._ray_id_by_node.get(node) == ray_id:
+                del self._ray_id_by_node[node]
             handle = self._handles.get(node)
             if handle is not None and handle.ray_id == ray_id:
                 del self._handles[node]
 
     def rest(self, node: str, ray_id: str) -> None:
         """End the agent of an idle node."""
-        self.drop(node, ray_id)
-        RAY.ask(f"end the idle agent of {node}", partial(actors.end_named, ray_id), LIMIT_S, _logged)
+        self.unwatch(node, ray_id)
+        RAY.submit(f"end the idle agent of {node}", partial(actors.end_named, ray_id), LIMIT_S, _logged)
 
-    def tell(self, node: str, method: str, *args: Any, done: Callable[[BaseException | None], None]) -> None:
+    def call_async(self, node: str, method: str, *args: Any, done: Callable[[BaseException | None], None]) -> None:
         """Call an agent's method without waiting; `done` gets None or the error, in another thread."""
         handle = self._handles.get(node)
         if handle is None:
@@ -202,14 +202,14 @@ class Agents:
     def refresh(self) -> None:
         """Ask Ray for its nodes, at most once a second."""
         now = time.monotonic()
-        if self._nodes_asked_s is None and now - self._nodes_seen_s > REFRESH_S:
-            self._nodes_asked_s = now
-            RAY.ask("list its nodes", actors.nodes, HEAD_LATE_S, self._nodes_seen)
+        if self._nodes_requested_s is None and now - self._nodes_listed_s > REFRESH_S:
+            self._nodes_requested_s = now
+            RAY.submit("list its nodes", actors.nodes, HEAD_LATE_S, self._handle_nodes)
 
-    def _nodes_seen(self, rows: Any) -> None:
-        if self._nodes_asked_s is None:
+    def _handle_nodes(self, rows: Any) -> None:
+        if self._nodes_requested_s is None:
             return  # this list belongs to a cluster that was left
-        self._nodes_asked_s, self._nodes_seen_s = None, time.monotonic()
+        self._nodes_requested_s, self._nodes_listed_s = None, time.monotonic()
         if isinstance(rows, BaseException):
             log.warning("Ray's head did not list its nodes: %s", first_line(rows))
             return
@@ -217,99 +217,99 @@ class Agents:
         self._cpus = {row.ray_id: row.cpus for row in worker_rows}
         self._post(NodesSeen(tuple(NodeSeen(r.ray_id, r.name, r.drain_left_s, r.cpus, r.pool) for r in worker_rows)))
 
-    def unwatched(self) -> list[str]:
+    def idle_agents(self) -> list[str]:
         """Nodes whose agents have no poll in progress and need one."""
         now = time.monotonic()
-        return [h.node for h in list(self._handles.values()) if h.asked_s is None and now >= h.rest_until_s]
+        return [h.node for h in list(self._handles.values()) if h.poll_started_s is None and now >= h.pause_until_s]
 
-    def watch(self, node: str, cursors: dict[str, int], last_phases: dict[str, str], timeout_s: float) -> None:
+    def poll(self, node: str, cursors: dict[str, int], last_phases: dict[str, str], timeout_s: float) -> None:
         """Start a long poll of `node`; its reply becomes a message.
 
         A new agent is first asked for `hello`, then at once for its attempts.
         """
         handle = self._handles.get(node)
-        if handle is None or handle.asked_s is not None:
+        if handle is None or handle.poll_started_s is not None:
             return
-        handle.asked_s = started_s = time.monotonic()
-        hello = not handle.greeted
+        handle.poll_started_s = started_s = time.monotonic()
+        hello = not handle.registered
         method = handle.actor.register if hello else handle.actor.poll
         limit_s = timeout_s if handle.listed else 0.0
         gather_s = min(timeout_s, len(self._handles) / ANSWERS_PER_S)
         arguments = () if hello else (cursors, last_phases, limit_s, handle.clock_s, gather_s)
         future = method.remote(self.generation, *arguments).future()
-        future.add_done_callback(lambda f: self._answered(handle, started_s, f, hello))
+        future.add_done_callback(lambda f: self._handle_reply(handle, started_s, f, hello))
 
-    def _answered(self, handle: Handle, started_s: float, future: Any, hello: bool) -> None:
-        if self._handles.get(handle.node) is not handle or handle.asked_s != started_s:
+    def _handle_reply(self, handle: Handle, started_s: float, future: Any, hello: bool) -> None:
+        if self._handles.get(handle.node) is not handle or handle.poll_started_s != started_s:
             return  # the node left, or the agent was declared hung, before this reply came
-        error, handle.asked_s = future.exception(), None
+        error, handle.poll_started_s = future.exception(), None
         if error is not None:
-            self._failed(handle, error)
+            self._handle_poll_error(handle, error)
             return
         handle.hung = False
-        handle.greeted, handle.listed, reply = True, not hello, future.result()
+        handle.registered, handle.listed, reply = True, not hello, future.result()
         handle.clock_s = reply["clock_s"]
         if hello:
-            self._told_of(handle.node, int(reply.get("generation", 0)))
+            self._handle_generation(handle.node, int(reply.get("generation", 0)))
         else:
-            self._obeyed.add(handle.node)
+            self._controlled_nodes.add(handle.node)
         for message in self._messages(handle, started_s, reply, hello):
             self._post(message)
 
-    def _told_of(self, node: str, generation: int) -> None:
+    def _handle_generation(self, node: str, generation: int) -> None:
         """Handle the newest controller generation that a node has reported."""
         if generation <= self.generation:
             return
-        if node not in self._obeyed:
-            self.floor = max(self.floor, generation)
-        elif not self.overtaken:
+        if node not in self._controlled_nodes:
+            self.minimum_generation = max(self.minimum_generation, generation)
+        elif not self.superseded_by:
             reason = f"another server, started after this one, has taken over the fleet (node {node} obeys it)"
-            self.overtaken = f"{reason}; run `polyfleet server stop` to stop this one"
+            self.superseded_by = f"{reason}; run `polyfleet server stop` to stop this one"
             log.error("%s: its generation is %d, ours is %d", reason, generation, self.generation)
 
-    def _failed(self, handle: Handle, error: BaseException) -> None:
+    def _handle_poll_error(self, handle: Handle, error: BaseException) -> None:
         import ray
 
-        was_registered, handle.rest_until_s, handle.greeted = handle.greeted, time.monotonic() + REST_S, False
+        was_registered, handle.pause_until_s, handle.registered = handle.registered, time.monotonic() + REST_S, False
         if isinstance(error, ray.exceptions.RayTaskError):
             log.error("node %s: %s", handle.node, error.cause)
             if isinstance(error.cause, ControllerSuperseded):
-                self._told_of(handle.node, error.cause.seen)
+                self._handle_generation(handle.node, error.cause.newest)
             elif not isinstance(error.cause, Conflict):
                 reason = f"its agent fails: {error.cause!r}; check that it has the server's Polyfleet version"
                 self._post(AgentFailed(handle.node, handle.ray_id, reason))
         if isinstance(error, ray.exceptions.RayActorError):
             is_dead = isinstance(error, ray.exceptions.ActorDiedError)
             if is_dead:  # permanently: polling it again while the next one starts would fail with the same error
-                self._left(handle)
-            reason = self._why_none(handle, str(error)) if is_dead and not was_registered else ""
-            if was_registered and not (handle.hung or self._restarts(handle.node)):
+                self._remove_handle(handle)
+            reason = self._start_failure_reason(handle, str(error)) if is_dead and not was_registered else ""
+            if was_registered and not (handle.hung or self._is_node_restarting(handle.node)):
                 self._repaired(handle.node, f"the agent of {handle.node} had ended and was started again")
             self._post(AgentDied(handle.node, handle.ray_id, is_dead, reason))
 
-    def _left(self, handle: Handle) -> None:
+    def _remove_handle(self, handle: Handle) -> None:
         with self._lock:
             if self._handles.get(handle.node) is handle:
                 del self._handles[handle.node]
 
-    def _why_none(self, handle: Handle, error: str) -> str:
+    def _start_failure_reason(self, handle: Handle, error: str) -> str:
         """Why an agent never started; "" if only our code is missing on its node: the next try sends it."""
-        if code_delivery.lacks_us(error) and handle.ray_id not in self._lacking:
-            self._lacking.add(handle.ray_id)
+        if code_delivery.lacks_us(error) and handle.ray_id not in self._without_our_code:
+            self._without_our_code.add(handle.ray_id)
             return ""
         return f"its agent cannot start: {last_line(error)}"
 
-    def _restarts(self, name: str) -> bool:
+    def _is_node_restarting(self, name: str) -> bool:
         """Whether the whole node was restarted a moment ago, which is reported separately."""
         node = self.nodes.get(name)
-        return node is not None and node.restarts(time.monotonic())
+        return node is not None and node.is_restarting(time.monotonic())
 
     def _messages(self, handle: Handle, requested_s: float, reply: Data, hello: bool) -> list[Message]:
         """Convert a reply to messages for the controller. An invalid status affects its own attempt only."""
         if hello:
             epochs = {str(job): int(epoch) for job, epoch in reply.get("epochs", {}).items()}
             return [Heartbeat(handle.node, handle.ray_id, requested_s, _facts(reply["facts"]), epochs=epochs)]
-        self._poisoned(handle, reply["unreadable_output"])
+        self._update_unreadable_output(handle, reply["unreadable_output"])
         statuses: list[AttemptStatus] = []
         unreadable: list[Message] = []
         for data in reply["reports"]:
@@ -321,10 +321,10 @@ class Agents:
         running = frozenset(reply["attempts"])
         return [*unreadable, Heartbeat(handle.node, handle.ray_id, requested_s, facts, tuple(statuses), running)]
 
-    def _poisoned(self, handle: Handle, unreadable: dict[str, dict[str, Any]]) -> None:
-        for key in unreadable.keys() - handle.poison.keys():
+    def _update_unreadable_output(self, handle: Handle, unreadable: dict[str, dict[str, Any]]) -> None:
+        for key in unreadable.keys() - handle.unreadable_output.keys():
             log.warning("attempt %s on %s wrote invalid output: %s", key, handle.node, unreadable[key]["reason"])
-        handle.poison = unreadable
+        handle.unreadable_output = unreadable
 
     # -- calls by other parts of the server
 
@@ -335,14 +335,14 @@ class Agents:
     def actor(self, node: str) -> Any:
         """The node's actor. Raises FleetError if the node is resting or its agent is still being started."""
         handle = self._handles.get(self[node].name)
-        self.called[node] = time.monotonic()
+        self.last_called_s[node] = time.monotonic()
         if handle is None and self[node].resting:
             raise FleetError(f"node {node} is resting and has no agent", f"`polyfleet node resume {node}` wakes it")
         if handle is None:
             raise FleetError(f"node {node} has no agent yet", "its agent is being started: try again")
         return handle.actor
 
-    def dismiss(self) -> None:
+    def stop_all(self) -> None:
         """End every agent permanently. Waits for Ray."""
         for handle in list(self._handles.values()):
             actors.end_for_good(handle.actor)
@@ -351,9 +351,9 @@ class Agents:
         """Drop all handles: they belong to a cluster that was left."""
         with self._lock:
             self._handles.clear()
-            self._wanted.clear()
-            self._made_by_s.clear()
-        self._nodes_asked_s, self._nodes_seen_s = None, 0.0
+            self._ray_id_by_node.clear()
+            self._start_deadline_s.clear()
+        self._nodes_requested_s, self._nodes_listed_s = None, 0.0
 
 
 def _facts(plain: Data) -> NodeFacts:

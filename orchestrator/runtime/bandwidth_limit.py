@@ -42,7 +42,7 @@ class Pacer:
         self._bytes_per_s = bytes_per_s
         self._free_s: dict[str, float] = {}
 
-    def booked(self, machines: tuple[str, str], now_s: float, piece_bytes: int) -> float:
+    def book(self, machines: tuple[str, str], now_s: float, piece_bytes: int) -> float:
         """Book a piece between two machines and return the seconds that it must wait."""
         start_s = max(now_s, *(self._free_s.get(machine, now_s) for machine in machines))
         for machine in machines:
@@ -67,7 +67,7 @@ class Pace:
         if self._pacer is None or source is None or target is None or _machine(source) == _machine(target):
             return
         with self._lock:
-            wait_s = self._pacer.booked((_machine(source), _machine(target)), self._now(), piece_bytes)
+            wait_s = self._pacer.book((_machine(source), _machine(target)), self._now(), piece_bytes)
         if wait_s > 0:
             self._sleep(wait_s)
 

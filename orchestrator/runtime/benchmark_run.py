@@ -57,17 +57,17 @@ class Run(threading.Thread):
 
     def __init__(self, start_line: Data, shared: Shared):
         super().__init__(name=start_line["run"], daemon=True)
-        self.run_id, self.cancelled, self.waiting = str(start_line["run"]), "", "waiting for its nodes"
-        self.measuring = False
+        self.run_id, self.cancel_reason, self.waiting = str(start_line["run"]), "", "waiting for its nodes"
+        self.is_measuring = False
         self.progress: Data = {}
-        self._asked = suite.request(start_line["request"])
-        self._wanted = [from_plain(JobRequest, job["wanted"]) for job in start_line["jobs"]]
+        self._request = suite.request(start_line["request"])
+        self._job_requests = [from_plain(JobRequest, job["wanted"]) for job in start_line["jobs"]]
         self._specs: list[Data] = [job["spec"] for job in start_line["jobs"]]
-        self._package = str(start_line["code_archive"])
+        self._code_archive = str(start_line["code_archive"])
         self._jobs: list[str] = []
-        self._columns: list[FleetColumn] = []
-        self._told: dict[str, str] = {}
-        self._refused = ""
+        self._targets: list[FleetColumn] = []
+        self._logged_nodes: dict[str, str] = {}
+        self._refusal_reason = ""
         self._shared, self._lines = shared, shared.lines
 
     def submit(self) -> None:
@@ -76,20 +76,20 @@ class Run(threading.Thread):
         Raises PolyfleetError; jobs submitted before the error stay.
         """
         while (number := len(self._jobs)) < len(self._specs):
-            reply = self._shared.submit(self._specs[number], self._package, f"{self.run_id}-{number}")
+            reply = self._shared.submit(self._specs[number], self._code_archive, f"{self.run_id}-{number}")
             self._jobs.append(str(reply["id"]))
 
     def refuse(self, reason: str) -> None:
         """Make the run fail with this reason as soon as it is started."""
-        self._refused = reason
+        self._refusal_reason = reason
 
     def run(self) -> None:
         try:
-            if self._refused:
-                self._end("FAILED", self._refused)
+            if self._refusal_reason:
+                self._end("FAILED", self._refusal_reason)
                 return
             self._submit_all()
-            self._conduct()
+            self._measure()
         except _LeftError:
             return
         except RunCancelled as e:
@@ -103,7 +103,7 @@ class Run(threading.Thread):
     def _submit_all(self) -> None:
         """Submit all jobs of the stored run; retry while the fleet or the store is unavailable."""
         while len(self._jobs) < len(self._specs):
-            self._check()
+            self._raise_if_stopping()
             try:
                 self.submit()
             except UserError:
@@ -113,57 +113,57 @@ class Run(threading.Thread):
                 self._shared.closing.wait(AGAIN_S)
         self.waiting = "waiting for its nodes"
 
-    def _conduct(self) -> None:
-        before = self._again(lambda: self._lines.read(self.run_id))
+    def _measure(self) -> None:
+        before = self._retry(lambda: self._lines.read(self.run_id))
         done_cases = frozenset(line["case"] for line in before if line["line"] == "case")
-        self._told = {line["target"]: line["facts"].get("node", "") for line in before if line["line"] == "target"}
+        self._logged_nodes = {line["target"]: line["facts"].get("node", "") for line in before if line["line"] == "target"}
         if not any(line["line"] == "targets" for line in before):
-            self._tell({"line": "targets", "targets": [self._expected(n) for n in range(len(self._jobs))]})
-        self._columns = self._opened({line["target"] for line in before if line["line"] == "lost"})
-        if not self._columns:
+            self._log_line({"line": "targets", "targets": [self._describe_pending(n) for n in range(len(self._jobs))]})
+        self._targets = self._open_targets({line["target"] for line in before if line["line"] == "lost"})
+        if not self._targets:
             self._end("FAILED", "no device could be opened for measuring")
             return
-        for target in self._columns:
-            self._tell_place(target)
-        self.measuring, self.waiting = True, ""
-        runner = RoundRunner(self._asked, self._columns, self._tell, self._reason_to_end, done_cases)
-        runner.run(suite.groups(self._asked))
-        lines = self._again(lambda: self._lines.read(self.run_id))
+        for target in self._targets:
+            self._log_target(target)
+        self.is_measuring, self.waiting = True, ""
+        runner = RoundRunner(self._request, self._targets, self._log_line, self._stop_reason, done_cases)
+        runner.run(suite.groups(self._request))
+        lines = self._retry(lambda: self._lines.read(self.run_id))
         state, reason = outcome({line["id"]: line for line in lines if line["line"] == "result"}.values())
-        self._end(state, reason, self._columns)
+        self._end(state, reason, self._targets)
 
-    def _expected(self, number: int) -> Data:
+    def _describe_pending(self, number: int) -> Data:
         """Describe a target whose job does not hold a node yet."""
-        request = self._wanted[number]
+        request = self._job_requests[number]
         location = {"pool": ", ".join(request.pools), "node": request.node}
         return {"target": request.name, "job": self._jobs[number], "kind": request.kind, **location}
 
-    def _opened(self, lost: set[str]) -> list[FleetColumn]:
+    def _open_targets(self, lost: set[str]) -> list[FleetColumn]:
         """Open targets in the order of jobs; return those whose sessions answer, log the others as lost."""
-        numbers = [number for number, request in enumerate(self._wanted) if request.name not in lost]
+        numbers = [number for number, request in enumerate(self._job_requests) if request.name not in lost]
         candidates: list[FleetColumn] = []
-        for number, results in zip(numbers, self._side_by_side(self._columns_of, numbers), strict=True):
+        for number, results in zip(numbers, self._run_parallel(self._make_targets, numbers), strict=True):
             if isinstance(results, str):
-                self._tell({"line": "lost", "target": self._wanted[number].name, "reason": results})
+                self._log_line({"line": "lost", "target": self._job_requests[number].name, "reason": results})
             else:
                 candidates += [target for target in results if target.id not in lost]
         targets = []
-        for target, error in zip(candidates, self._side_by_side(FleetColumn.open, candidates), strict=True):
+        for target, error in zip(candidates, self._run_parallel(FleetColumn.open, candidates), strict=True):
             if error is None:
                 targets.append(target)
             else:
-                self._tell({"line": "lost", "target": target.id, "reason": error})
+                self._log_line({"line": "lost", "target": target.id, "reason": error})
         return targets
 
-    def _columns_of(self, number: int) -> list[FleetColumn]:
+    def _make_targets(self, number: int) -> list[FleetColumn]:
         """Wait until the job runs on a node, then make its targets. Raises TargetLost."""
         job, shared = self._jobs[number], self._shared
-        names = self._wanted[number].columns(placed(shared.jobs, job))
+        names = self._job_requests[number].targets(placed(shared.jobs, job))
         return [
-            FleetColumn(name, position, job, shared.jobs, shared.agents, self._tell_place) for position, name in names
+            FleetColumn(name, position, job, shared.jobs, shared.agents, self._log_target) for position, name in names
         ]
 
-    def _side_by_side(self, work: Callable[[T], R], items: Sequence[T]) -> "list[R | str]":
+    def _run_parallel(self, work: Callable[[T], R], items: Sequence[T]) -> "list[R | str]":
         """Run `work` for all items in parallel; return each result, or a sentence on why it failed.
 
         Raises RunCancelled if the run is cancelled first.
@@ -183,37 +183,37 @@ class Run(threading.Thread):
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads):
-            self._check()
+            self._raise_if_stopping()
             time.sleep(LOOK_S)
         return [results[number] for number in range(len(items))]
 
-    def _tell_place(self, target: FleetColumn) -> None:
+    def _log_target(self, target: FleetColumn) -> None:
         """Log what a target measures when its session answers, and again if its job has another node."""
         node = str(target.facts["node"])
-        if target not in self._columns or self._told.get(target.id) == node:
+        if target not in self._targets or self._logged_nodes.get(target.id) == node:
             return
-        self._told[target.id] = node
-        self._tell({"line": "target", "target": target.id, "facts": target.facts, "host": target.host})
-        self._tell({"line": "targets", "targets": [each.view() for each in self._columns]})
+        self._logged_nodes[target.id] = node
+        self._log_line({"line": "target", "target": target.id, "facts": target.facts, "host": target.host})
+        self._log_line({"line": "targets", "targets": [each.view() for each in self._targets]})
 
-    def _check(self) -> None:
-        if reason := self._reason_to_end():
+    def _raise_if_stopping(self) -> None:
+        if reason := self._stop_reason():
             raise RunCancelled(reason)
 
-    def _reason_to_end(self) -> str:
+    def _stop_reason(self) -> str:
         if self._shared.closing.is_set():
             raise _LeftError
-        return self.cancelled
+        return self.cancel_reason
 
-    def _tell(self, line: Data) -> None:
+    def _log_line(self, line: Data) -> None:
         if self._shared.closing.is_set():
             raise _LeftError  # agents are ending now: the failures that this causes are not results
         if line["line"] == "progress":
             self.progress = {k: v for k, v in line.items() if k != "line"}
         else:
-            self._again(lambda: self._lines.append(self.run_id, line))
+            self._retry(lambda: self._lines.append(self.run_id, line))
 
-    def _again(self, do: Callable[[], R], check: Callable[[], object] | None = None) -> R:
+    def _retry(self, do: Callable[[], R], check: Callable[[], object] | None = None) -> R:
         """Call `do` until it raises no FleetError: the store or the controller may be unavailable.
 
         Between tries `check` may raise to give up; by default it does when the run is cancelled. All raise when the
@@ -226,14 +226,14 @@ class Run(threading.Thread):
             except FleetError as e:
                 self.waiting = e.message
                 self._shared.closing.wait(AGAIN_S)
-                (check or self._check)()
+                (check or self._raise_if_stopping)()
             else:
                 self.waiting = before
                 return result
 
     def _end(self, state: str, reason: str, targets: Sequence[FleetColumn] = ()) -> None:
         """Give the nodes back, then log the end: clients that read the end find all jobs ended as well."""
-        self.measuring, self.waiting = False, reason
+        self.is_measuring, self.waiting = False, reason
         for target in targets:
             target.end()
         deadline = time.monotonic() + GRACE_S
@@ -243,8 +243,8 @@ class Run(threading.Thread):
         ended = {"line": "ended", "state": state, "reason": reason}
         try:
             for job in self._jobs:
-                self._again(partial(cancelled, job, self._shared), self._reason_to_end)
-            self._again(lambda: self._lines.append(self.run_id, ended), self._reason_to_end)
+                self._retry(partial(cancelled, job, self._shared), self._stop_reason)
+            self._retry(lambda: self._lines.append(self.run_id, ended), self._stop_reason)
         except _LeftError:
             log.warning("the end of %s (%s) was not stored; the next server continues the run", self.run_id, state)
         except PolyfleetError as e:

@@ -45,7 +45,7 @@ class FleetColumn:
         self.id, self.job = name, job
         self.host = ""
         self.facts: Data = {}
-        self._place, self._opened = position, opened
+        self._position, self._on_opened = position, opened
         self._jobs, self._agents, self._epoch = jobs, agents, 0
 
     def view(self) -> Data:
@@ -56,7 +56,7 @@ class FleetColumn:
         """Wait until the job's session answers, and read the facts of its device. Raises TargetLost."""
         attempt = _running(self._jobs, self.job)
         self._epoch = attempt.epoch
-        described = self._described(time.monotonic() + UP_S)
+        described = self._describe(time.monotonic() + UP_S)
         node = node_of(attempt.allocation[0][0])
         facts = self._agents[node].facts
         self.host = described["host"]
@@ -64,13 +64,13 @@ class FleetColumn:
             "pool": attempt.pool,
             "kind": attempt.kind,
             "node": node,
-            "number": attempt.allocation[0][1][self._place],
+            "number": attempt.allocation[0][1][self._position],
             "job": self.job,
             "versions": dict(facts.versions) if facts else {},
             "price_per_hour": _price(attempt.pool),
             "price_source": "the fleet's file",
         }
-        self._opened(self)
+        self._on_opened(self)
 
     def call(self, message: Data, timeout_s: float) -> Data:
         """Call the session; retry once if only the connection failed, as when an agent was killed.
@@ -78,19 +78,19 @@ class FleetColumn:
         Raises SessionEnded, TargetLost.
         """
         try:
-            return self._called(message, timeout_s)
+            return self._call_once(message, timeout_s)
         except (FleetError, NotFound) as e:
-            if not self._goes_on(str(e), timeout_s):
-                raise SessionEnded(self._why(str(e))) from e
+            if not self._wait_for_session(str(e), timeout_s):
+                raise SessionEnded(self._end_reason(str(e))) from e
         try:
-            return self._called(message, timeout_s)
+            return self._call_once(message, timeout_s)
         except (FleetError, NotFound) as e:
-            self._goes_on(str(e), timeout_s)
-            raise SessionEnded(self._why(str(e))) from e
+            self._wait_for_session(str(e), timeout_s)
+            raise SessionEnded(self._end_reason(str(e))) from e
 
-    def _called(self, message: Data, timeout_s: float) -> Data:
+    def _call_once(self, message: Data, timeout_s: float) -> Data:
         try:
-            reply: Data = self._ask(message, timeout_s)
+            reply: Data = self._request(message, timeout_s)
         except UserError as e:
             return {"failed": e.message}
         return reply
@@ -98,11 +98,11 @@ class FleetColumn:
     def end(self) -> None:
         """Ask the session to end, so that its job succeeds. Errors are ignored."""
         try:
-            self._ask({"do": "end"}, 10.0)
+            self._request({"do": "end"}, 10.0)
         except (FleetError, NotFound, UserError, TargetLost):
             return
 
-    def _ask(self, message: Data, timeout_s: float) -> Any:
+    def _request(self, message: Data, timeout_s: float) -> Any:
         record = self._record()
         if record.job.state in TERMINAL:
             raise TargetLost(_reason(record))
@@ -110,10 +110,10 @@ class FleetColumn:
         if attempt.epoch != self._epoch:
             raise FleetError("the session was restarted", "")
         node = node_of(attempt.allocation[0][0])
-        request = message | {"device": self._place}
+        request = message | {"device": self._position}
         return self._agents.call(node, "measure", self.job, attempt.epoch, request, timeout_s, timeout_s=timeout_s + 10)
 
-    def _goes_on(self, error: str, busy_s: float) -> bool:
+    def _wait_for_session(self, error: str, busy_s: float) -> bool:
         """Wait until the session answers (True) or a new session has replaced it and is opened (False).
 
         The session may be busy for `busy_s` before it answers. Raises TargetLost if neither happens.
@@ -139,7 +139,7 @@ class FleetColumn:
     def _answers(self) -> bool:
         """Check that the session of the known attempt answers within ANSWER_S."""
         with suppress(FleetError, NotFound, UserError):
-            self._ask({"do": "describe"}, ANSWER_S)
+            self._request({"do": "describe"}, ANSWER_S)
             return True
         return False
 
@@ -148,17 +148,17 @@ class FleetColumn:
 
     def _node_trouble(self, attempt: Attempt) -> str:
         agent = self._agents.get(node_of(attempt.allocation[0][0]))
-        return "it left the fleet" if agent is None else agent.lost
+        return "it left the fleet" if agent is None else agent.lost_reason
 
-    def _why(self, error: str) -> str:
+    def _end_reason(self, error: str) -> str:
         """Reason why the previous attempt ended; `error` if none is recorded."""
         earlier = [a for a in self._record().attempts if a.epoch < self._epoch]
         return (earlier[-1].reason if earlier else "") or error
 
-    def _described(self, deadline: float) -> Data:
+    def _describe(self, deadline: float) -> Data:
         while True:
             try:
-                reply: Data = self._ask({"do": "describe", "limit_s": UP_S}, UP_S)
+                reply: Data = self._request({"do": "describe", "limit_s": UP_S}, UP_S)
                 return reply
             except (FleetError, NotFound) as e:
                 if time.monotonic() > deadline or self._record().job.state is not State.RUNNING:

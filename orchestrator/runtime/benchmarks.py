@@ -45,10 +45,10 @@ class Benchmarks:
         self._lines, self._agents, self._contents = lines, agents, contents
         self._closing = threading.Event()
         self._shared = Shared(lines, jobs, agents, submit, cancel, self._closing)
-        self._live: dict[str, Run] = {}
-        self._beginning = threading.Lock()
+        self._running: dict[str, Run] = {}
+        self._start_lock = threading.Lock()
 
-    def take_up(self) -> None:
+    def resume(self) -> None:
         """Continue runs of an earlier server, also those whose jobs are only partly submitted."""
         for summary in self._lines.runs():
             if summary["ended"] is not None:
@@ -58,17 +58,17 @@ class Benchmarks:
             except (PolyfleetError, LookupError) as e:
                 message = e.message if isinstance(e, PolyfleetError) else "another version of Polyfleet started it"
                 for job in dict.fromkeys(target["job"] for target in _columns(summary)):
-                    self._cancelled(job)
+                    self._cancel_job(job)
                 reason = f"this version cannot continue the run: {message}"
                 self._lines.append(summary["run"], {"line": "ended", "state": "FAILED", "reason": reason})
 
-    def _cancelled(self, job: str) -> None:
+    def _cancel_job(self, job: str) -> None:
         try:
             cancelled(job, self._shared)
         except FleetError as e:
             log.warning("%s was not cancelled: %s", job, e)
 
-    def begin(self, data: Data, code_archive: str, key: str = "") -> Data:
+    def start(self, data: Data, code_archive: str, key: str = "") -> Data:
         """Start a run; it is durable when this returns. The same key returns the same run.
 
         The run is stored before its first job is submitted: if this server ends in between, the next one continues the
@@ -77,7 +77,7 @@ class Benchmarks:
         """
         digest = hashlib.sha256(json.dumps([data, code_archive], sort_keys=True, default=str).encode()).hexdigest()
         run = f"bench-{hashlib.sha256(key.encode()).hexdigest()[:12] if key else secrets.token_hex(3)}"
-        with self._beginning:
+        with self._start_lock:
             if key and (existing := next((k for k in self._lines.runs() if k["run"] == run), None)):
                 if existing["started"].get("digest") != digest:
                     raise Conflict(f"the idempotency key {key[:40]!r} was used with another request", "use a new key")
@@ -92,10 +92,10 @@ class Benchmarks:
             start_line: Data = {"line": "started", "format": FORMAT, "run": run, **fields, "jobs": jobs}
             run_thread = Run(start_line, self._shared)
             self._lines.append(run, start_line)
-            self._submitted(run_thread)
+            self._submit(run_thread)
         return self.view(run)
 
-    def _submitted(self, run_thread: Run) -> None:
+    def _submit(self, run_thread: Run) -> None:
         """Submit the jobs and start the run. A UserError ends the run and is raised; other errors are retried."""
         try:
             run_thread.submit()
@@ -110,20 +110,20 @@ class Benchmarks:
 
     def _devices(self) -> list[Devices]:
         ready = [(name, node.facts) for name, node in self._agents.ready() if node.facts is not None]
-        if not ready and self._agents.trouble:
-            raise FleetError(self._agents.trouble, "run `polyfleet up` first")
+        if not ready and self._agents.problem:
+            raise FleetError(self._agents.problem, "run `polyfleet up` first")
         return [group for name, facts in ready for group in groups(facts, name, "", 0.0, {})]
 
     def view(self, ref: str) -> Data:
         """State and counts of a run, for the API. Raises NotFound."""
         summary = self._find(ref)
-        live = self._live.get(summary["run"])
+        live = self._running.get(summary["run"])
         request_fields = {k: v for k, v in summary["started"].items() if k not in ("line", "jobs", "digest")}
         ended = summary["ended"]
         return request_fields | {
             "run": summary["run"],
             "targets": _columns(summary),
-            "state": ended["state"] if ended else "RUNNING" if live and live.measuring else "WAITING",
+            "state": ended["state"] if ended else "RUNNING" if live and live.is_measuring else "WAITING",
             "reason": ended["reason"] if ended else live.waiting if live else "",
             "progress": live.progress if live and not ended else {},
             "results": summary["results"],
@@ -138,7 +138,7 @@ class Benchmarks:
     def lines(self, ref: str, after: int) -> list[Data]:
         return self._lines.read(self._find(ref)["run"], after)
 
-    def packages(self) -> set[str]:
+    def code_archives(self) -> set[str]:
         """Code archives of runs that have not ended: they may still submit jobs with them."""
         return {
             str(summary["started"].get("code_archive", ""))
@@ -149,12 +149,12 @@ class Benchmarks:
     def cancel(self, ref: str) -> Data:
         """Cancel a run. A run that has ended is not changed."""
         run = self._find(ref)["run"]
-        if run in self._live:
-            self._live[run].cancelled = "cancelled by the user"
-            self._live[run].join(timeout=JOIN_S)
+        if run in self._running:
+            self._running[run].cancel_reason = "cancelled by the user"
+            self._running[run].join(timeout=JOIN_S)
         return self.view(run)
 
-    def baseline(self, ref: str) -> Data:
+    def make_baseline(self, ref: str) -> Data:
         """Make a run the baseline of later runs, until another is named.
 
         Raises Conflict if it did not succeed.
@@ -168,11 +168,11 @@ class Benchmarks:
     def close(self) -> None:
         """Leave all runs as they are, for the next server."""
         self._closing.set()
-        for run in self._live.values():
+        for run in self._running.values():
             run.join(timeout=5)
 
     def _start(self, run_thread: Run) -> None:
-        self._live[run_thread.run_id] = run_thread
+        self._running[run_thread.run_id] = run_thread
         run_thread.start()
 
     def _find(self, ref: str) -> Data:

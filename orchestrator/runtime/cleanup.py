@@ -69,7 +69,7 @@ class Clock:
     def now_s(self) -> float:
         return self._wall_s + time.monotonic() - self._start_s
 
-    def old_up_to(self, last_seq: int) -> int:
+    def newest_old_event(self, last_seq: int) -> int:
         """Number of the newest event that is old enough: from before the start, or first seen `keep_s` ago."""
         now_s = time.monotonic()
         self._marks.append((now_s, last_seq))
@@ -123,19 +123,19 @@ class Housekeeping(threading.Thread):
     def run(self) -> None:
         checked = False
         while not self._closing.is_set():
-            checked = checked or self._guarded("reading the histories of open jobs", self.check)
+            checked = checked or self._run_safely("reading the histories of open jobs", self.check_histories)
             if self._keep_s is not None:
-                self._guarded("removing old jobs", self.prune)
-            self._guarded("updating rows of ended jobs", self.refresh)
-            self._guarded("removing unused code archives, data and files", self._tidy)
+                self._run_safely("removing old jobs", self.prune)
+            self._run_safely("updating rows of ended jobs", self.refresh)
+            self._run_safely("removing unused code archives, data and files", self._tidy)
             self._closing.wait(LOOK_EVERY_S if checked else CHECKED_AGAIN_S)
 
     def close(self) -> None:
         self._closing.set()
 
-    def check(self) -> None:
+    def check_histories(self) -> None:
         try:
-            self._jobs.check_histories(self._pause)
+            self._jobs.check_histories(self._wait_or_closing)
         finally:
             for job, reason in list(self._jobs.damaged.items()):
                 if job not in self._distrusted:
@@ -145,27 +145,27 @@ class Housekeeping(threading.Thread):
     def prune(self) -> None:
         """Remove all jobs, rows and keys that are too old now. Ends early when the thread is closed."""
         keep_s, retention = self._keep_s or 0.0, self._store.retention
-        now_s, up_to = self._clock.now_s(), self._clock.old_up_to(self._store.last_seq)
+        now_s, up_to = self._clock.now_s(), self._clock.newest_old_event(self._store.last_seq)
         count = removed = retention.remove_jobs(now_s - keep_s, up_to)
-        while removed and not self._pause():
+        while removed and not self._wait_or_closing():
             count += (removed := retention.remove_jobs(now_s - keep_s, up_to))
-        while retention.remove_rows() and not self._pause():
+        while retention.remove_rows() and not self._wait_or_closing():
             pass
-        while retention.remove_keys(now_s - max(keep_s, KEYS_AT_LEAST_S)) and not self._pause():
+        while retention.remove_keys(now_s - max(keep_s, KEYS_AT_LEAST_S)) and not self._wait_or_closing():
             pass
         if count:
             log.info("%d jobs that ended more than %.1f days ago were removed", count, keep_s / 86400)
         for node in retention.nodes():
-            if not self._clear(node):
+            if not self._clear_node(node):
                 retention.give_up(node, now_s - PLACES_KEPT_S)
 
-    def _clear(self, node: str) -> bool:
+    def _clear_node(self, node: str) -> bool:
         """Have a node remove all folders of removed jobs, in batches.
 
         Return False if it did not answer at all.
         """
         retention, newest = self._store.retention, None
-        while not self._closing.is_set() and (folders := retention.places(node, newest)):
+        while not self._closing.is_set() and (folders := retention.folders(node, newest)):
             try:
                 removed = self._forget(folders)
             except PolyfleetError as e:
@@ -173,9 +173,9 @@ class Housekeeping(threading.Thread):
                     "node %s did not remove the folders of removed jobs; the server asks it again later: %s", node, e
                 )
                 return newest is not None
-            retention.removed(removed)
+            retention.folders_removed(removed)
             newest = folders[-1]
-            self._pause()
+            self._wait_or_closing()
         return True
 
     def refresh(self) -> None:
@@ -185,13 +185,13 @@ class Housekeeping(threading.Thread):
         """
         while self._refreshed is not None and not self._closing.is_set():
             self._refreshed = self._store.refresh(self._refreshed)
-            self._pause()
+            self._wait_or_closing()
 
-    def _pause(self) -> bool:
+    def _wait_or_closing(self) -> bool:
         """Wait a moment; return True if the thread must end."""
         return self._closing.wait(PAUSE_S)
 
-    def _guarded(self, name: str, work: Callable[[], object]) -> bool:
+    def _run_safely(self, name: str, work: Callable[[], object]) -> bool:
         """Call `work`, and log any error. Return whether it succeeded."""
         try:
             work()

@@ -44,23 +44,23 @@ class Packages:
         """
         if not sha:
             return archive_unpack.Contents([], "")
-        self._uses.note(sha)
+        self._uses.touch(sha)
         archive = self.path(sha)
-        if (record := self._listed(sha)) is None:  # stored by an older version
-            self._list(sha, archive)
-            record = self._listed(sha) or {}
+        if (record := self._read_listing(sha)) is None:  # stored by an older version
+            self._write_listing(sha, archive)
+            record = self._read_listing(sha) or {}
         return archive_unpack.Contents(**record["contents"])
 
-    def has(self, sha: str) -> bool:
+    def is_stored(self, sha: str) -> bool:
         """Check that an archive is stored with its full size.
 
         This counts as use, because a submission follows.
         """
-        self._uses.note(sha)
-        record, archive = self._listed(sha), self._folder / f"{sha}.zip"
+        self._uses.touch(sha)
+        record, archive = self._read_listing(sha), self._folder / f"{sha}.zip"
         return record is not None and archive.is_file() and archive.stat().st_size == record["bytes"]
 
-    def keep(self, sha: str, data: Path) -> None:
+    def store(self, sha: str, data: Path) -> None:
         """Move the file `data` into the store; it is durable when this returns.
 
         The caller has checked its digest.
@@ -68,26 +68,26 @@ class Packages:
         Replaces a stored archive with this digest, which may be damaged. Raises UserError if no node could unpack it:
         on a node this would look like a failure of the node, and be retried.
         """
-        self._uses.note(sha)
-        self._list(sha, data)
+        self._uses.touch(sha)
+        self._write_listing(sha, data)
         write_durably(data)
         data.replace(self._folder / f"{sha}.zip")
         write_durably(self._folder)
 
-    def _list(self, sha: str, archive: Path) -> None:
+    def _write_listing(self, sha: str, archive: Path) -> None:
         """Write the archive's size and contents beside it, atomically."""
         record = {"bytes": archive.stat().st_size, "contents": asdict(archive_unpack.read_in_child(archive))}
-        write_private(self._names(sha), json.dumps(record))
+        write_private(self._listing_path(sha), json.dumps(record))
 
-    def _listed(self, sha: str) -> dict[str, Any] | None:
+    def _read_listing(self, sha: str) -> dict[str, Any] | None:
         """The stored "bytes" and "contents" of an archive; None if missing or from an older version."""
         try:
-            record = json.loads(self._names(sha).read_text())
+            record = json.loads(self._listing_path(sha).read_text())
         except (FileNotFoundError, ValueError):
             return None
         return record if isinstance(record, dict) and "contents" in record else None
 
-    def _names(self, sha: str) -> Path:
+    def _listing_path(self, sha: str) -> Path:
         return self._folder / f"{sha}.names"
 
     def idle(self) -> list[str]:
@@ -97,10 +97,10 @@ class Packages:
     def remove(self, names: Iterable[str]) -> None:
         """Remove those of the archives that are still idle."""
         for sha in names:
-            with self._uses.removing(sha) as idle:
+            with self._uses.remove_if_idle(sha) as idle:
                 if idle:
                     (self._folder / f"{sha}.zip").unlink(missing_ok=True)
-                    self._names(sha).unlink(missing_ok=True)
+                    self._listing_path(sha).unlink(missing_ok=True)
 
     def send(self, sha: str, node: str, agents: Agents) -> None:
         """Send an archive to `node` unless it is there. The node checks the digest before use.
@@ -147,17 +147,17 @@ class Unnamed:
         idle_here, idle_on_nodes = self._packages.idle(), dict(self._idle_on_nodes())
         in_use = self._in_use()
         candidates = dict.fromkeys([*idle_here, *(sha for names in idle_on_nodes.values() for sha in names)])
-        unused = {sha for sha in candidates if sha not in in_use and not self._is_named(sha)}
+        unused = {sha for sha in candidates if sha not in in_use and not self._is_used(sha)}
         self._packages.remove(unused.intersection(idle_here))
         for node, names in idle_on_nodes.items():
             if to_remove := sorted(unused.intersection(names)):
-                self._asked(node, "remove_code_archives", to_remove)
+                self._call_node(node, "remove_code_archives", to_remove)
 
     def _idle_on_nodes(self) -> Iterable[tuple[str, list[str]]]:
         for node, _ in self._agents.ready():
-            yield node, self._asked(node, "idle_code_archives") or []
+            yield node, self._call_node(node, "idle_code_archives") or []
 
-    def _asked(self, node: str, method: str, *arguments: Any) -> Any:
+    def _call_node(self, node: str, method: str, *arguments: Any) -> Any:
         """Call a node; None if it does not answer. The next `remove` asks it again."""
         try:
             return self._agents.call(node, method, *arguments)
@@ -165,7 +165,7 @@ class Unnamed:
             log.info("node %s did not remove unused code archives; the server asks it again later: %s", node, e)
             return None
 
-    def _is_named(self, sha: str) -> bool:
+    def _is_used(self, sha: str) -> bool:
         job = self._job.pop(sha, "")
         if not job or not self._exists(job):
             job = self._job_naming(sha)

@@ -80,28 +80,28 @@ class Carrier:
         self._launches = ThreadPoolExecutor(LAUNCHES, thread_name_prefix="launches")
         self._releases = ThreadPoolExecutor(RELEASES, thread_name_prefix="releases")
         self._copies = ThreadPoolExecutor(COPIES, thread_name_prefix="copies")
-        self._taken: set[str] = set()
-        self._places: dict[str, threading.Lock] = defaultdict(threading.Lock)
-        self._ways: dict[type, Callable[[Any], None]] = {
+        self._places_in_use: set[str] = set()
+        self._place_locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._handlers: dict[type, Callable[[Any], None]] = {
             c.Launch: self._launch,
             c.Stop: self._stop,
-            c.Forget: lambda f: keeping.before(f, lambda: self._forget(f)),
+            c.Forget: lambda f: keeping.preserve_before(f, lambda: self._forget(f)),
             c.Fence: self._fence,
             c.Release: self._release,
-            c.MakeAgent: lambda m: agents.make(m.node, m.ray_id),
+            c.MakeAgent: lambda m: agents.start(m.node, m.ray_id),
             c.RestartAgent: lambda r: agents.restart(r.node, r.ray_id, r.reason),
             c.RestartNode: self._restart_node,
-            c.DropAgent: lambda d: agents.drop(d.node, d.ray_id),
+            c.DropAgent: lambda d: agents.unwatch(d.node, d.ray_id),
             c.RestAgent: lambda r: agents.rest(r.node, r.ray_id),
-            c.AskNodes: self._ask_nodes,
-            c.StoreReport: self._report,
-            c.Replicate: partial(self._in, self._copies, self._replicated),
+            c.AskNodes: self._request_nodes,
+            c.StoreReport: self._store_report,
+            c.Replicate: partial(self._submit, self._copies, self._run_replication),
             c.Refuse: lambda _: None,
             c.Warn: lambda w: log.warning("%s", w.text),
         }
 
-    def carry(self, command: Command) -> None:
-        self._ways[type(command)](command)
+    def execute(self, command: Command) -> None:
+        self._handlers[type(command)](command)
 
     def close(self) -> None:
         self.keeping.close()
@@ -109,24 +109,24 @@ class Carrier:
             threads.shutdown(wait=False, cancel_futures=True)
 
     def _forget(self, forget: c.Forget) -> None:
-        self._agents.tell(forget.node, "remove_shared_files", forget.job, forget.epoch, done=partial(_noted, forget))
+        self._agents.call_async(forget.node, "remove_shared_files", forget.job, forget.epoch, done=partial(_noted, forget))
 
-    def _in(self, threads: ThreadPoolExecutor, carry: Callable[[Any], Message], command: Any) -> None:
-        threads.submit(self._told, carry, command)
+    def _submit(self, threads: ThreadPoolExecutor, carry: Callable[[Any], Message], command: Any) -> None:
+        threads.submit(self._post_result, carry, command)
 
-    def _told(self, carry: Callable[[Any], Message], command: Any) -> None:
+    def _post_result(self, carry: Callable[[Any], Message], command: Any) -> None:
         try:
             self._post(carry(command))
         except Exception:
             log.exception("%s could not be executed", command)
 
     def _launch(self, launch: c.Launch) -> None:
-        self._taken.add(launch.place)
-        self._in(self._launches, self._launched, launch)
+        self._places_in_use.add(launch.place)
+        self._submit(self._launches, self._run_launch, launch)
 
-    def _launched(self, launch: c.Launch) -> Message:
+    def _run_launch(self, launch: c.Launch) -> Message:
         try:
-            with self._alone_at(launch.place):
+            with self._lock_devices(launch.place):
                 return self._launcher.launch(launch)
         except _Occupied as e:
             return LaunchFailed(launch.job, launch.epoch, "launch", str(e))
@@ -136,20 +136,20 @@ class Carrier:
             return LaunchFailed(launch.job, launch.epoch, "launch", message, launch.nodes)
 
     def _release(self, release: c.Release) -> None:
-        self._taken.discard(release.place)
-        self._in(self._releases, self._released, release)
+        self._places_in_use.discard(release.place)
+        self._submit(self._releases, self._run_release, release)
 
-    def _released(self, command: c.Release) -> Message:
+    def _run_release(self, command: c.Release) -> Message:
         """Release devices, unless the next attempt has taken over their reservation."""
         try:
-            with self._alone_at(command.place):
-                if command.place not in self._taken:
+            with self._lock_devices(command.place):
+                if command.place not in self._places_in_use:
                     reservations.release(command.place)
         except PolyfleetError as e:
-            return Released(command.place, str(e), command.asked_s)
-        return Released(command.place, asked_s=command.asked_s)
+            return Released(command.place, str(e), command.requested_s)
+        return Released(command.place, requested_s=command.requested_s)
 
-    def _replicated(self, command: c.Replicate) -> Message:
+    def _run_replication(self, command: c.Replicate) -> Message:
         try:
             return Replicator(self._launcher.checkpoints).replicate(command)
         except Exception as e:
@@ -157,12 +157,12 @@ class Carrier:
             return Replicated(command.job, command.step, command.node, error=f"internal error: {e!r}")
 
     @contextmanager
-    def _alone_at(self, place: str) -> Iterator[None]:
+    def _lock_devices(self, place: str) -> Iterator[None]:
         """Hold the lock of these devices, so that no other command reserves or releases them.
 
         Raises _Occupied.
         """
-        lock = self._places[place]
+        lock = self._place_locks[place]
         if not lock.acquire(timeout=PLACE_S):
             raise _Occupied(place)
         try:
@@ -173,9 +173,9 @@ class Carrier:
     def _restart_node(self, restart: c.RestartNode) -> None:
         """Restart a node after asking Ray again what it holds: the launch's information may be a minute old."""
         check = partial(ray_capacity.withholds, restart.ray_id)
-        RAY.ask(f"list the reservations on {restart.node}", check, PLACE_S, partial(self._looked, restart))
+        RAY.submit(f"list the reservations on {restart.node}", check, PLACE_S, partial(self._restart_if_withheld, restart))
 
-    def _looked(self, restart: c.RestartNode, withholds: Any) -> None:
+    def _restart_if_withheld(self, restart: c.RestartNode, withholds: Any) -> None:
         node = self._agents.get(restart.node)
         is_same = node is not None and node.ray_id == restart.ray_id
         if withholds is not True or self._repair is None or not is_same:
@@ -186,32 +186,32 @@ class Carrier:
 
     def _stop(self, stop: c.Stop) -> None:
         def post_result(error: BaseException | None) -> None:
-            self._post(Stopped(stop.node, stop.job, stop.epoch, stop.how, str(error) if error else "", stop.asked_s))
+            self._post(Stopped(stop.node, stop.job, stop.epoch, stop.how, str(error) if error else "", stop.requested_s))
 
-        self._agents.tell(stop.node, "stop", stop.job, stop.epoch, stop.how, done=post_result)
+        self._agents.call_async(stop.node, "stop", stop.job, stop.epoch, stop.how, done=post_result)
 
     def _fence(self, fence: c.Fence) -> None:
         change = fences.lower_to if fence.lower else fences.raise_to
-        change(fence.job, fence.epoch, partial(self._fenced, fence))
+        change(fence.job, fence.epoch, partial(self._post_fence_answer, fence))
 
-    def _fenced(self, fence: c.Fence, current_epoch: Any) -> None:
+    def _post_fence_answer(self, fence: c.Fence, current_epoch: Any) -> None:
         if isinstance(current_epoch, BaseException):
-            self._post(Fenced(fence.job, fence.epoch, error=str(current_epoch), asked_s=fence.asked_s))
+            self._post(Fenced(fence.job, fence.epoch, error=str(current_epoch), requested_s=fence.requested_s))
         else:
-            self._post(Fenced(fence.job, fence.epoch, current_epoch, asked_s=fence.asked_s))
+            self._post(Fenced(fence.job, fence.epoch, current_epoch, requested_s=fence.requested_s))
 
-    def _ask_nodes(self, command: c.AskNodes) -> None:
-        RAY.ask("request nodes from its autoscaler", partial(autoscaler.ask, command.requests), ASK_S, self._asked)
+    def _request_nodes(self, command: c.AskNodes) -> None:
+        RAY.submit("request nodes from its autoscaler", partial(autoscaler.ask, command.requests), ASK_S, self._post_nodes_requested)
 
-    def _asked(self, result: Any) -> None:
+    def _post_nodes_requested(self, result: Any) -> None:
         is_error = isinstance(result, BaseException)
         self._post(NodesAsked(first_line(result)) if is_error else NodesAsked(failed=result))
 
-    def _report(self, command: c.StoreReport) -> None:
+    def _store_report(self, command: c.StoreReport) -> None:
         self._store.report(
             command.job, command.epoch, command.metrics.get("step", 0), command.time_s, command.metrics, at=command.at
         )
-        self._jobs.measured(command.job, command.metrics)
+        self._jobs.set_metrics(command.job, command.metrics)
 
 
 def _noted(command: Command, error: BaseException | None) -> None:

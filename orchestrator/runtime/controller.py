@@ -81,29 +81,29 @@ class Runtime(threading.Thread):
         super().__init__(name="controller", daemon=True)
         self._jobs, self._store, self._agents, self._inbox = jobs, store, agents, inbox
         self._throughput, self._history, self._repair = throughput, history, repair
-        self.measured = Throughput(), History()
-        self.pulse = liveness or Pulse()
-        self.replaced = False
-        self.seen: Callable[[tuple[Devices, ...]], None] = lambda _: None
-        self.heard: Callable[[dict[str, float]], None] = lambda _: None
-        self._nodes_told: frozenset[tuple[str, bool]] = frozenset()
+        self.measurements = Throughput(), History()
+        self.liveness = liveness or Pulse()
+        self.database_replaced = False
+        self.on_devices: Callable[[tuple[Devices, ...]], None] = lambda _: None
+        self.on_last_contacts: Callable[[dict[str, float]], None] = lambda _: None
+        self._nodes_reported: frozenset[tuple[str, bool]] = frozenset()
         self._trouble_since_s = time.monotonic()
         self._record: FleetRecord | None = None
         self._groups = node_groups.Known()
-        self._unread = ""
-        self._compared, self._compare_at_s = "", 0.0
+        self._record_error = ""
+        self._compared_address, self._compare_at_s = "", 0.0
         self._reserved_s = 0.0
         self._turn_due_s = 0.0
-        self._ticked = True
+        self._has_ticked = True
         self._closing = threading.Event()
         agents.generation = store.next_generation()
         self._link = Link(agents, self._inbox.put)
-        agents.trouble = before_joining(self._recorded())
-        self._carrier = Carrier(agents, launcher, store, jobs, self._inbox.put, keeping, repair)
+        agents.problem = before_joining(self._read_record())
+        self._executor = Carrier(agents, launcher, store, jobs, self._inbox.put, keeping, repair)
         drained_nodes = drained(e for e in store.events_below(OWNER))
         reported = store.last_reports([record.job.id for record in jobs.open() if record.attempts])
-        initial = control.resumed(jobs.open(), drained_nodes, store.told_at, now(), reported)
-        self._steps = Steps(jobs, initial, self._stored, self._storing)
+        initial = control.resumed(jobs.open(), drained_nodes, store.stored_offset, now(), reported)
+        self._steps = Steps(jobs, initial, self._publish_state, self._before_write)
         for job_id, reason in jobs.damaged.items():
             # A job with a damaged history is cancelled: otherwise it might run twice.
             self.post(m.CancelAsked(job_id, f"its history in the job store is damaged: {reason}"))
@@ -115,31 +115,31 @@ class Runtime(threading.Thread):
 
     def ask(self, message: Message) -> None:
         """Post a message and wait until its effect is durable; see Inbox.ask."""
-        self._inbox.ask(message, lambda: self.pulse.doing)
+        self._inbox.ask(message, lambda: self.liveness.activity)
 
     @property
     def control(self) -> Control:
         return self._steps.control
 
     @property
-    def planned(self) -> Plan:
+    def plan(self) -> Plan:
         return self.control.plan
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Why no fleet is served now, or ""."""
-        return self._agents.trouble
+        return self._agents.problem
 
     @property
-    def trouble_s(self) -> float:
+    def problem_s(self) -> float:
         """Seconds for which no fleet has been served; 0 while one is."""
-        return time.monotonic() - self._trouble_since_s if self.trouble else 0.0
+        return time.monotonic() - self._trouble_since_s if self.problem else 0.0
 
     @property
-    def holding(self) -> str:
+    def hold_reason(self) -> str:
         silent_s = self._agents.head_silent_s
         silent = f"Ray's head has not answered for {silent_s:.0f} s" if silent_s > HEAD_LATE_S else ""
-        return self._link.holding or self._unread or silent
+        return self._link.hold_reason or self._record_error or silent
 
     @property
     def fleet(self) -> FleetRecord | None:
@@ -147,9 +147,9 @@ class Runtime(threading.Thread):
         return self._link.fleet
 
     @property
-    def repairs(self) -> bool:
+    def repairs_nodes(self) -> bool:
         """Whether this server restarts lost nodes: only those of a fleet that it runs itself."""
-        return self._repair is not None and (self.fleet is None or self.fleet.embedded)
+        return self._repair is not None and (self.fleet is None or self.fleet.is_embedded)
 
     def snapshot(self) -> Snapshot:
         return snapshot(self.control, now(), self._throughput())
@@ -158,99 +158,99 @@ class Runtime(threading.Thread):
         self._closing.set()
         self._inbox.put(None)
         self.join(timeout=10)
-        if not self.trouble:
-            self._tell_heard()
-        self._carrier.close()
+        if not self.problem:
+            self._report_last_contacts()
+        self._executor.close()
         self._link.close()
 
     # -- the thread
 
     def run(self) -> None:
         while not self._closing.is_set():
-            self.pulse.doing = "waiting for messages"
+            self.liveness.activity = "waiting for messages"
             self._inbox.drain(self._wait_s(), self._turn_due_s, self._closing)
             used_s = time.thread_time()
             try:
-                self._turn()
-                self.pulse.ended()
+                self._cycle()
+                self.liveness.cycle_ended()
                 rest_s = (time.thread_time() - used_s) * (1 / TURN_SHARE - 1)
                 self._turn_due_s = time.monotonic() + min(rest_s, GATHER_S)
             except PolyfleetError as e:
-                self._inbox.refuse_asks(e)
-                self._failed(str(e))
+                self._inbox.refuse_requests(e)
+                self._cycle_failed(str(e))
             except Exception as e:
-                if repr(e) != self.pulse.failing:
+                if repr(e) != self.liveness.error:
                     log.exception("this cycle failed; the next one processes its messages again")
-                self._inbox.refuse_asks(FleetError(f"internal error: {e!r}", "its traceback is in the server's log"))
-                self._failed(repr(e))
+                self._inbox.refuse_requests(FleetError(f"internal error: {e!r}", "its traceback is in the server's log"))
+                self._cycle_failed(repr(e))
 
-    def _failed(self, error: str) -> None:
-        if error != self.pulse.failing:
+    def _cycle_failed(self, error: str) -> None:
+        if error != self.liveness.error:
             log.warning("%s", error)
-        self.pulse.ended(error)
+        self.liveness.cycle_ended(error)
         self._closing.wait(TURN_S)
 
-    def _troubled(self, reason: str) -> None:
-        if reason and not self.trouble:
+    def _set_problem(self, reason: str) -> None:
+        if reason and not self.problem:
             self._trouble_since_s = time.monotonic()
-            self._tell_heard()
-        self._agents.trouble = reason
+            self._report_last_contacts()
+        self._agents.problem = reason
 
-    def _tell_heard(self) -> None:
+    def _report_last_contacts(self) -> None:
         at = now()
-        self.heard({node.name: at.wall_s - node.silent_s(at.s) for node in self.control.nodes.values()})
+        self.on_last_contacts({node.name: at.wall_s - node.silent_s(at.s) for node in self.control.nodes.values()})
 
     def _wait_s(self) -> float:
-        if not (self.control.changed and self.control.joined) or self.control.trouble:
+        if not (self.control.needs_plan and self.control.is_joined) or self.control.problem:
             return TURN_S
         left_s = self._steps.tick_due_s - time.monotonic()
-        return SOON_S if self._ticked else max(0.0, left_s)
+        return SOON_S if self._has_ticked else max(0.0, left_s)
 
-    def _turn(self) -> None:
+    def _cycle(self) -> None:
         """Run one cycle. Messages stay in the inbox until all events that follow from them are stored."""
-        self.pulse.doing = "reading the fleet's record"
-        cluster_messages = self._linked(self._recorded())
-        self._inbox.kept += cluster_messages
-        self.pulse.doing = "deciding"
-        items = [*self._inbox.kept, *self._tick()]
+        self.liveness.activity = "reading the fleet's record"
+        cluster_messages = self._update_membership(self._read_record())
+        self._inbox.pending += cluster_messages
+        self.liveness.activity = "deciding"
+        items = [*self._inbox.pending, *self._tick()]
         try:
-            commands = self._steps.take(items)
+            commands = self._steps.apply(items)
         finally:
-            self._inbox.kept = [item for item in items if not isinstance(item, m.Tick)]
-        self._carry(commands)
-        self._tell_devices()
-        self.pulse.doing = "polling the agents"
-        if not self.trouble:
-            self._look()
+            self._inbox.pending = [item for item in items if not isinstance(item, m.Tick)]
+        self._execute(commands)
+        self._report_devices()
+        self.liveness.activity = "polling the agents"
+        if not self.problem:
+            self._poll()
 
-    def _recorded(self) -> FleetRecord | None:
+    def _read_record(self) -> FleetRecord | None:
         """Read the fleet's record. While it cannot be read, the last one is used and no job is placed."""
         try:
-            self._record, self._unread = fleet_record.read(), ""
+            self._record, self._record_error = fleet_record.read(), ""
         except (PolyfleetError, OSError) as e:
-            if not self._unread:
+            if not self._record_error:
                 log.warning("the fleet's record cannot be read: %s", e)
-            self._unread = f"the fleet's record cannot be read: {e}"
+            self._record_error = f"the fleet's record cannot be read: {e}"
         return self._record
 
-    def _stored(self, state: Control) -> None:
+    def _publish_state(self, state: Control) -> None:
         self._agents.nodes = state.nodes
 
-    def _storing(self) -> None:
-        self.pulse.doing = "writing to the job store"
+    def _before_write(self) -> None:
+        self.liveness.activity = "writing to the job store"
 
     def _tick(self) -> list[m.Tick]:
         """The tick of this cycle; empty if the last one took long and the next is not due."""
-        self._ticked = time.monotonic() >= self._steps.tick_due_s
-        if not self._ticked:
+        self._has_ticked = time.monotonic() >= self._steps.tick_due_s
+        if not self._has_ticked:
             return []
         running, recorded = self._workers()
-        trouble = self.trouble or self.holding
-        groups = self._groups.of(self.fleet.pools) if self.fleet else ()
-        self._carrier.keeping.pools = frozenset(group.pool for group in groups)
-        called = dict(self._agents.called) if groups else {}
-        self.measured = throughput, history = self._throughput(), self._history()
-        fleet_fields = running, recorded, self.repairs, groups, called
+        trouble = self.problem or self.hold_reason
+        groups = self._groups.groups(self.fleet.pools) if self.fleet else ()
+        self._executor.keeping.pools = frozenset(group.pool for group in groups)
+        called = dict(self._agents.last_called_s) if groups else {}
+        self.measurements = throughput, history = self._throughput(), self._history()
+        fleet_fields = running, recorded, self.repairs_nodes, groups, called
         settings = self._policy(), self._projects()
         return [m.Tick(throughput, trouble, self._prices(), *fleet_fields, history, *settings)]
 
@@ -258,27 +258,27 @@ class Runtime(threading.Thread):
         """Worker nodes of the fleet's record: (those believed to be running, all)."""
         if self.fleet is None:
             return frozenset(), frozenset()
-        both = self.fleet.living(), self.fleet.processes
+        both = self.fleet.running(), self.fleet.processes
         running, recorded = (frozenset(p.node for p in group if p.role == "worker") for group in both)
         return running, recorded
 
-    def _tell_devices(self) -> None:
+    def _report_devices(self) -> None:
         nodes = frozenset((node.ray_id, node.facts is not None) for node in self.control.nodes.values())
-        if nodes != self._nodes_told:
-            self._nodes_told = nodes
-            self.seen(self.snapshot().possible)
+        if nodes != self._nodes_reported:
+            self._nodes_reported = nodes
+            self.on_devices(self.snapshot().possible)
 
-    def _linked(self, recorded: FleetRecord | None) -> list[Message]:
+    def _update_membership(self, recorded: FleetRecord | None) -> list[Message]:
         """Update our membership in the fleet's Ray cluster; return messages about changes for the controller."""
-        for kind, *rest in self._inbox.of_the_link():
+        for kind, *rest in self._inbox.take_link_messages():
             handle: Callable[..., Any] = getattr(self._link, kind)  # joined, left or parted
             handle(*rest)
-        trouble = self._link.trouble(recorded, self._give_back)
-        self._troubled((trouble and self._unread) or trouble)
-        if self._agents.overtaken and self._repair:
+        trouble = self._link.update(recorded, self._give_back)
+        self._set_problem((trouble and self._record_error) or trouble)
+        if self._agents.superseded_by and self._repair:
             self._repair.close()
-        fleet, link_changes = self._link.fleet, [i for i in self._inbox.kept if isinstance(i, m.Joined | m.Parted)]
-        joined = isinstance(link_changes[-1], m.Joined) if link_changes else self.control.joined
+        fleet, link_changes = self._link.fleet, [i for i in self._inbox.pending if isinstance(i, m.Joined | m.Parted)]
+        joined = isinstance(link_changes[-1], m.Joined) if link_changes else self.control.is_joined
         if fleet is None and joined:
             return [m.Parted(over=recorded is None or recorded.state != "up")]
         if fleet is not None and not joined:
@@ -288,8 +288,8 @@ class Runtime(threading.Thread):
 
     def _give_back(self) -> None:
         scaling = self.control.scaling
-        grows = bool(scaling.groups or scaling.asked or scaling.asking)
-        give_back(self._agents, list(self.control.lives.values()), grows)
+        grows = bool(scaling.groups or scaling.confirmed_request or scaling.pending_request)
+        give_back(self._agents, list(self.control.attempts.values()), grows)
 
     def _compare_origin(self, fleet: FleetRecord) -> None:
         """Compare our database with the one that the fleet was started with.
@@ -297,8 +297,8 @@ class Runtime(threading.Thread):
         Retried later if the disk is full.
         """
         try:
-            self.replaced = origin.replaced(home(), fleet.address, self._store.identity)
-            self._compared = fleet.address
+            self.database_replaced = origin.replaced(home(), fleet.address, self._store.identity)
+            self._compared_address = fleet.address
         except OSError as e:
             log.warning("the identity of the fleet's database could not be saved; it will be retried: %s", e)
             self._compare_at_s = time.monotonic() + COMPARE_AGAIN_S
@@ -317,29 +317,29 @@ class Runtime(threading.Thread):
         specs = self.fleet.projects if self.fleet else {}
         return {name: Project(project["quota"], project["borrow"]) for name, project in specs.items()}
 
-    def _carry(self, commands: list[Command]) -> None:
+    def _execute(self, commands: list[Command]) -> None:
         for command in commands:
             crash_hook.point(f"command:{type(command).__name__}:before")
             try:
-                self._carrier.carry(command)
+                self._executor.execute(command)
             except Exception:
                 log.exception("%s could not be started", command)
             crash_hook.point(f"command:{type(command).__name__}:after")
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Poll for changes: Ray's nodes and reservations, and each agent's attempts."""
-        if self.fleet and self.fleet.address != self._compared and time.monotonic() >= self._compare_at_s:
+        if self.fleet and self.fleet.address != self._compared_address and time.monotonic() >= self._compare_at_s:
             self._compare_origin(self.fleet)
         self._agents.refresh()
-        if self._agents.floor > self._agents.generation:
-            self._agents.generation = self._store.next_generation(self._agents.floor)
-        for node in self._agents.unwatched():
+        if self._agents.minimum_generation > self._agents.generation:
+            self._agents.generation = self._store.next_generation(self._agents.minimum_generation)
+        for node in self._agents.idle_agents():
             cursors, last_phases = control.watch_of(self.control, node)
-            self._agents.watch(node, cursors, last_phases, WATCH_S)
-        if time.monotonic() - self._reserved_s > RESERVED_EVERY_S and not self.holding:
+            self._agents.poll(node, cursors, last_phases, WATCH_S)
+        if time.monotonic() - self._reserved_s > RESERVED_EVERY_S and not self.hold_reason:
             self._reserved_s = time.monotonic()
-            RAY.ask("list reserved devices", reservations.list_held, LIMIT_S, self._held)
+            RAY.submit("list reserved devices", reservations.list_held, LIMIT_S, self._post_reserved)
 
-    def _held(self, reserved: Any) -> None:
+    def _post_reserved(self, reserved: Any) -> None:
         if not isinstance(reserved, BaseException):
             self.post(m.Reserved(reserved))

@@ -39,9 +39,9 @@ class DataMoves:
         for index, data in enumerate(launch.data):
             item = Item(f"data.{index}", data, data.sha256)
             first, *others = self._targets(launch)
-            item = Item(item.field, data, self._on(first, item, set_activity))  # the same on all of its nodes
+            item = Item(item.field, data, self._ensure_on(first, item, set_activity))  # the same on all of its nodes
             with ThreadPoolExecutor(NODES_AT_ONCE, "data") as pool:
-                list(pool.map(lambda node, item=item: self._on(node, item, set_activity), others))
+                list(pool.map(lambda node, item=item: self._ensure_on(node, item, set_activity), others))
             mounts.append(item.mount)
         return tuple(mounts)
 
@@ -53,16 +53,16 @@ class DataMoves:
         facts = facts_of(self.agents, name)
         return (facts.storage_id if facts else "") or f"node {name}"
 
-    def _on(self, node: str, item: Item, set_activity: Tell) -> str:
+    def _ensure_on(self, node: str, item: Item, set_activity: Tell) -> str:
         """Make sure that the node's cache has the item, and return its SHA-256."""
-        set_activity(f"looks for {item.wanted.uri} on {node}")
+        set_activity(f"looks for {item.data.uri} on {node}")
         if item.expected and self.agents.call(node, "find_data", item.expected, timeout_s=COMMIT_S) is not None:
             return item.expected
-        with self._alone(node, item, set_activity):
+        with self._lock_item(node, item, set_activity):
             if item.expected and self.agents.call(node, "find_data", item.expected, timeout_s=COMMIT_S) is not None:
                 return item.expected
             try:
-                return self._fetched(node, item, set_activity)
+                return self._fetch(node, item, set_activity)
             except (Conflict, SpecError):
                 raise
             except NotFound as e:
@@ -71,34 +71,34 @@ class DataMoves:
                 raise SpecError(item.field, e.message, e.remedy) from None
 
     @contextmanager
-    def _alone(self, node: str, item: Item, set_activity: Tell) -> Iterator[None]:
+    def _lock_item(self, node: str, item: Item, set_activity: Tell) -> Iterator[None]:
         """Hold the lock of this item in this storage, so that no other launch fetches it at the same time."""
-        lock = self.locks[self._storage_of(node), item.expected or item.wanted.uri]
+        lock = self.locks[self._storage_of(node), item.expected or item.data.uri]
         if not lock.acquire(blocking=False):
-            set_activity(f"waits for {item.wanted.uri}, which another job fetches")
+            set_activity(f"waits for {item.data.uri}, which another job fetches")
             lock.acquire()
         try:
             yield
         finally:
             lock.release()
 
-    def _fetched(self, node: str, item: Item, set_activity: Tell) -> str:
-        source = Sources(self.agents, self.checkpoints, self.store).of(node, item, set_activity)
+    def _fetch(self, node: str, item: Item, set_activity: Tell) -> str:
+        source = Sources(self.agents, self.checkpoints, self.store).find(node, item, set_activity)
         cached = self.agents.call(node, "data_found_at", source.key, timeout_s=COMMIT_S) if source.key else ""
         if cached and item.expected in ("", cached):
             return str(cached)
         self.agents.call(node, "make_data_room", source.bytes, timeout_s=COMMIT_S)
-        upload = hashlib.sha256(f"{item.wanted.uri}\n{source.key}\n{item.expected}".encode()).hexdigest()[:24]
+        upload = hashlib.sha256(f"{item.data.uri}\n{source.key}\n{item.expected}".encode()).hexdigest()[:24]
         inner = source.send(node, upload)
         set_activity(f"checks {size(source.bytes)} of data on {node}")
         record = self.agents.call(node, "keep_data", upload, inner, item.expected, source.key, timeout_s=COMMIT_S)
         actual = str(record["sha256"])
-        if actual != item.expected and of_this_machine(item.wanted.uri):
+        if actual != item.expected and of_this_machine(item.data.uri):
             raise FleetError(
-                f"{item.wanted.uri} reached {node} with another content than on this server",
+                f"{item.data.uri} reached {node} with another content than on this server",
                 "nothing to do: the server sends it again",
             )
         if item.expected not in ("", actual):
-            message = f"is {item.expected}, and {item.wanted.uri} has the SHA-256 {actual}"
+            message = f"is {item.expected}, and {item.data.uri} has the SHA-256 {actual}"
             raise SpecError(f"{item.field}.sha256", message, "correct the hash, or put the right data there")
         return actual

@@ -45,13 +45,13 @@ class Item:
     """
 
     field: str
-    wanted: Data
+    data: Data
     expected: str
 
     @property
     def mount(self) -> Mount:
-        path, inside = posixpath.normpath(self.wanted.mount), self.wanted.mount.endswith("/")
-        return self.expected, path, posixpath.basename(self.wanted.uri.rstrip("/")) if inside else ""
+        path, inside = posixpath.normpath(self.data.mount), self.data.mount.endswith("/")
+        return self.expected, path, posixpath.basename(self.data.uri.rstrip("/")) if inside else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,33 +73,33 @@ class Sources:
     checkpoints: CheckpointService
     store: DataStore
 
-    def of(self, node: str, item: Item, set_activity: Tell) -> Source:
+    def find(self, node: str, item: Item, set_activity: Tell) -> Source:
         """Find the source of an item that is needed on `node`. Raises SpecError, FleetError, NotFound."""
-        if of_this_machine(item.wanted.uri):
-            return self._sent(item, set_activity)
-        location = checkpoint_location.parse_location(item.wanted.uri, f"{item.field}.uri")
+        if of_this_machine(item.data.uri):
+            return self._from_server(item, set_activity)
+        location = checkpoint_location.parse_location(item.data.uri, f"{item.field}.uri")
         return (
-            self._in_store(node, location, item, set_activity)
+            self._from_store(node, location, item, set_activity)
             if location.scheme
-            else self._in_pool(location, item, set_activity)
+            else self._from_pool(location, item, set_activity)
         )
 
     # -- from an object store, read by the node itself
 
-    def _in_store(self, node: str, location: CheckpointLocation, item: Item, set_activity: Tell) -> Source:
+    def _from_store(self, node: str, location: CheckpointLocation, item: Item, set_activity: Tell) -> Source:
         source = {"source": {"uri": str(location)}}
-        description = self._tool(node, "look", source, lambda done_bytes, total: None, set_activity)
+        description = self._run_tool(node, "look", source, lambda done_bytes, total: None, set_activity)
         progress = _progress(set_activity, str(location), description["bytes"])
         pool = self.agents[node].facts.pool  # type: ignore[union-attr] # a node with a launch has reported its facts
 
         def send(node: str, upload: str) -> str:
             target = {"pool": pool, "path": f".uploads/{upload}"}
             arguments = {**source, "target": target, "version": description["version"]}
-            return str(self._tool(node, "fetch", arguments, progress, set_activity)["inner"])
+            return str(self._run_tool(node, "fetch", arguments, progress, set_activity)["inner"])
 
-        return Source(description["bytes"], source_key(item.wanted.uri, description["version"]), send)
+        return Source(description["bytes"], source_key(item.data.uri, description["version"]), send)
 
-    def _tool(
+    def _run_tool(
         self, node: str, verb: str, arguments: Any, progress: Callable[[int, int], None], set_activity: Tell
     ) -> Any:
         """Run a tool on a node, and retry while the node runs its maximum number.
@@ -109,7 +109,7 @@ class Sources:
         deadline = time.monotonic() + BUSY_S
         while True:
             try:
-                return self.checkpoints.watched(node, verb, arguments, progress)
+                return self.checkpoints.run_tool(node, verb, arguments, progress)
             except Conflict as e:
                 if time.monotonic() > deadline:
                     raise FleetError(e.message, e.remedy) from e
@@ -118,8 +118,8 @@ class Sources:
 
     # -- from a pool's storage, copied between nodes
 
-    def _in_pool(self, location: CheckpointLocation, item: Item, set_activity: Tell) -> Source:
-        reader, folder, name, entries = self._listed(location, item)
+    def _from_pool(self, location: CheckpointLocation, item: Item, set_activity: Tell) -> Source:
+        reader, folder, name, entries = self._find_entries(location, item)
         for entry in entries:
             if refusal := entry_refusal(entry["type"], entry["refused"]):
                 remedy = "remove this entry, or name a folder that does not contain it"
@@ -139,13 +139,13 @@ class Sources:
             self.agents.call(node, "keep_only", upload, [e["path"] for e in files], timeout_s=COMMIT_S)
             return name
 
-        return Source(total, source_key(item.wanted.uri, listing), send)
+        return Source(total, source_key(item.data.uri, listing), send)
 
-    def _listed(self, location: CheckpointLocation, item: Item) -> tuple[str, str, str, list[Entry]]:
+    def _find_entries(self, location: CheckpointLocation, item: Item) -> tuple[str, str, str, list[Entry]]:
         """Return (node, folder, name, entries at or below it). Raises SpecError if no node has a file there."""
         readers = self._readers(location.pool, f"{item.field}.uri")
         for reader in readers:
-            folder, _, name = self._real(reader, location).rpartition("/")
+            folder, _, name = self._resolve(reader, location).rpartition("/")
             try:
                 entries = list(self._entries(reader, folder, name, location.pool))
             except NotFound:
@@ -167,7 +167,7 @@ class Sources:
         near = [name for name, node in self.agents.ready() if node.facts and pool in node.facts.neighbours]
         return list(dict.fromkeys([*own, *near])) or [self.checkpoints.node_of(pool, field)]
 
-    def _real(self, reader: str, location: CheckpointLocation) -> str:
+    def _resolve(self, reader: str, location: CheckpointLocation) -> str:
         """Resolve JOB/output to the folder of the job's newest attempt."""
         job, _, path = location.path.partition("/")
         first, slash, rest = path.partition("/")
@@ -186,16 +186,16 @@ class Sources:
 
     # -- from this server, uploaded by a client
 
-    def _sent(self, item: Item, set_activity: Tell) -> Source:
+    def _from_server(self, item: Item, set_activity: Tell) -> Source:
         try:
             total = self.store.size_bytes(item.expected)
         except (NotFound, UserError):
-            raise missing(f"{item.field}.uri", item.wanted.uri) from None
+            raise missing(f"{item.field}.uri", item.data.uri) from None
 
         def send(node: str, upload: str) -> str:
             tree, files, single = self.store.files(item.expected)
             arrived = self.agents.call(node, "begin_upload", upload)
-            done_bytes, pending, progress = 0, deque[Any](), _progress(set_activity, item.wanted.uri, total)
+            done_bytes, pending, progress = 0, deque[Any](), _progress(set_activity, item.data.uri, total)
             for entry in files:
                 path, size_bytes = entry["path"], entry["bytes"]
                 if arrived.get(path) == size_bytes and size_bytes:  # the node hashes it later, with all other files

@@ -28,7 +28,7 @@ class DataStore:
         self._folder = folder
         self._contents = Contents(folder)
 
-    def has(self, sha256: str) -> bool:
+    def is_stored(self, sha256: str) -> bool:
         """Check whether the content is stored. This counts as use, because a submission follows."""
         return self._contents.find(sha256) is not None
 
@@ -42,10 +42,10 @@ class DataStore:
         """Return (tree, its file entries, file name); the name is "" if the content is a folder."""
         content = self._folder / sha256 / "content"
         if content.is_file():
-            return Tree(content.parent), [Tree(content.parent).look("content")], "content"
+            return Tree(content.parent), [Tree(content.parent).entry("content")], "content"
         return Tree(content), [entry for entry in Tree(content).all_entries() if entry["type"] == "file"], ""
 
-    def keep(self, upload: str, sha256: str, single: str) -> Content:
+    def store(self, upload: str, sha256: str, single: str) -> Content:
         """Store a complete upload, or its `single` file, as content. Raises UserError if the digest differs."""
         if (existing := self._contents.find(sha256)) is not None:
             self.discard(upload)
@@ -53,7 +53,7 @@ class DataStore:
         folder, single = self._upload(upload), plain(single, "single") if single else ""
         if not folder.is_dir():
             raise NotFound(f"no upload {upload}", "send the data first")
-        content = self._contents.keep(folder / single if single else folder, sha256)
+        content = self._contents.add(folder / single if single else folder, sha256)
         self.discard(upload)
         if content.sha256 != sha256:
             raise UserError(f"the data has the SHA-256 {content.sha256}, not {sha256}", "send it again")
@@ -93,7 +93,7 @@ class DataStore:
         return {"version": version, "sha256": hashes}
 
     def discard(self, upload: str) -> None:
-        self._contents.drop(self._upload(upload))
+        self._contents.discard(self._upload(upload))
 
     def _upload(self, upload: str) -> Path:
         if not UPLOAD.fullmatch(upload):

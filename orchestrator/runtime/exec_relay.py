@@ -74,7 +74,7 @@ class Execs:
         """
         if len(self._running) >= MOST:
             raise TooManyExecs(MOST)
-        epoch, node = self._place(record, request.rank)
+        epoch, node = self._locate_rank(record, request.rank)
         order = {
             "rank": request.rank,
             "command": list(request.command),
@@ -98,9 +98,9 @@ class Execs:
         )
         return {"exec": exec_id, "job": record.job.id, "attempt": epoch, "rank": request.rank, "node": node}
 
-    def _place(self, record: Record, rank: int) -> tuple[int, str]:
+    def _locate_rank(self, record: Record, rank: int) -> tuple[int, str]:
         """Return (epoch, node) of a rank that is running now. Raises Conflict, NotFound, FleetError."""
-        job, attempt = record.job, record.live
+        job, attempt = record.job, record.live_attempt
         if job.state in TERMINAL:
             raise Conflict(
                 f"{job.id} has ended: {job.state}", "commands can only join a running job; submit it as a separate job"
@@ -123,7 +123,7 @@ class Execs:
 
     def read(self, exec_id: str, offset: int, timeout_s: float) -> Data:
         """Read output; parameters and result as of the agent's `exec_read`. Logs the end of the command."""
-        running = self._of(exec_id)
+        running = self._find(exec_id)
         reply: Data = self._agents.call(
             running.node, "exec_read", running.number, offset, timeout_s, timeout_s=timeout_s + ANSWER_S
         )
@@ -133,12 +133,12 @@ class Execs:
         return reply
 
     def write(self, exec_id: str, offset: int, data: bytes, end: bool) -> Data:
-        running = self._of(exec_id)
+        running = self._find(exec_id)
         reply: Data = self._agents.call(running.node, "exec_write", running.number, offset, data, end, WRITE_S)
         return reply
 
     def resize(self, exec_id: str, rows: int, columns: int) -> None:
-        running = self._of(exec_id)
+        running = self._find(exec_id)
         self._agents.call(running.node, "exec_resize", running.number, rows, columns)
 
     def close(self, exec_id: str) -> None:
@@ -154,7 +154,7 @@ class Execs:
                 "exec %s could not be ended; the agent of %s will end it: %s", exec_id[:8], running.node, e.message
             )
 
-    def _of(self, exec_id: str) -> Exec:
+    def _find(self, exec_id: str) -> Exec:
         running = self._running.get(exec_id)
         if running is None:
             raise NotFound("this command has ended, or the server was restarted", "run it again")

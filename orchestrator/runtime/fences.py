@@ -27,12 +27,12 @@ Answered = Callable[[Any], None]
 
 def raise_to(job: str, epoch: int, answered: Answered) -> None:
     """Raise a job's fence to at least `epoch`: older attempts stop as soon as their agent reads it."""
-    _IN_TURN.ask(job, _Change(RAISE, partial(_raise, job, epoch), answered))
+    _IN_TURN.submit(job, _Change(RAISE, partial(_raise, job, epoch), answered))
 
 
 def lower_to(job: str, epoch: int, answered: Answered) -> None:
     """Lower a fence from `epoch` + 1 to `epoch`; a fence above that is not changed."""
-    _IN_TURN.ask(job, _Change(LOWER, partial(_lower, job, epoch), answered))
+    _IN_TURN.submit(job, _Change(LOWER, partial(_lower, job, epoch), answered))
 
 
 def take(job: str, epoch: int, ours: bool) -> int:
@@ -54,7 +54,7 @@ def forget(job: str) -> None:
 class _Change:
     name: str
     make: Callable[[], Any]
-    answered: Answered
+    on_result: Answered
 
 
 class _InTurn:
@@ -65,23 +65,23 @@ class _InTurn:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._under_way: dict[str, _Change] = {}
+        self._in_progress: dict[str, _Change] = {}
         self._next: dict[str, _Change] = {}
 
-    def ask(self, job: str, change: _Change) -> None:
+    def submit(self, job: str, change: _Change) -> None:
         with self._lock:
-            current, replaced = self._under_way.get(job), self._next.get(job)
-            (self._under_way if current is None else self._next)[job] = change
+            current, replaced = self._in_progress.get(job), self._next.get(job)
+            (self._in_progress if current is None else self._next)[job] = change
         if current is None:
             self._begin(job, change)
         elif replaced is not None:
-            replaced.answered(_late(job, current))
+            replaced.on_result(_late(job, current))
 
     def run(self, job: str, name: str, make: Callable[[], Any]) -> Any:
         """Make a change in its turn and return its result. Raises its error, or FleetError after LIMIT_S."""
         results: queue.SimpleQueue[Any] = queue.SimpleQueue()
         change = _Change(name, make, results.put)
-        self.ask(job, change)
+        self.submit(job, change)
         try:
             result = results.get(timeout=LIMIT_S)
         except queue.Empty:
@@ -95,22 +95,22 @@ class _InTurn:
         with self._lock:
             if self._next.get(job) is change:
                 del self._next[job]
-            return self._under_way.get(job, change)
+            return self._in_progress.get(job, change)
 
     def _begin(self, job: str, change: _Change) -> None:
-        RAY.ask(change.name, change.make, LIMIT_S, partial(self._returned, job, change))
+        RAY.submit(change.name, change.make, LIMIT_S, partial(self._finish, job, change))
 
-    def _returned(self, job: str, change: _Change, result: Any) -> None:
+    def _finish(self, job: str, change: _Change, result: Any) -> None:
         was_left = isinstance(result, ClusterLeft)
         with self._lock:
             next_change = self._next.pop(job, None)
             if next_change is None or was_left:
-                del self._under_way[job]
+                del self._in_progress[job]
             else:
-                self._under_way[job] = next_change
-        change.answered(result)
+                self._in_progress[job] = next_change
+        change.on_result(result)
         if next_change is not None and was_left:
-            next_change.answered(result)
+            next_change.on_result(result)
         elif next_change is not None:
             self._begin(job, next_change)
 
@@ -153,7 +153,7 @@ def _change(job: str, epoch: int) -> None:
 
     Raises ClusterLeft if the cluster was left: what was read there is not valid for the next one.
     """
-    if RAY.left:
+    if RAY.is_left:
         raise ClusterLeft("change a fence")
     _write(job, epoch)
 

@@ -55,7 +55,7 @@ class FilePlaces:
         away: list[str] = []
         for attempt in (attempt for attempt in attempts if attempt.epoch >= floor):
             for rank, node in enumerate(attempt.nodes):
-                candidate = self._seen(job, attempt.pool, node, rank, floor)
+                candidate = self._newest_folder(job, attempt.pool, node, rank, floor)
                 if candidate is None:
                     away.append(node)
                 elif candidate.epoch >= floor and candidate.epoch:
@@ -64,7 +64,7 @@ class FilePlaces:
         newest_folders = (folder for folder in folders.values() if folder.epoch == newest)
         return Found(tuple(sorted(newest_folders, key=lambda f: f.node_rank)), tuple(dict.fromkeys(away)))
 
-    def _seen(self, job: str, pool: str, node: str, rank: int, floor: int) -> Folder | None:
+    def _newest_folder(self, job: str, pool: str, node: str, rank: int, floor: int) -> Folder | None:
         """The job's newest folder in the storage of `node`, of epoch 0 if there is none.
 
         None if no node can read that storage.
@@ -72,7 +72,7 @@ class FilePlaces:
         for reader in self._readers(node, pool):
             reply = self._agents.call(reader, "files_of", job, pool)
             folder = Folder(int(reply["epoch"]), reader, pool, str(reply["storage"]), rank)
-            if folder.epoch >= max(floor, 1) or reader == node or self._share(reader, node, pool):
+            if folder.epoch >= max(floor, 1) or reader == node or self._share_storage(reader, node, pool):
                 return folder
         return None
 
@@ -88,7 +88,7 @@ class FilePlaces:
         yield from (name for name, other in ready.items() if other.facts and other.facts.pool == pool)
         yield from (name for name, other in ready.items() if other.facts and pool in other.facts.neighbours)
 
-    def _share(self, reader: str, node: str, pool: str) -> bool:
+    def _share_storage(self, reader: str, node: str, pool: str) -> bool:
         """Check that both nodes certainly use the same storage: they are on one machine."""
         reader_facts, node_facts = self._facts(reader), self._facts(node)
         if reader_facts is None or node_facts is None or reader_facts.host != node_facts.host:
@@ -101,10 +101,10 @@ class FilePlaces:
         node = self._agents.get(name)
         return node.facts if node else None
 
-    def is_away(self, job: str, nodes: Sequence[str]) -> FleetError:
+    def away_error(self, job: str, nodes: Sequence[str]) -> FleetError:
         """Make the error for files that no reachable node has."""
         reasons = "; ".join(f"node {name}, {self._agents.away_reason(name)}" for name in nodes)
         remedy = "run `polyfleet up` to restart lost nodes; the files stay on the node"
-        if not (self._agents.trouble or any(map(self._agents.get, nodes))):
+        if not (self._agents.problem or any(map(self._agents.get, nodes))):
             remedy = "if the node was given back, the files are lost; use a shared storage for its pool"
         return FleetError(f"the files of {job} are on {reasons}", remedy)

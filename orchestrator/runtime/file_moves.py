@@ -31,17 +31,17 @@ Tell = Callable[[str], None]
 class FileMoves:
     def __init__(self, agents: Agents, pace: Pace | None = None):
         self._agents, self._pace = agents, pace or Pace()
-        self._places = FilePlaces(agents)
+        self._locator = FilePlaces(agents)
 
     def bring(self, launch: Launch, set_activity: Tell) -> str:
         """Give an attempt the files of earlier attempts; return a sentence on files that are missing, or "".
 
         Raises FleetError; the launch is then retried.
         """
-        if not any(attempt.started for attempt in launch.ran):
+        if not any(attempt.started for attempt in launch.previous_attempts):
             return ""
         set_activity("looks for its files")
-        located = self._places.find(launch.job, launch.ran)
+        located = self._locator.find(launch.job, launch.previous_attempts)
         away = f"its files on {', '.join(located.away)} cannot be reached" if located.away else ""
         try:
             missing = "; ".join(filter(None, (away, *self._bring(launch, located, set_activity))))
@@ -58,7 +58,7 @@ class FileMoves:
         if not located.folders:
             return []
         missing: list[str] = []
-        has_ended = {attempt.epoch: attempt.over for attempt in launch.ran}
+        has_ended = {attempt.epoch: attempt.is_over for attempt in launch.previous_attempts}
         used = set()
         for rank, node, storage, epoch in self._targets(launch):
             source = _source(located, rank)
@@ -141,9 +141,9 @@ class Copy:
         wait: Callable[[int], None],
         describe: Callable[[int], str] | None = None,
     ):
-        self._told = describe or self._of_a_job
+        self._describe = describe or self._job_activity
         self._agents, self._source, self._folder = agents, source, folder
-        self._node, self._upload, self._tell, self._wait = node, upload, set_activity, wait
+        self._node, self._upload, self._set_activity, self._wait = node, upload, set_activity, wait
         self._pending: deque[tuple[str, Any]] = deque()
         self._versions: dict[str, set[str]] = {}
         self._done_bytes = self._total_bytes = 0
@@ -153,7 +153,7 @@ class Copy:
         for _ in range(TRIES):
             for entry in files:
                 self._send(entry, arrived.get(entry["path"], 0))
-            self._settle(0)
+            self._wait_for_pieces(0)
             changed = {path for path, versions in self._versions.items() if len(versions) > 1}
             files, arrived = [entry for entry in files if entry["path"] in changed], {}
             self._versions.clear()
@@ -164,22 +164,22 @@ class Copy:
     def _send(self, entry: Entry, arrived_bytes: int) -> None:
         """Copy one file. Its last piece, which completes it, is sent after all others have arrived."""
         offsets = range(0, max(entry["bytes"], 1), PIECE_BYTES)
-        arrived = self._same(entry["path"], arrived_bytes) if arrived_bytes else set()
+        arrived = self._arrived_pieces(entry["path"], arrived_bytes) if arrived_bytes else set()
         for index, offset in enumerate(offsets[:-1]):
             if index not in arrived:
                 self._wait(PIECE_BYTES)
-                self._piece(entry["path"], offset, False)
+                self._copy_piece(entry["path"], offset, False)
         if len(offsets) > 1:
-            self._settle(0)
+            self._wait_for_pieces(0)
         self._wait(entry["bytes"] - offsets[-1])
-        self._piece(entry["path"], offsets[-1], True)
+        self._copy_piece(entry["path"], offsets[-1], True)
         self._done_bytes += entry["bytes"]
-        self._tell(self._told(self._done_bytes))
+        self._set_activity(self._describe(self._done_bytes))
 
-    def _of_a_job(self, done_bytes: int) -> str:
+    def _job_activity(self, done_bytes: int) -> str:
         return f"copies its files from {self._source.pool} ({done_bytes >> 20} of {self._total_bytes >> 20} MiB)"
 
-    def _same(self, path: str, arrived_bytes: int) -> set[int]:
+    def _arrived_pieces(self, path: str, arrived_bytes: int) -> set[int]:
         """Indexes of pieces that an earlier try has copied."""
         equal: set[int] = set()
         for first in range(0, arrived_bytes // PIECE_BYTES, 32):
@@ -191,15 +191,15 @@ class Copy:
             equal |= {index for index, (one, other) in pairs if one == other}
         return equal
 
-    def _piece(self, path: str, offset: int, last: bool) -> None:
+    def _copy_piece(self, path: str, offset: int, last: bool) -> None:
         """Copy one piece directly between the nodes."""
         read = self._agents.actor(self._source.node).file_piece
         write = self._agents.actor(self._node).take_piece
         piece = read.remote(self._folder, path, offset, self._source.pool)
         self._pending.append((path, write.remote(self._upload, path, offset, piece, last)))
-        self._settle(IN_FLIGHT - 1)
+        self._wait_for_pieces(IN_FLIGHT - 1)
 
-    def _settle(self, maximum: int) -> None:
+    def _wait_for_pieces(self, maximum: int) -> None:
         while len(self._pending) > maximum:
             path, ref = self._pending.popleft()
             version = actors.answer(ref, f"node {self._node}: take_piece", PIECE_S)

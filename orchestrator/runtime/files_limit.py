@@ -49,27 +49,27 @@ class FilesLimit:
     """
 
     def __init__(self, agents: Agents, jobs: Jobs, limit_bytes: int | None, then: Callable[[], None] = lambda: None):
-        self._agents, self._jobs, self._most_bytes, self._then = agents, jobs, limit_bytes, then
+        self._agents, self._jobs, self._limit_bytes, self._then = agents, jobs, limit_bytes, then
 
     def remove(self) -> None:
-        if self._most_bytes is not None:
-            self._of_all(self._most_bytes)
+        if self._limit_bytes is not None:
+            self._limit_pools(self._limit_bytes)
         self._then()
 
-    def _of_all(self, limit_bytes: int) -> None:
+    def _limit_pools(self, limit_bytes: int) -> None:
         nodes = {node.facts.pool: name for name, node in self._agents.ready() if node.facts}
         for pool, node in sorted(nodes.items()):
             try:
-                self._of_pool(pool, node, limit_bytes)
+                self._limit_pool(pool, node, limit_bytes)
             except PolyfleetError as e:
                 log.info("the files of jobs in pool %s could not be checked; they are checked again later: %s", pool, e)
 
-    def _of_pool(self, pool: str, node: str, limit_bytes: int) -> None:
+    def _limit_pool(self, pool: str, node: str, limit_bytes: int) -> None:
         sizes: dict[str, int] = self._agents.call(node, "files_sizes", timeout_s=MEASURE_S)
         ended_s, epochs = {}, {}
         for job in sizes if sum(sizes.values()) > limit_bytes else ():
             record = self._jobs.get(job)
-            if record and record.job.state in TERMINAL and record.live is None and record.ended_s is not None:
+            if record and record.job.state in TERMINAL and record.live_attempt is None and record.ended_s is not None:
                 ended_s[job], epochs[job] = record.ended_s, record.job.epoch
         for job in chosen(sizes, ended_s, limit_bytes):
             self._agents.call(node, "remove_files", job, epochs[job])

@@ -23,18 +23,18 @@ class FleetSeen:
     """The fleet's devices, once its nodes have reported. Thread-safe. `inventory`: the last known one."""
 
     def __init__(self, runtime: Runtime, agents: Agents, inventory: KnownDevices):
-        self._runtime, self._agents, self._known = runtime, agents, inventory
-        self._settled = ""
-        runtime.seen, runtime.heard = self._look, inventory.hear
+        self._runtime, self._agents, self._inventory = runtime, agents, inventory
+        self._ready_address = ""
+        runtime.on_devices, runtime.on_last_contacts = self._store_inventory, inventory.set_last_contacts
 
     def devices(self) -> tuple[tuple[Devices, ...] | None, str]:
         """Return (devices to check a submission against, why its job will wait or "").
 
         The devices are None if the fleet has not reported yet and none is known from before.
         """
-        self.settle(SUBMIT_WAIT_S)
-        trouble, inventory, fleet = self._runtime.trouble, self._known.newest, self._runtime.fleet
-        if inventory is None or (fleet is not None and not self._complete(fleet)):
+        self.wait_until_ready(SUBMIT_WAIT_S)
+        trouble, inventory, fleet = self._runtime.problem, self._inventory.newest, self._runtime.fleet
+        if inventory is None or (fleet is not None and not self._is_complete(fleet)):
             return None, f"{trouble or NOT_YET}; the job waits, and its resources are checked once a fleet is up"
         note = f"{trouble}; the job waits, checked against the fleet of {inventory.seen_at}" if trouble else ""
         return inventory.devices, note
@@ -45,7 +45,7 @@ class FleetSeen:
         Raises FleetError if no fleet is served.
         """
         self.check_served()
-        if not (self._agents.items() or self._grows):
+        if not (self._agents.items() or self._is_autoscaled):
             raise FleetError("no node has reported yet", "`polyfleet status` shows what is missing")
         return self._runtime.snapshot()
 
@@ -54,17 +54,17 @@ class FleetSeen:
 
         `elsewhere`: clause that is added to the message after ", and ".
         """
-        self.settle()
+        self.wait_until_ready()
         fleet = fleet_record.read()
         is_up = fleet is not None and fleet.state == "up"
-        if trouble := self._runtime.trouble or ("" if is_up else NO_FLEET):
+        if trouble := self._runtime.problem or ("" if is_up else NO_FLEET):
             message = f"{trouble}, and {elsewhere}" if elsewhere else trouble
             raise FleetError(message, UP_SHOWS if is_up else BRING_UP)
 
     def pools(self) -> dict[str, list[str]]:
         """Nodes by pool, of the fleet that is up or else of the last known inventory."""
-        if self._runtime.trouble:
-            inventory = self._known.newest
+        if self._runtime.problem:
+            inventory = self._inventory.newest
             pairs = {(d.pool, d.node) for d in inventory.devices} if inventory else set()
         else:
             pairs = {(node.facts.pool, name) for name, node in self._agents.items() if node.facts}
@@ -73,42 +73,42 @@ class FleetSeen:
             for pool in sorted({pool_of for pool_of, _ in pairs})
         }
 
-    def settle(self, wait_s: float = FIRST_NODES_WAIT_S) -> None:
+    def wait_until_ready(self, wait_s: float = FIRST_NODES_WAIT_S) -> None:
         """Wait until every node of the fleet has reported.
 
         A server that has just started knows no nodes, and would otherwise answer that there are no nodes, no
         checkpoints and no logs.
         """
         joined = self._runtime.fleet
-        if joined is not None and joined.address == self._settled and not self._runtime.trouble:
+        if joined is not None and joined.address == self._ready_address and not self._runtime.problem:
             return
         deadline = time.monotonic() + wait_s
         while time.monotonic() < deadline:
             fleet = fleet_record.read()
-            if fleet is None or fleet.state != "up" or fleet.headless:
+            if fleet is None or fleet.state != "up" or fleet.is_headless:
                 return
-            if RAY.blocked() or self._agents.overtaken:
+            if RAY.blocked() or self._agents.superseded_by:
                 return  # nodes that have not reported by now will not soon
-            if self._complete(fleet):
-                self._known.look(self._runtime.snapshot().possible)
-                self._settled = fleet.address
+            if self._is_complete(fleet):
+                self._inventory.update(self._runtime.snapshot().possible)
+                self._ready_address = fleet.address
                 return
             time.sleep(0.05)
 
     @property
-    def _grows(self) -> bool:
+    def _is_autoscaled(self) -> bool:
         """Whether the fleet is autoscaled: it may have no node until a job needs one."""
         return bool(self._runtime.control.scaling.groups)
 
-    def _complete(self, fleet: FleetRecord) -> bool:
+    def _is_complete(self, fleet: FleetRecord) -> bool:
         """Whether every node of the fleet has reported its facts or is lost."""
-        if self._settled == fleet.address:
+        if self._ready_address == fleet.address:
             return True
-        reported = {name for name, agent in self._agents.items() if agent.facts or agent.lost}
-        return bool(reported or self._grows) and reported >= {p.node for p in fleet.living() if p.role == "worker"}
+        reported = {name for name, agent in self._agents.items() if agent.facts or agent.lost_reason}
+        return bool(reported or self._is_autoscaled) and reported >= {p.node for p in fleet.running() if p.role == "worker"}
 
-    def _look(self, devices: tuple[Devices, ...]) -> None:
+    def _store_inventory(self, devices: tuple[Devices, ...]) -> None:
         """Store the devices as inventory once the fleet is complete."""
         fleet = self._runtime.fleet
-        if fleet is not None and self._complete(fleet):
-            self._known.look(devices)
+        if fleet is not None and self._is_complete(fleet):
+            self._inventory.update(devices)

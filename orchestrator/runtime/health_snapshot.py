@@ -36,7 +36,7 @@ class Watched:
     ):
         self._store, self._agents, self._runtime, self._repairs = store, agents, runtime, repairs
 
-    def seen(self) -> Seen:
+    def snapshot(self) -> Seen:
         runtime, at = self._runtime, now()
         return Seen(
             self._controller(),
@@ -49,29 +49,29 @@ class Watched:
                     _down(node),
                     node.ready,
                     0.0 if node.resting else node.silent_s(at.s),
-                    tuple(node.unknown),
-                    node.broken if node.unmade and not node.lost else "",
+                    tuple(node.unknown_attempts),
+                    node.agent_error if node.failed_agent_starts and not node.lost_reason else "",
                 )
                 for name, node in runtime.control.nodes.items()
             ),
             tuple(leaks(runtime.control, at)),
-            tuple(runtime.pulse.repairs(REPAIRS_TOLD_S)),
+            tuple(runtime.liveness.repairs(REPAIRS_TOLD_S)),
             tuple(dict.fromkeys(reason for repair in self._repairs for reason in repair.waiting.values())),
-            runtime.replaced,
-            runtime.repairs,
+            runtime.database_replaced,
+            runtime.repairs_nodes,
         )
 
     def _controller(self) -> ControllerSeen:
-        runtime, liveness = self._runtime, self._runtime.pulse
+        runtime, liveness = self._runtime, self._runtime.liveness
         return ControllerSeen(
             liveness.age_s,
-            liveness.doing,
-            liveness.failing,
+            liveness.activity,
+            liveness.error,
             liveness.failures,
-            runtime.trouble,
-            runtime.trouble_s,
-            runtime.holding,
-            bool(self._agents.overtaken),
+            runtime.problem,
+            runtime.problem_s,
+            runtime.hold_reason,
+            bool(self._agents.superseded_by),
             runtime.control.memory.fault,
             runtime.control.policy.name,
             runtime.control.memory.gap,
@@ -93,14 +93,14 @@ class Watched:
 
     def findings(self) -> list[tuple[str, Finding]]:
         """(node or "", finding) about the server itself, its fleet and what jobs wrote."""
-        return [*health.findings(self.seen()), *unreadable_output.findings(self._agents.poison())]
+        return [*health.findings(self.snapshot()), *unreadable_output.findings(self._agents.unreadable_output())]
 
     def view(self) -> dict[str, Any]:
         """The snapshot and its findings as JSON data, for `status`."""
-        view: dict[str, Any] = to_plain(self.seen())
+        view: dict[str, Any] = to_plain(self.snapshot())
         return view | {"findings": [{"node": node, **to_plain(finding)} for node, finding in self.findings()]}
 
 
 def _down(node: Node) -> str:
     """Why the node cannot be used at all, or ""."""
-    return node.lost or node.refused or node.broken
+    return node.lost_reason or node.unsupported_reason or node.agent_error

@@ -24,26 +24,26 @@ class Histories:
     def __init__(self, jobs: Jobs):
         self._jobs = jobs
         self._lock = threading.Lock()
-        self._begun = False
-        self._took: OrderedDict[Key, dict[str, deque[float]]] = OrderedDict()
-        self._rows: dict[Key, dict[str, float]] = {}
-        self._tried: OrderedDict[Key, Counter[str]] = OrderedDict()
-        self._known = History()
+        self._has_started = False
+        self._device_s: OrderedDict[Key, dict[str, deque[float]]] = OrderedDict()
+        self._medians: dict[Key, dict[str, float]] = {}
+        self._spent_device_s: OrderedDict[Key, Counter[str]] = OrderedDict()
+        self._newest = History()
 
     def newest(self) -> History:
         with self._lock:
             if new := self._finished():
                 for record in new:
                     self._add(record)
-                self._known = History(dict(self._rows), {key: dict(spent) for key, spent in self._tried.items()})
-            return self._known
+                self._newest = History(dict(self._medians), {key: dict(spent) for key, spent in self._spent_device_s.items()})
+            return self._newest
 
     def _finished(self) -> list[Record]:
         """Jobs that finished since the last call; at the first call, the newest in the store. Oldest first."""
-        new, has_started = self._jobs.finished(), self._begun
+        new, has_started = self._jobs.finished(), self._has_started
         if not has_started:
             new = self._jobs.page(TERMINAL, limit=AT_START).records
-        self._begun = True
+        self._has_started = True
         return new
 
     def _add(self, record: Record) -> None:
@@ -54,19 +54,19 @@ class Histories:
                 if (
                     record.job.state is State.SUCCEEDED and len(device_s_by_kind) == 1
                 ):  # with several kinds, the cost of each alone is not known
-                    self._succeeded(key, *device_s_by_kind.items())
+                    self._add_success(key, *device_s_by_kind.items())
 
     def _count(self, key: Key, device_s_by_kind: dict[str, float]) -> None:
-        self._tried.setdefault(key, Counter()).update(device_s_by_kind)
-        self._tried.move_to_end(key)
-        if len(self._tried) > WORKLOADS:
-            self._tried.popitem(last=False)
+        self._spent_device_s.setdefault(key, Counter()).update(device_s_by_kind)
+        self._spent_device_s.move_to_end(key)
+        if len(self._spent_device_s) > WORKLOADS:
+            self._spent_device_s.popitem(last=False)
 
-    def _succeeded(self, key: Key, on: tuple[str, float]) -> None:
+    def _add_success(self, key: Key, on: tuple[str, float]) -> None:
         kind, device_s = on
-        by_kind = self._took.setdefault(key, {})
+        by_kind = self._device_s.setdefault(key, {})
         by_kind.setdefault(kind, deque(maxlen=LAST)).append(device_s)
-        self._took.move_to_end(key)
-        self._rows[key] = {kind_name: median(device_times) for kind_name, device_times in by_kind.items()}
-        if len(self._took) > WORKLOADS:
-            del self._rows[self._took.popitem(last=False)[0]]
+        self._device_s.move_to_end(key)
+        self._medians[key] = {kind_name: median(device_times) for kind_name, device_times in by_kind.items()}
+        if len(self._device_s) > WORKLOADS:
+            del self._medians[self._device_s.popitem(last=False)[0]]

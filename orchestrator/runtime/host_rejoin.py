@@ -27,11 +27,11 @@ class RejoinThread(threading.Thread):
     def run(self) -> None:
         while not self._closing.wait(LOOK_EVERY_S):
             try:
-                result = self._rejoins.look(self._ready())
+                result = self._rejoins.check(self._ready())
             except Exception:
                 log.exception("checking for hosts that are away failed; it will be retried")
                 continue
-            self.waiting = result.waiting
+            self.waiting = result.postponed
             for node in result.started:
                 self._repaired(node, f"the host of {node} had been away and was joined again")
 

@@ -24,7 +24,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.kept: list[Any] = []
+        self.pending: list[Any] = []
 
     def put(self, item: Any) -> None:
         """Add an item; None only wakes the controller."""
@@ -53,17 +53,17 @@ class Inbox:
         except queue.Empty:
             pass
         new = tuple(record for item in items if isinstance(item, m.Submitted) for record in item.records)
-        self.kept += [m.Submitted(new)] if new else []
-        self.kept += [item for item in items if item is not None and not isinstance(item, m.Submitted)]
+        self.pending += [m.Submitted(new)] if new else []
+        self.pending += [item for item in items if item is not None and not isinstance(item, m.Submitted)]
 
-    def of_the_link(self) -> list[tuple[Any, ...]]:
+    def take_link_messages(self) -> list[tuple[Any, ...]]:
         """Remove and return the tuples from the link."""
-        link_messages = [item for item in self.kept if isinstance(item, tuple)]
-        self.kept = [item for item in self.kept if not isinstance(item, tuple)]
+        link_messages = [item for item in self.pending if isinstance(item, tuple)]
+        self.pending = [item for item in self.pending if not isinstance(item, tuple)]
         return link_messages
 
-    def refuse_asks(self, error: PolyfleetError) -> None:
+    def refuse_requests(self, error: PolyfleetError) -> None:
         """Answer all waiting callers with an error; messages without a waiting caller stay for the next cycle."""
-        for request in [item for item in self.kept if isinstance(item, Ask)]:
-            request.answer(error)
-        self.kept = [item for item in self.kept if not isinstance(item, Ask)]
+        for request in [item for item in self.pending if isinstance(item, Ask)]:
+            request.finish(error)
+        self.pending = [item for item in self.pending if not isinstance(item, Ask)]

@@ -25,41 +25,41 @@ class JobViews:
     """Makes views. `launching`: what a launch does now, by attempt key. `inventory`: has last contacts."""
 
     def __init__(self, jobs: Jobs, runtime: Runtime, launching: Mapping[str, str], inventory: KnownDevices):
-        self._jobs, self._runtime, self._launching, self._known_devices = jobs, runtime, launching, inventory
+        self._jobs, self._runtime, self._launching, self._inventory = jobs, runtime, launching, inventory
         self._line = Line(Plan(), {})
 
     def fields(self, record: Record, fields: tuple[str, ...]) -> dict[str, Any]:
-        view = self.whole(record)
+        view = self.view(record)
         return {name: view[name] for name in fields}
 
-    def whole(self, record: Record) -> dict[str, Any]:
+    def view(self, record: Record) -> dict[str, Any]:
         metrics = self._jobs.metrics(record.job.id) if record.attempts else {}
-        progress = progress_view(record, self._known(record))
-        return job_view(record, metrics, self.why(record), progress, self._known_until_s(record))
+        progress = progress_view(record, self._estimate_inputs(record))
+        return job_view(record, metrics, self.waiting_reason(record), progress, self._known_until_s(record))
 
-    def _known(self, record: Record) -> Known:
-        throughput, history = self._runtime.measured
+    def _estimate_inputs(self, record: Record) -> Known:
+        throughput, history = self._runtime.measurements
         progress = self._runtime.control.progress.get(record.job.id) or Progress()
         return Known(throughput, progress, history, ran_on(record.attempts, now().wall_s))
 
-    def why(self, record: Record) -> str:
+    def waiting_reason(self, record: Record) -> str:
         """Why a job waits, in one sentence; "" for other jobs.
 
         It is pending, its node is silent or down, or its launch takes long.
         """
-        if record.live is not None:
-            if trouble := self._runtime.trouble:
+        if record.live_attempt is not None:
+            if trouble := self._runtime.problem:
                 at = when(self._known_until_s(record) or 0.0)
                 return f"{trouble}; it was {record.job.state} at the last contact, {at} UTC"
-            doing = self._launching.get(f"{record.job.id}.{record.live.epoch}", "")
+            doing = self._launching.get(f"{record.job.id}.{record.live_attempt.epoch}", "")
             return waits_for(self._runtime.control, record.job.id, now(), doing)
         if record.job.state not in WAITING:
             return ""
-        if problem := self._runtime.trouble or self._runtime.holding:
+        if problem := self._runtime.problem or self._runtime.hold_reason:
             return problem
-        if (line := self._line).plan is not self._runtime.planned:
-            line = self._line = Line(self._runtime.planned, self._runtime.control.records)
-        queue_reason, paused_s = line.why(record.job), self._runtime.control.paused_until_s.get(record.job.id, 0.0)
+        if (line := self._line).plan is not self._runtime.plan:
+            line = self._line = Line(self._runtime.plan, self._runtime.control.records)
+        queue_reason, paused_s = line.waiting_reason(record.job), self._runtime.control.paused_until_s.get(record.job.id, 0.0)
         return (
             f"{record.reason}; {queue_reason}"
             if queue_reason and record.reason and paused_s > now().s
@@ -68,18 +68,18 @@ class JobViews:
 
     def _known_until_s(self, record: Record) -> float | None:
         """Time of the job's last known state (seconds since the epoch); None while all its nodes answer."""
-        if (live := record.live) is None or not live.allocation:
+        if (live := record.live_attempt) is None or not live.allocation:
             return None
         at = now()
-        last_contact_s = min(self._heard_s(node_of(devices_id), at) for devices_id, _ in live.allocation)
+        last_contact_s = min(self._last_contact_s(node_of(devices_id), at) for devices_id, _ in live.allocation)
         last_event_s = max(live.placed_s, live.started_s or 0.0)
-        is_silent = self._runtime.trouble or last_contact_s < at.wall_s - NODE_SILENT_S
+        is_silent = self._runtime.problem or last_contact_s < at.wall_s - NODE_SILENT_S
         return max(last_event_s, last_contact_s) if is_silent else None
 
-    def _heard_s(self, name: str, at: Now) -> float:
+    def _last_contact_s(self, name: str, at: Now) -> float:
         """Last contact with a node, seconds since the epoch; 0 if unknown."""
-        node = None if self._runtime.trouble else self._runtime.control.nodes.get(name)
-        return self._known_devices.heard_s(name) if node is None else at.wall_s - node.silent_s(at.s)
+        node = None if self._runtime.problem else self._runtime.control.nodes.get(name)
+        return self._inventory.last_contact_s(name) if node is None else at.wall_s - node.silent_s(at.s)
 
     def event(self, event: Event) -> dict[str, Any]:
         record = self._jobs.get(event.job)

@@ -34,7 +34,7 @@ class NotStored(FleetError):
     retry_after_s: int | None = 5
 
     @classmethod
-    def of(cls, error: FleetError) -> "NotStored":
+    def from_error(cls, error: FleetError) -> "NotStored":
         stored_error = cls(error.message, error.remedy)
         if isinstance(error, ReplacedError):  # a retry cannot succeed
             stored_error.retry_after_s = None
@@ -70,7 +70,7 @@ class Jobs:
         try:
             numbers = self._store.append(events, strict=True)
         except FleetError as e:
-            raise NotStored.of(e) from e
+            raise NotStored.from_error(e) from e
         self._finished.extend(event.job for event in events if event.event == "finished")
         return [replace(event, seq=seq) for event, seq in zip(events, numbers, strict=True)]
 
@@ -88,7 +88,7 @@ class Jobs:
         """
         ids = [record.job.id for record in self.open()]
         for start in range(0, len(ids), CHECKED_AT_ONCE):
-            for job, reason in self._table.distrusted(ids[start : start + CHECKED_AT_ONCE]).items():
+            for job, reason in self._table.damaged_histories(ids[start : start + CHECKED_AT_ONCE]).items():
                 if job not in self.damaged:
                     self._store.mark_damaged(job, reason)
             if pause():
@@ -115,9 +115,9 @@ class Jobs:
 
     def find(self, ref: str) -> Record:
         """Find a job by id, by name (the newest), or by a unique id prefix. Raises NotFound, with similar ids."""
-        if record := self.get(ref) or self._newest_of(ref):
+        if record := self.get(ref) or self._newest_named(ref):
             return record
-        ids = self._table.ids_from(ref)
+        ids = self._table.ids_with_prefix(ref)
         if len(ids) == 1 and (record := self.get(ids[0])):
             return record
         if ids:
@@ -129,10 +129,10 @@ class Jobs:
 
     def id_of(self, name: str) -> str:
         """Id of the newest job with that name, or ""."""
-        record = self._newest_of(name)
+        record = self._newest_named(name)
         return record.job.id if record else ""
 
-    def _newest_of(self, name: str) -> Record | None:
+    def _newest_named(self, name: str) -> Record | None:
         records = self._table.page((), name, None, 1).records if name.isprintable() and name else []
         return records[0] if records else None
 
@@ -145,17 +145,17 @@ class Jobs:
         with self._lock:
             for job, metrics in page.metrics.items():
                 if job not in self._metrics:
-                    self._remember(job, metrics)
+                    self._cache_metrics(job, metrics)
         return page
 
     def counts(self) -> dict[str, int]:
         """Number of jobs in each state."""
         return self._table.counts()
 
-    def measured(self, job_id: str, metrics: dict[str, Any]) -> None:
+    def set_metrics(self, job_id: str, metrics: dict[str, Any]) -> None:
         """Remember the newest report of a job."""
         with self._lock:
-            self._remember(job_id, metrics)
+            self._cache_metrics(job_id, metrics)
 
     def metrics(self, job_id: str) -> dict[str, Any]:
         """The newest metrics that the job reported, {} if it has reported none."""
@@ -163,10 +163,10 @@ class Jobs:
             metrics = self._metrics.get(job_id)
         if metrics is None:
             metrics = self._store.last_report(job_id)
-            self.measured(job_id, metrics)
+            self.set_metrics(job_id, metrics)
         return metrics
 
-    def _remember(self, job: str, metrics: dict[str, Any]) -> None:
+    def _cache_metrics(self, job: str, metrics: dict[str, Any]) -> None:
         self._metrics[job] = metrics
         self._metrics.move_to_end(job)
         while len(self._metrics) > METRICS_KEPT:

@@ -33,20 +33,20 @@ class KeptLogs:
     def __init__(self, folder: Path, agents: Agents):
         self._folder, self._agents = folder, agents
 
-    def keep(self, job: str, epoch: int, rank: int, node: str) -> None:
+    def copy(self, job: str, epoch: int, rank: int, node: str) -> None:
         """Copy the log of a rank that has ended, unless it is here.
 
         Raises FleetError if that is not possible now.
         """
-        target = self._of(job, epoch, rank)
+        target = self._rank_folder(job, epoch, rank)
         if target.is_dir():
             return
         unfinished = private_dir(self._folder) / f"{BEGUN}{uuid.uuid4().hex}"
         try:
             unfinished.mkdir(mode=0o700)
             copy = Copy(unfinished / LOG)
-            for offset, until in self._wanted(job, epoch, rank, node):
-                self._copy(copy, (job, epoch, rank), node, offset, until)
+            for offset, until in self._ranges(job, epoch, rank, node):
+                self._copy_range(copy, (job, epoch, rank), node, offset, until)
             private_dir(target.parent)
             unfinished.rename(target)
         except NotFound:
@@ -56,14 +56,14 @@ class KeptLogs:
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
 
-    def _wanted(self, job: str, epoch: int, rank: int, node: str) -> tuple[tuple[int, int], ...]:
+    def _ranges(self, job: str, epoch: int, rank: int, node: str) -> tuple[tuple[int, int], ...]:
         """Byte ranges (start, end) of the log to copy."""
         end = int(self._agents.call(node, "log_tail_range", job, epoch, rank, 0)["end"])
         if end <= MOST_BYTES:
             return ((0, end),)
         return (0, FIRST_BYTES), (end - (MOST_BYTES - FIRST_BYTES), end)
 
-    def _copy(self, copy: "Copy", rank: tuple[str, int, int], node: str, offset: int, until: int) -> None:
+    def _copy_range(self, copy: "Copy", rank: tuple[str, int, int], node: str, offset: int, until: int) -> None:
         while True:
             page = self._agents.call(node, "logs", *rank, offset, PAGE_BYTES)
             copy.add(offset, page["data"].encode(), page["next"])
@@ -74,7 +74,7 @@ class KeptLogs:
     def read(self, job: str, epoch: int, rank: int, offset: int, limit_bytes: int) -> dict[str, Any] | None:
         """Read from a copy, with the result of an agent's `logs`; None if there is no copy."""
         try:
-            page = log_files.read(self._of(job, epoch, rank) / LOG, offset, limit_bytes)
+            page = log_files.read(self._rank_folder(job, epoch, rank) / LOG, offset, limit_bytes)
         except FileNotFoundError:
             return None
         text = page.data.decode("utf-8", "replace")
@@ -82,15 +82,15 @@ class KeptLogs:
 
     def tail(self, job: str, epoch: int, rank: int, count: int) -> dict[str, int] | None:
         try:
-            start, end = log_files.last(self._of(job, epoch, rank) / LOG, count)
+            start, end = log_files.last(self._rank_folder(job, epoch, rank) / LOG, count)
         except FileNotFoundError:
             return None
         return {"start": start, "end": end}
 
-    def has(self, job: str, epoch: int, rank: int) -> bool:
-        return self._of(job, epoch, rank).is_dir()
+    def is_copied(self, job: str, epoch: int, rank: int) -> bool:
+        return self._rank_folder(job, epoch, rank).is_dir()
 
-    def remove_unknown(self, exists: Callable[[str], bool]) -> None:
+    def remove_stale(self, exists: Callable[[str], bool]) -> None:
         """Remove logs of jobs that no longer exist."""
         for path in self._jobs():
             if not exists(path.name):
@@ -100,7 +100,7 @@ class KeptLogs:
         with suppress(FileNotFoundError):
             yield from [path for path in self._folder.iterdir() if not path.name.startswith(BEGUN)]
 
-    def _of(self, job: str, epoch: int, rank: int) -> Path:
+    def _rank_folder(self, job: str, epoch: int, rank: int) -> Path:
         return self._folder / job / f"{int(epoch)}.{int(rank)}"
 
 

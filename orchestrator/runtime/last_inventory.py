@@ -47,7 +47,7 @@ class KnownDevices:
         self._lock = threading.Lock()
         self.newest = _read(path)
 
-    def look(self, devices: tuple[Devices, ...]) -> None:
+    def update(self, devices: tuple[Devices, ...]) -> None:
         """Update the inventory, and write it if it changed.
 
         A fleet without nodes is ignored: it is still starting.
@@ -61,13 +61,13 @@ class KnownDevices:
             last_contact_s = self.newest.heard_s if self.newest else {}
             self._write(Inventory(time.time(), now, last_contact_s))
 
-    def hear(self, last_contact_s: Mapping[str, float]) -> None:
+    def set_last_contacts(self, last_contact_s: Mapping[str, float]) -> None:
         """Store the last contact of nodes, when the server loses them or ends."""
         with self._lock:
             if last_contact_s and self.newest is not None:
                 self._write(replace(self.newest, heard_s={**self.newest.heard_s, **last_contact_s}))
 
-    def heard_s(self, node: str) -> float:
+    def last_contact_s(self, node: str) -> float:
         """Last contact of a node before the server lost it, seconds since the epoch; 0 if unknown."""
         return self.newest.heard_s.get(node, 0.0) if self.newest else 0.0
 

@@ -38,7 +38,7 @@ class NotStarted(Exception):
 
     def __init__(self, cause: PolyfleetError, nodes: tuple[str, ...], failed: tuple[str, ...]):
         super().__init__(str(cause))
-        self.cause, self.nodes, self.failed = cause, nodes, failed
+        self.cause, self.maybe_started, self.unanswered = cause, nodes, failed
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class Launcher:
     """Services that a launch uses. `doing`: what each launch does now, by attempt key."""
 
     agents: Agents
-    packages: Packages
+    code_archives: Packages
     checkpoints: CheckpointService
     data: DataMoves
-    doing: dict[str, str] = field(default_factory=dict)
+    activity: dict[str, str] = field(default_factory=dict)
 
     @property
-    def _bringer(self) -> Bringer:
+    def _resume_source(self) -> Bringer:
         return Bringer(self.agents, self.checkpoints)
 
     def launch(self, command: Launch) -> Launched | LaunchFailed:
@@ -60,32 +60,32 @@ class Launcher:
         try:
             return self._launch(command)
         finally:
-            self.doing.pop(command.attempt, None)
+            self.activity.pop(command.attempt, None)
 
     def _launch(self, command: Launch) -> Launched | LaunchFailed:
         try:
-            self._does(command, "waits for Ray to reserve its devices")
+            self._set_activity(command, "waits for Ray to reserve its devices")
             self._reserve(command)
-            self._does(command, "waits for Ray to raise its fence")
-            if newest_epoch := fences.take(command.job, command.epoch, command.fenced):
+            self._set_activity(command, "waits for Ray to raise its fence")
+            if newest_epoch := fences.take(command.job, command.epoch, command.fence_is_ours):
                 message = (
                     f"attempt {newest_epoch} of it may have run before: the fence of the job is already at this attempt"
                 )
-                return LaunchFailed(command.job, command.epoch, "launch", message, seen=newest_epoch)
-            brought = self._bringer.bring(command, partial(self._does, command))
-            missing_files = FileMoves(self.agents, self.checkpoints.pace).bring(command, partial(self._does, command))
-            script = hand_on(self.agents, command, partial(self._does, command))
-            mounts = self.data.bring(command, partial(self._does, command))
+                return LaunchFailed(command.job, command.epoch, "launch", message, newest_epoch=newest_epoch)
+            brought = self._resume_source.bring(command, partial(self._set_activity, command))
+            missing_files = FileMoves(self.agents, self.checkpoints.pace).bring(command, partial(self._set_activity, command))
+            script = hand_on(self.agents, command, partial(self._set_activity, command))
+            mounts = self.data.bring(command, partial(self._set_activity, command))
             ready = replace(command, orders=tuple(replace(order, data=mounts) for order in command.orders))
-            self._start(ready, brought.found, script)
+            self._start(ready, brought.checkpoint, script)
         except NotStarted as e:
-            return replace(_failed(command, e.cause), nodes=e.nodes, failed=e.failed)
+            return replace(_failed(command, e.cause), maybe_started=e.maybe_started, unanswered=e.unanswered)
         except NoRoom as e:
-            return replace(_failed(command, e), short=e.short, unheld=e.unheld)
+            return replace(_failed(command, e), lacking=e.lacking, stuck=e.stuck)
         except PolyfleetError as e:
             return _failed(command, e)
-        step = brought.found["step"] if brought.found else None
-        source = f"{brought.found['pool']}:{brought.found['path']}" if brought.found else ""
+        step = brought.checkpoint["step"] if brought.checkpoint else None
+        source = f"{brought.checkpoint['pool']}:{brought.checkpoint['path']}" if brought.checkpoint else ""
         result_fields = {
             "missed": brought.missed,
             "missed_files": missing_files,
@@ -94,31 +94,31 @@ class Launcher:
         }
         return Launched(command.job, command.epoch, step, **result_fields)
 
-    def _does(self, command: Launch, activity: str) -> None:
-        self.doing[command.attempt] = activity
+    def _set_activity(self, command: Launch, activity: str) -> None:
+        self.activity[command.attempt] = activity
 
     def _reserve(self, command: Launch) -> None:
         ids = [self.agents[node].ray_id for node in command.nodes]
         try:
             reservations.reserve(command.place, [dict(bundle) for bundle in command.bundles], ids)
         except NoRoom as e:
-            raise e.named(dict(zip(ids, command.nodes, strict=True))) from e
+            raise e.with_names(dict(zip(ids, command.nodes, strict=True))) from e
 
     def _start(self, command: Launch, resumed: dict[str, Any] | None, script: HandedOn) -> None:
         """Send the code to all nodes, then start the ranks. Raises NotStarted, PolyfleetError."""
         secrets = resolve_secrets(command.secrets)
         if command.package:
-            self._does(command, "sends its code to its nodes")
-            send = partial(self.packages.send, command.package, agents=self.agents)
+            self._set_activity(command, "sends its code to its nodes")
+            send = partial(self.code_archives.send, command.package, agents=self.agents)
             _raise_first(self._on_each(dict.fromkeys(command.nodes), send))
-        self._does(command, f"waits for {', '.join(command.nodes)} to start its ranks")
+        self._set_activity(command, f"waits for {', '.join(command.nodes)} to start its ranks")
         is_alone = len(command.nodes) == 1  # a single agent chooses the rendezvous address itself
         address, port = ("", 0) if is_alone else self.agents.call(command.nodes[0], "rendezvous_address")
         orders = {
             node: replace(order, master_address=address, master_port=port, resume_from=_resume(order, resumed))
-            for node, order in zip(command.nodes, map(script.given_to, command.orders), strict=True)
+            for node, order in zip(command.nodes, map(script.add_to, command.orders), strict=True)
         }
-        failed = self._on_each(orders, lambda node: self._order(node, orders[node], secrets))
+        failed = self._on_each(orders, lambda node: self._start_on(node, orders[node], secrets))
         if failed:
             refused = {node for node, e in failed.items() if isinstance(e, UserError | Conflict)}
             causes = [failed[node] for node in command.nodes if node in failed]
@@ -126,7 +126,7 @@ class Launcher:
             maybe_started = tuple(node for node in command.nodes if node not in refused)
             raise NotStarted(first, maybe_started, tuple(node for node in maybe_started if node in failed))
 
-    def _order(self, node: str, order: Order, secrets: Mapping[str, str]) -> None:
+    def _start_on(self, node: str, order: Order, secrets: Mapping[str, str]) -> None:
         self.agents.call(node, "start", self.agents.generation, order.to_plain(), dict(secrets))
 
     def _on_each(self, nodes: Iterable[str], do: Callable[[str], None]) -> dict[str, PolyfleetError]:
@@ -149,7 +149,7 @@ def _failed(command: Launch, error: PolyfleetError) -> LaunchFailed:
     is_user_error = isinstance(error, UserError) and not isinstance(error, NotFound | Conflict)
     newest_epoch = error.newest if isinstance(error, EpochPast) else 0
     return LaunchFailed(
-        command.job, command.epoch, "user" if is_user_error else "launch", str(error), seen=newest_epoch
+        command.job, command.epoch, "user" if is_user_error else "launch", str(error), newest_epoch=newest_epoch
     )
 
 

@@ -35,18 +35,18 @@ def give_back(agents: Agents, attempts: Iterable[Live], grows: bool = False) -> 
 
     stops = [(live, node) for live in attempts for node in {part.node for part in live.parts}]
     for live, node in stops:
-        agents.tell(node, "stop", live.job, live.epoch, "preempt", done=partial(done, node))
+        agents.call_async(node, "stop", live.job, live.epoch, "preempt", done=partial(done, node))
     until_s = time.monotonic() + STOPS_S
     with suppress(queue.Empty):  # ending an agent loses a stop that it has not started
         for _ in stops:
             replies.get(timeout=max(0.0, until_s - time.monotonic()))
-    agents.dismiss()
+    agents.stop_all()
     for place in reservations.held():
         reservations.release(place)
 
 
 def _need_no_nodes() -> None:
     try:
-        RAY.run("request nodes from its autoscaler", lambda: autoscaler.ask(()), autoscaler.LIMIT_S)
+        RAY.call("request nodes from its autoscaler", lambda: autoscaler.ask(()), autoscaler.LIMIT_S)
     except Exception as e:
         log.warning("Ray's autoscaler was not told that its nodes are no longer needed: %s", first_line(e))

@@ -16,7 +16,7 @@ class Pulse:
     """Liveness data. `doing`: current activity. `failing`: error of the last cycle, "" if it succeeded."""
 
     def __init__(self) -> None:
-        self.doing, self.failing, self.failures = "starting", "", 0
+        self.activity, self.error, self.failures = "starting", "", 0
         self._ended_s = time.monotonic()
         self._repairs: deque[tuple[float, str, str]] = deque(maxlen=REPAIRS_KEPT)
 
@@ -25,11 +25,11 @@ class Pulse:
         """Seconds since the end of the last cycle."""
         return time.monotonic() - self._ended_s
 
-    def ended(self, error: str = "") -> None:
-        self.failing, self.failures = error, self.failures + 1 if error else 0
+    def cycle_ended(self, error: str = "") -> None:
+        self.error, self.failures = error, self.failures + 1 if error else 0
         self._ended_s = time.monotonic()
 
-    def repaired(self, node: str, sentence: str) -> None:
+    def add_repair(self, node: str, sentence: str) -> None:
         log.warning("%s", sentence)
         self._repairs.append((time.time(), node, sentence))
 

@@ -25,13 +25,13 @@ class Keeping:
     """
 
     def __init__(self, log_copies: KeptLogs, agents: Agents, jobs: Jobs):
-        self._kept, self._agents, self._jobs = log_copies, agents, jobs
+        self._log_copies, self._agents, self._jobs = log_copies, agents, jobs
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kept-logs")
-        self._under_way: set[Forget] = set()
-        self._failed: Counter[Forget] = Counter()
+        self._in_progress: set[Forget] = set()
+        self._failures: Counter[Forget] = Counter()
         self.pools: frozenset[str] = frozenset()
 
-    def before(self, command: Forget, callback: Callable[[], None]) -> None:
+    def preserve_before(self, command: Forget, callback: Callable[[], None]) -> None:
         """Call `callback` after copying the logs, in another thread, or at once if there is nothing to copy.
 
         If copying fails, `callback` is not called, and the controller repeats its command.
@@ -39,31 +39,31 @@ class Keeping:
         node = self._agents.get(command.node)
         if node is None or node.facts is None or node.facts.pool not in self.pools:
             callback()
-        elif command not in self._under_way:
-            self._under_way.add(command)
-            self._threads.submit(self._then, command, callback)
+        elif command not in self._in_progress:
+            self._in_progress.add(command)
+            self._threads.submit(self._preserve, command, callback)
 
-    def _then(self, command: Forget, callback: Callable[[], None]) -> None:
+    def _preserve(self, command: Forget, callback: Callable[[], None]) -> None:
         try:
-            self._keep(command)
+            self._copy_logs(command)
         except Exception as e:
-            self._failed[command] += 1
-            if self._failed[command] < TRIES:
+            self._failures[command] += 1
+            if self._failures[command] < TRIES:
                 log.info("the logs of %s on %s could not be copied yet: %s", command.job, command.node, e)
                 return
             log.warning("the logs of %s are lost if node %s is given back: %s", command.job, command.node, e)
         finally:
-            self._under_way.discard(command)
-        self._failed.pop(command, None)
+            self._in_progress.discard(command)
+        self._failures.pop(command, None)
         callback()
 
-    def _keep(self, command: Forget) -> None:
+    def _copy_logs(self, command: Forget) -> None:
         if (record := self._jobs.get(command.job)) is None:
             return
         for attempt in (attempt for attempt in record.attempts if attempt.epoch == command.epoch):
             for rank, node in placed_ranks(record, attempt):
                 if node == command.node:
-                    self._kept.keep(command.job, command.epoch, rank, node)
+                    self._log_copies.copy(command.job, command.epoch, rank, node)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -50,8 +50,8 @@ class Logs:
     """Reads logs. A cursor maps `epoch.rank` to a byte offset. Thread-safe."""
 
     def __init__(self, agents: Agents, log_copies: KeptLogs):
-        self._agents, self._kept = agents, log_copies
-        self._read_to_end: dict[tuple[str, str], int] = {}  # ends of complete logs
+        self._agents, self._log_copies = agents, log_copies
+        self._complete_ends: dict[tuple[str, str], int] = {}  # ends of complete logs
         self._unanswered: dict[str, str] = {}  # why a node did not answer when it was asked last
 
     def read(
@@ -74,10 +74,10 @@ class Logs:
         at: dict[str, int] = {}
         for attempt in reversed(self._attempts(record, epoch)):
             missing = count - len(lines)
-            lines = [*self._last_whole(record, attempt, rank, at, missing), *lines]
+            lines = [*self._last_lines(record, attempt, rank, at, missing), *lines]
         return {"job": record.job.id, "lines": lines, "cursor": at, "ended": _settled(record)}
 
-    def away(self, record: Record, rank: int | None, epoch: int | None, first: int = 0) -> list[str]:
+    def unread_notes(self, record: Record, rank: int | None, epoch: int | None, first: int = 0) -> list[str]:
         """After reading: a sentence for each log that is on a node that did not answer.
 
         Attempts before `first` are not included.
@@ -86,7 +86,7 @@ class Logs:
         for attempt in self._attempts(record, epoch):
             for number, name in placed_ranks(record, attempt, rank) if attempt.epoch >= first else ():
                 reason = self._unread_reason(name)
-                if reason and not self._kept.has(record.job.id, attempt.epoch, number):
+                if reason and not self._log_copies.is_copied(record.job.id, attempt.epoch, number):
                     sentences[f"the log of attempt {attempt.epoch} is on node {name}, {reason}; {BACK}"] = None
         return list(sentences)
 
@@ -106,7 +106,7 @@ class Logs:
             raise NotFound(f"{record.job.id} has no attempt {epoch}", f"it has 1 to {record.job.epoch}")
         return attempts
 
-    def _last_whole(
+    def _last_lines(
         self, record: Record, attempt: Attempt, rank: int | None, at: dict[str, int], count: int
     ) -> list[dict[str, Any]]:
         """The last `count` complete lines.
@@ -115,20 +115,20 @@ class Logs:
         """
         pieces = count + 1 if count else 0
         while True:
-            last_pieces = self._last(record, attempt, rank, at, pieces)
+            last_pieces = self._last_pieces(record, attempt, rank, at, pieces)
             lines = joined(last_pieces)
             if len(lines) > count or len(last_pieces) < pieces or not count:
                 return lines[len(lines) - count :] if len(lines) > count else lines
             pieces *= 2
 
-    def _last(
+    def _last_pieces(
         self, record: Record, attempt: Attempt, rank: int | None, at: dict[str, int], count: int
     ) -> list[dict[str, Any]]:
         """The last `count` pieces of lines of one attempt. Moves the cursor `at` to the ends of its logs."""
         ends = {}
         for number, node in placed_ranks(record, attempt, rank):
             log = record.job.id, attempt.epoch, number
-            if position := self._kept.tail(*log, count) or self._ask(node, "log_tail_range", *log, count):
+            if position := self._log_copies.tail(*log, count) or self._call_node(node, "log_tail_range", *log, count):
                 key = f"{attempt.epoch}.{number}"
                 at[key], ends[key] = position["start"], position["end"]
         last: deque[dict[str, Any]] = deque(maxlen=count)
@@ -150,7 +150,7 @@ class Logs:
             (n, node) for n, node in placed_ranks(record, attempt, rank) if not self._is_read(record, attempt, n, at)
         ]
         share = max(limit_bytes // max(len(ranks), 1), LEAST_BYTES)
-        requested = (self._of_rank(record.job.id, attempt.epoch, n, node, at, share) for n, node in ranks)
+        requested = (self._read_rank(record.job.id, attempt.epoch, n, node, at, share) for n, node in ranks)
         pages = [page for page in requested if page is not None]
         first = min((p for p in pages if p.more and p.texts), key=lambda p: p.latest, default=None)
         for page in pages:
@@ -163,10 +163,10 @@ class Logs:
             lines.sort(key=lambda line: str(line["time"]))
         return joined(lines)
 
-    def _of_rank(self, job: str, epoch: int, rank: int, node: str, at: dict[str, int], limit_bytes: int) -> Page | None:
+    def _read_rank(self, job: str, epoch: int, rank: int, node: str, at: dict[str, int], limit_bytes: int) -> Page | None:
         key = f"{epoch}.{rank}"
         arguments = job, epoch, rank, at.get(key, 0), limit_bytes
-        reply = self._kept.read(*arguments) or self._ask(node, "logs", *arguments)
+        reply = self._log_copies.read(*arguments) or self._call_node(node, "logs", *arguments)
         if reply is None:
             return None
         if reply["ended"]:
@@ -177,7 +177,7 @@ class Logs:
             texts.pop()
         return Page(epoch, rank, texts, reply["next"], reply["more"])
 
-    def _ask(self, node: str, method: str, *arguments: Any) -> Any:
+    def _call_node(self, node: str, method: str, *arguments: Any) -> Any:
         """Call an agent; None if it has no log yet or cannot be reached: its lines come later."""
         agent = self._agents.get(node)
         if agent is None or not agent.ready:
@@ -193,14 +193,14 @@ class Logs:
         return reply
 
     def _remember_end(self, job: str, key: str, end: int) -> None:
-        if len(self._read_to_end) >= MOST_READ_TO_END:
-            self._read_to_end.clear()
-        self._read_to_end[job, key] = end
+        if len(self._complete_ends) >= MOST_READ_TO_END:
+            self._complete_ends.clear()
+        self._complete_ends[job, key] = end
 
     def _is_read(self, record: Record, attempt: Attempt, rank: int, at: dict[str, int]) -> bool:
         """Whether the cursor is at the known end of a log, so that its node need not be called for each page."""
         key = f"{attempt.epoch}.{rank}"
-        end = self._read_to_end.get((record.job.id, key))
+        end = self._complete_ends.get((record.job.id, key))
         return end is not None and at.get(key, 0) >= end
 
 
@@ -214,4 +214,4 @@ def placed_ranks(record: Record, attempt: Attempt, rank: int | None = None) -> I
 
 
 def _settled(record: Record) -> bool:
-    return record.job.state in TERMINAL and record.live is None
+    return record.job.state in TERMINAL and record.live_attempt is None

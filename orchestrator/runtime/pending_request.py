@@ -25,14 +25,14 @@ class Ask:
     done: threading.Event = field(default_factory=threading.Event)
     error: PolyfleetError | None = None
 
-    def answer(self, error: PolyfleetError | None = None) -> None:
+    def finish(self, error: PolyfleetError | None = None) -> None:
         self.error = error
         self.done.set()
 
-    def refused(self, refuse: Refuse | None) -> None:
+    def set_refusal(self, refuse: Refuse | None) -> None:
         """Record the controller's refusal, if any, until all events of this cycle are stored."""
         if refuse is not None:
-            self.error = (NotFound if refuse.absent else Conflict)(refuse.message, refuse.remedy)
+            self.error = (NotFound if refuse.is_missing else Conflict)(refuse.message, refuse.remedy)
 
     def wait(self, timeout_s: float, doing: Callable[[], str]) -> None:
         """Wait until the effect is durable. Raises NotFound or Conflict if refused, FleetError, Busy."""

@@ -59,9 +59,9 @@ class _Call:
     make: Callable[[], Any]
     limit_s: float
     done: Callable[[Any, BaseException | None], None]
-    given_up: Callable[[Any], None]
-    asked_s: float = field(default_factory=time.monotonic)
-    over: bool = False
+    on_late_value: Callable[[Any], None]
+    requested_s: float = field(default_factory=time.monotonic)
+    is_over: bool = False
 
 
 class Engine:
@@ -71,12 +71,12 @@ class Engine:
     """
 
     def __init__(self, most: int = MOST_THREADS):
-        self.most = most
+        self.max_threads = most
         self._changed = threading.Condition()
         self._waiting: deque[_Call] = deque()
         self._calls: set[_Call] = set()
         self._threads = self._idle = self._generation = 0
-        self._here = threading.local()
+        self._thread_state = threading.local()
 
     @property
     def cluster(self) -> int:
@@ -84,40 +84,40 @@ class Engine:
 
         Elsewhere: of the current cluster.
         """
-        return int(getattr(self._here, "generation", self._generation))
+        return int(getattr(self._thread_state, "generation", self._generation))
 
     @property
-    def left(self) -> bool:
+    def is_left(self) -> bool:
         """In the thread of a call: whether the cluster that the call is for has been left."""
         return self.cluster != self._generation
 
     @property
-    def late(self) -> bool:
+    def is_late(self) -> bool:
         """In the thread of a call: whether its caller has stopped waiting for it."""
-        call: _Call | None = getattr(self._here, "call", None)
-        return call is not None and call.over
+        call: _Call | None = getattr(self._thread_state, "call", None)
+        return call is not None and call.is_over
 
     @property
     def exhausted(self) -> bool:
         """Whether every thread is in a call, so that further calls wait until one returns."""
-        return self._threads - self._idle >= self.most
+        return self._threads - self._idle >= self.max_threads
 
     def blocked(self) -> list[Blocked]:
         """Calls that have exceeded their time limit, longest first."""
         now = time.monotonic()
         with self._changed:
-            late_calls = [Blocked(c.name, now - c.asked_s) for c in self._calls if now - c.asked_s > c.limit_s]
+            late_calls = [Blocked(c.name, now - c.requested_s) for c in self._calls if now - c.requested_s > c.limit_s]
         return sorted(late_calls, key=lambda b: -b.waiting_s)
 
-    def ask(self, name: str, make: Callable[[], Any], limit_s: float, answered: Callable[[Any], None]) -> None:
+    def submit(self, name: str, make: Callable[[], Any], limit_s: float, answered: Callable[[Any], None]) -> None:
         """Start a call without waiting.
 
         `answered` gets the value or exception once, in another thread, even if it arrives after `limit_s`. If the
         cluster is left, it gets ClusterLeft in the thread that leaves.
         """
-        self._begin(_Call(name, make, limit_s, lambda value, e: answered(value if e is None else e), _ignore))
+        self._enqueue(_Call(name, make, limit_s, lambda value, e: answered(value if e is None else e), _ignore))
 
-    def run(
+    def call(
         self, name: str, make: Callable[[], Any], timeout_s: float, given_up: Callable[[Any], None] | None = None
     ) -> Any:
         """Call `make` in a pool thread and return its result.
@@ -126,12 +126,12 @@ class Engine:
         """
         replies: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         call = _Call(name, make, timeout_s, lambda value, e: replies.put((value, e)), given_up or _ignore)
-        self._begin(call)
+        self._enqueue(call)
         try:
             value, error = replies.get(timeout=timeout_s)
         except queue.Empty:
             with self._changed:
-                is_late, call.over = not call.over, True
+                is_late, call.is_over = not call.is_over, True
             if is_late:
                 raise FleetError(
                     f"Ray did not answer the request to {name} within {timeout_s:.0f} s",
@@ -142,16 +142,16 @@ class Engine:
             raise error
         return value
 
-    def forget(self) -> None:
+    def abandon(self) -> None:
         """Abandon all calls to a cluster that was left.
 
         Waiting callers get ClusterLeft, and threads that are still in a call no longer count.
         """
         with self._changed:
             self._generation += 1
-            abandoned = [call for call in self._calls if not call.over]
+            abandoned = [call for call in self._calls if not call.is_over]
             for call in abandoned:
-                call.over = True
+                call.is_over = True
             self._calls.clear()
             self._waiting.clear()
             self._threads = self._idle = 0
@@ -159,20 +159,20 @@ class Engine:
         for call in abandoned:
             _done(call, None, ClusterLeft(call.name))
 
-    def _begin(self, call: _Call) -> None:
+    def _enqueue(self, call: _Call) -> None:
         with self._changed:
             self._calls.add(call)
             self._waiting.append(call)
             if self._idle >= len(self._waiting):
                 self._changed.notify()
-            elif self._threads < self.most:
+            elif self._threads < self.max_threads:
                 self._threads += 1
                 threading.Thread(target=self._work, args=(self._generation,), name="ray-calls", daemon=True).start()
 
     def _work(self, generation: int) -> None:
-        self._here.generation = generation
+        self._thread_state.generation = generation
         while (call := self._next(generation)) is not None:
-            self._answer(call)
+            self._execute(call)
 
     def _next(self, generation: int) -> _Call | None:
         with self._changed:
@@ -185,17 +185,17 @@ class Engine:
             self._idle -= 1
             return self._waiting.popleft()
 
-    def _answer(self, call: _Call) -> None:
+    def _execute(self, call: _Call) -> None:
         value, error = None, None
-        self._here.call = call
-        if not call.over:
+        self._thread_state.call = call
+        if not call.is_over:
             try:
                 value = call.make()
             except BaseException as e:
                 error = e
         with self._changed:
             self._calls.discard(call)
-            is_late, call.over = call.over, True
+            is_late, call.is_over = call.is_over, True
         if not is_late:
             _done(call, value, error)
         elif value is not None:
@@ -211,7 +211,7 @@ def _done(call: _Call, value: Any, error: BaseException | None) -> None:
 
 def _given_up(call: _Call, value: Any) -> None:
     try:
-        call.given_up(value)
+        call.on_late_value(value)
     except Exception:
         log.exception("the late result of the call to %s could not be given back", call.name)
 
@@ -231,7 +231,7 @@ def in_time(
     def bound(function: Callable[P, T]) -> Callable[P, T]:
         @wraps(function)
         def bounded(*args: P.args, **kwargs: P.kwargs) -> T:
-            result: T = RAY.run(name, lambda: function(*args, **kwargs), timeout_s, given_up)
+            result: T = RAY.call(name, lambda: function(*args, **kwargs), timeout_s, given_up)
             return result
 
         return bounded

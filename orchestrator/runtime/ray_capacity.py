@@ -24,12 +24,12 @@ class NoRoom(FleetError):
     def __init__(self, requested: Mapping[str, Resources], short: Sequence[str], unheld: Sequence[str]):
         super().__init__(_said(requested, short, unheld))
         self.args = (dict(requested), tuple(short), tuple(unheld))
-        self.wanted, self.short, self.unheld = requested, tuple(short), tuple(unheld)
+        self.requested, self.lacking, self.stuck = requested, tuple(short), tuple(unheld)
 
-    def named(self, names: Mapping[str, str]) -> "NoRoom":
+    def with_names(self, names: Mapping[str, str]) -> "NoRoom":
         """The same error with node names instead of Ray ids."""
-        short, unheld = ([names[node] for node in nodes] for nodes in (self.short, self.unheld))
-        return NoRoom({names[node]: requested for node, requested in self.wanted.items()}, short, unheld)
+        short, unheld = ([names[node] for node in nodes] for nodes in (self.lacking, self.stuck))
+        return NoRoom({names[node]: requested for node, requested in self.requested.items()}, short, unheld)
 
 
 @dataclass(frozen=True, slots=True)

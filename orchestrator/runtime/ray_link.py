@@ -40,14 +40,14 @@ class Link:
     def __init__(self, agents: Agents, post: Callable[[tuple[Any, ...]], None]):
         self._agents, self._post = agents, post
         self.fleet: FleetRecord | None = None
-        self.holding = ""
-        self._under_way = ""
+        self.hold_reason = ""
+        self._activity = ""
         self._since_s = 0.0
         self._failed = ""
         self._failures = 0
         self._raylet: ProcessId | None = None
 
-    def trouble(self, recorded: FleetRecord | None, give_back: Callable[[], None]) -> str:
+    def update(self, recorded: FleetRecord | None, give_back: Callable[[], None]) -> str:
         """Return "" if we are in the recorded fleet's cluster, else why not, and start the steps towards it.
 
         A fleet that another server has taken over is left to that server.
@@ -57,33 +57,33 @@ class Link:
 
         `give_back` returns what we hold in a cluster that we leave; it may wait.
         """
-        self.holding = ""
-        if self._under_way:
-            return f"{self._under_way}, for {time.monotonic() - self._since_s:.0f} s"
+        self.hold_reason = ""
+        if self._activity:
+            return f"{self._activity}, for {time.monotonic() - self._since_s:.0f} s"
         if recorded is not None and recorded.state == "leaving":
             self._leave(recorded, give_back)
             return "the fleet is leaving"
-        if (reason := self._agents.overtaken or _no_cluster(recorded)) or recorded is None:
-            self._part()
+        if (reason := self._agents.superseded_by or _no_cluster(recorded)) or recorded is None:
+            self._disconnect()
             return reason
         if self.fleet is None:
             return self._join(recorded)
-        if self.fleet.address == recorded.address and self._works():
-            if recorded.headless:
-                self.holding = HEAD_GONE
+        if self.fleet.address == recorded.address and self._is_raylet_running():
+            if recorded.is_headless:
+                self.hold_reason = HEAD_GONE
                 return ""
             if self.fleet.head == recorded.head:
                 self.fleet = recorded
                 return ""
             if not _answers(recorded):
-                self.holding = HEAD_STARTS
+                self.hold_reason = HEAD_STARTS
                 return ""
-        self._part()
+        self._disconnect()
         return f"joining the Ray cluster at {recorded.address} again"
 
     def joined(self, fleet: FleetRecord, error: BaseException | None) -> bool:
         """Handle the result of joining; return whether it succeeded."""
-        self._under_way, self._since_s = "", time.monotonic()
+        self._activity, self._since_s = "", time.monotonic()
         self._failed = "" if error is None else first_line(error)
         self._failures = 0 if error is None else self._failures + 1
         self.fleet = fleet if error is None else None
@@ -93,7 +93,7 @@ class Link:
         """Handle the result of leaving, and record it for the `polyfleet down` that waits for this."""
         if error is not None:
             log.warning("leaving the Ray cluster at %s failed: %s", fleet.address, first_line(error))
-        self._under_way, self.fleet = "", None
+        self._activity, self.fleet = "", None
         self._agents.clear()
         try:
             fleet_record.write(replace(fleet, state="left"))
@@ -105,25 +105,25 @@ class Link:
         if self.fleet is None:
             return
         try:
-            RAY.run("disconnect from the cluster", connect.disconnect, END_S)
+            RAY.call("disconnect from the cluster", connect.disconnect, END_S)
         except FleetError as e:
             log.warning("%s", e)
 
     def _join(self, fleet: FleetRecord) -> str:
         """Start joining if possible; return why we have not joined yet."""
         if not _answers(fleet):
-            return HEAD_GONE if fleet.headless else HEAD_STARTS
+            return HEAD_GONE if fleet.is_headless else HEAD_STARTS
         if not self._failed or time.monotonic() - self._since_s > _rest_s(fleet, self._failures):
-            self._begin(f"joining the Ray cluster at {fleet.address}")
-            self._ask("join the cluster", lambda: self._enter(fleet), JOIN_S, ("joined", fleet))
+            self._set_activity(f"joining the Ray cluster at {fleet.address}")
+            self._call_ray("join the cluster", lambda: self._connect(fleet), JOIN_S, ("joined", fleet))
         return self._failed or f"joining the Ray cluster at {fleet.address}"
 
-    def _enter(self, fleet: FleetRecord) -> None:
+    def _connect(self, fleet: FleetRecord) -> None:
         """Join; runs in a thread of RAY."""
         connect.prepare(fleet)
         self._raylet = connect.connect(fleet)
 
-    def _works(self) -> bool:
+    def _is_raylet_running(self) -> bool:
         """Whether the raylet that we work through is running.
 
         It may end without the head, if it was cut off from the head or stopped by its owner.
@@ -131,32 +131,32 @@ class Link:
         return self._raylet is None or alive(self._raylet)
 
     def _leave(self, fleet: FleetRecord, give_back: Callable[[], None]) -> None:
-        self._begin(f"leaving the Ray cluster at {fleet.address}")
+        self._set_activity(f"leaving the Ray cluster at {fleet.address}")
         has_joined = self.fleet is not None
-        self._ask("leave the cluster", lambda: _leave(give_back) if has_joined else None, LEAVE_S, ("left", fleet))
+        self._call_ray("leave the cluster", lambda: _leave(give_back) if has_joined else None, LEAVE_S, ("left", fleet))
 
-    def _part(self) -> None:
+    def _disconnect(self) -> None:
         """Disconnect from a cluster that has ended or has a new head."""
         if self.fleet is None:
             return
         log.info("disconnecting from the Ray cluster at %s", self.fleet.address)
         address, self.fleet = self.fleet.address, None
         self._agents.clear()
-        RAY.forget()
-        self._begin(f"disconnecting from the Ray cluster at {address}")
-        self._ask("disconnect from the cluster", connect.disconnect, LEAVE_S, ("parted",))
+        RAY.abandon()
+        self._set_activity(f"disconnecting from the Ray cluster at {address}")
+        self._call_ray("disconnect from the cluster", connect.disconnect, LEAVE_S, ("parted",))
 
     def parted(self, error: BaseException | None) -> None:
-        self._under_way = ""
+        self._activity = ""
         if error is not None:
             log.warning("disconnecting from a Ray cluster failed: %s", first_line(error))
 
-    def _begin(self, activity: str) -> None:
-        self._under_way, self._since_s = activity, time.monotonic()
+    def _set_activity(self, activity: str) -> None:
+        self._activity, self._since_s = activity, time.monotonic()
 
-    def _ask(self, name: str, make: Callable[[], Any], limit_s: float, message: tuple[Any, ...]) -> None:
+    def _call_ray(self, name: str, make: Callable[[], Any], limit_s: float, message: tuple[Any, ...]) -> None:
         """Start a call to Ray; its result is posted as `message` with None or the error."""
-        RAY.ask(name, make, limit_s, lambda e: self._post((*message, e if isinstance(e, BaseException) else None)))
+        RAY.submit(name, make, limit_s, lambda e: self._post((*message, e if isinstance(e, BaseException) else None)))
 
 
 def before_joining(fleet: FleetRecord | None) -> str:
@@ -176,7 +176,7 @@ def _answers(fleet: FleetRecord) -> bool:
 
     Joining and disconnecting would block on a head that does not listen.
     """
-    return not fleet.embedded or not (fleet.headless or listener_uids(port_of(fleet.address)) == frozenset())
+    return not fleet.is_embedded or not (fleet.is_headless or listener_uids(port_of(fleet.address)) == frozenset())
 
 
 def _rest_s(fleet: FleetRecord, failures: int) -> float:
@@ -184,7 +184,7 @@ def _rest_s(fleet: FleetRecord, failures: int) -> float:
 
     Grows for clusters of others, where each try starts a node of ours.
     """
-    return AGAIN_S if fleet.embedded else min(LONGEST_REST_S, AGAIN_S * 2.0 ** min(failures, 9))
+    return AGAIN_S if fleet.is_embedded else min(LONGEST_REST_S, AGAIN_S * 2.0 ** min(failures, 9))
 
 
 def _leave(give_back: Callable[[], None]) -> None:

@@ -42,8 +42,8 @@ class RepairThread(threading.Thread):
         self._repaired = repaired
         self._repairs = NodeRepair(log.warning)
         self._closing = threading.Event()
-        self._asked: deque[tuple[float, str, str]] = deque()
-        self._ended: dict[str, str] = {}
+        self._requests: deque[tuple[float, str, str]] = deque()
+        self._end_reasons: dict[str, str] = {}
         self.waiting: Mapping[str, str] = {}
 
     def restart(self, node: str, reason: str) -> bool:
@@ -51,32 +51,32 @@ class RepairThread(threading.Thread):
 
         Returns False if the node was restarted too often lately: it would then stay down for minutes.
         """
-        if self._repairs.is_held(node):
+        if self._repairs.is_delayed(node):
             return False
-        self._asked.append((time.monotonic(), node, reason))
+        self._requests.append((time.monotonic(), node, reason))
         return True
 
     def run(self) -> None:
         failures = 0
         while not self._closing.wait(REST_S if failures else LOOK_EVERY_S):
             try:
-                self._end()
-                result = self._repairs.restart_lost()
+                self._end_requested()
+                result = self._repairs.restart_lost_nodes()
             except Exception:
                 failures += 1
                 if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, … time
                     log.exception("checking for lost nodes failed %d times; retrying every %.0f s", failures, REST_S)
                 continue
-            failures, self.waiting = 0, result.waiting
+            failures, self.waiting = 0, result.postponed
             for node in result.started:
-                self._repaired(node, self._ended.pop(node, f"node {node} had ended and was started again"))
+                self._repaired(node, self._end_reasons.pop(node, f"node {node} had ended and was started again"))
 
-    def _end(self) -> None:
-        while self._asked:
-            requested_s, node, reason = self._asked.popleft()
+    def _end_requested(self) -> None:
+        while self._requests:
+            requested_s, node, reason = self._requests.popleft()
             if time.monotonic() - requested_s < ASKED_S:
-                self._repairs.end(node)
-                self._ended[node] = reason
+                self._repairs.stop_node(node)
+                self._end_reasons[node] = reason
 
     def close(self) -> None:
         self._closing.set()

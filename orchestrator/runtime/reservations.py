@@ -32,20 +32,20 @@ class _Places:
         self._locks: dict[tuple[int, str], threading.Lock] = {}
         self._newest: dict[str, Any] = {}
 
-    def alone(self, place: str) -> threading.Lock:
+    def lock(self, place: str) -> threading.Lock:
         """Lock of a place in the current cluster. Calls to a cluster that was left may hold theirs for ever."""
         return self._locks.setdefault((RAY.cluster, place), threading.Lock())
 
-    def handed_out(self, place: str, group: Any) -> None:
+    def set_newest(self, place: str, group: Any) -> None:
         self._newest[place] = group
 
     def forget(self, place: str) -> None:
         self._newest.pop(place, None)
 
-    def came_late(self, group: Any) -> None:
+    def release_late(self, group: Any) -> None:
         place = next((place for place, newest in list(self._newest.items()) if newest is group), None)
-        if place is not None and not RAY.left:
-            with self.alone(place):
+        if place is not None and not RAY.is_left:
+            with self.lock(place):
                 if self._newest.get(place) is group:
                     _remove(self._newest.pop(place))
 
@@ -59,15 +59,15 @@ def _remove(group: Any) -> None:
     remove_placement_group(group)
 
 
-@in_time("reserve devices", 2 * WAIT_S + LIMIT_S, given_up=_PLACES.came_late)
+@in_time("reserve devices", 2 * WAIT_S + LIMIT_S, given_up=_PLACES.release_late)
 def reserve(place: str, bundles: list[Resources], ray_node_ids: list[str]) -> Any:
     """Reserve `bundles[i]` on node i until released, independent of this process.
 
     An existing group for the place on these nodes is kept. Raises NoRoom if the resources are not free.
     """
-    with _PLACES.alone(place):
+    with _PLACES.lock(place):
         group = _reserve(place, bundles, ray_node_ids)
-        _PLACES.handed_out(place, group)
+        _PLACES.set_newest(place, group)
         return group
 
 
@@ -80,14 +80,14 @@ def _reserve(place: str, bundles: list[Resources], ray_node_ids: list[str]) -> A
     from ray.util.placement_group import placement_group
 
     existing = _find(place)
-    if RAY.late:
+    if RAY.is_late:
         return None
     if existing is not None:
         if _settled(existing) and _lies_on(existing, ray_node_ids):
             return existing
         _remove(existing)
     _await_room(bundles, ray_node_ids)
-    if RAY.late:
+    if RAY.is_late:
         return None
     selectors = [{"ray.io/node-id": node_id} for node_id in ray_node_ids]
     group = placement_group(
@@ -152,9 +152,9 @@ def give_back(place: str) -> None:
 
     Does nothing if the caller has stopped waiting: the release is repeated, or the next attempt takes the group over.
     """
-    with _PLACES.alone(place):
+    with _PLACES.lock(place):
         group = _find(place)
-        if group is not None and not RAY.late:
+        if group is not None and not RAY.is_late:
             _remove(group)
             _PLACES.forget(place)
 

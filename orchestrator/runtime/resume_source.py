@@ -43,7 +43,7 @@ class Brought:
     beginning. `missed`: sentence on a newer checkpoint that could not be reached, or "".
     """
 
-    found: Data | None
+    checkpoint: Data | None
     missed: str = ""
 
 
@@ -74,19 +74,19 @@ class Bringer:
         while True:
             set_activity("looks for the newest checkpoint")
             source = self._newest(launch)
-            missed = self._missed(launch, source)
+            missed = self._missed_reason(launch, source)
             if source is None and launch.resume_from:
-                source = self._asked_for(launch.resume_from, launch.pool)
+                source = self._find_requested(launch.resume_from, launch.pool)
             if source is None:
                 return Brought(None, missed)
             targets = self._targets(launch, source)
             is_same_pool = source["pool"] == launch.pool or not targets
             final = source["path"] if is_same_pool else f"{launch.job}/{Path(source['path']).name}"
-            if self._moved(launch, (source, final), targets, tried, set_activity):
+            if self._copy_to_targets(launch, (source, final), targets, tried, set_activity):
                 checkpoint = {"pool": launch.pool, "path": final, "step": source["step"]}
                 return Brought(checkpoint, missed)
 
-    def _moved(
+    def _copy_to_targets(
         self,
         launch: Launch,
         source_and_path: tuple[Data, str],
@@ -128,37 +128,37 @@ class Bringer:
         An attempt that was cut off from the server may have saved after its last report.
         """
         checkpoints = []
-        for pool in dict.fromkeys((*launch.visited, *(replica["pool"] for replica in launch.replicas))):
+        for pool in dict.fromkeys((*launch.earlier_pools, *(replica["pool"] for replica in launch.replicas))):
             for storage, node in self._storages(pool).items():
                 if newest := self.checkpoints.newest(node, CheckpointLocation(pool, launch.job)):
                     checkpoints.append(newest | {"node": node, "storage": storage})
         return max(checkpoints, key=lambda f: int(f["step"]), default=None)
 
-    def _missed(self, launch: Launch, newest: Data | None) -> str:
+    def _missed_reason(self, launch: Launch, newest: Data | None) -> str:
         """Return a sentence on a newer known checkpoint that no node can read now, or "".
 
         Raises FleetError if the job waits for that checkpoint, so that progress is not lost silently: when no node of
         its pool is up and there is no copy elsewhere, and when `recovery.on_disconnect` is `wait`.
         """
-        last = launch.known
+        last = launch.last_checkpoint
         if last is None or (newest is not None and newest["step"] >= last["step"]):
             return ""
         pool = last["pool"]
         storages = self._storages(pool)
         if not storages:
             message = f"the newest checkpoint (step {last['step']}) is in pool {pool}, which has no node that is up"
-            if newest is not None and launch.replicas and not launch.patient:
+            if newest is not None and launch.replicas and not launch.waits_for_checkpoint:
                 return message
             raise FleetError(message, "run `polyfleet up` to restart lost nodes; the job then resumes from it")
-        unread = [name for name in self._untold(pool) if self._storage_of(name, pool) not in storages]
+        unread = [name for name in self._unavailable_nodes(pool) if self._storage_of(name, pool) not in storages]
         if not unread:
             return ""
         message = f"the newest checkpoint (step {last['step']}) is on {' or '.join(unread)}, which cannot be reached"
-        if launch.patient:
+        if launch.waits_for_checkpoint:
             raise FleetError(message, "the job waits for it (recovery.on_disconnect is wait)")
         return message
 
-    def _asked_for(self, text: str, pool: str) -> Data:
+    def _find_requested(self, text: str, pool: str) -> Data:
         """Find the checkpoint in `resume_from`.
 
         Raises UnusableError if it does not exist, FleetError if a node that may have it cannot be asked now.
@@ -168,12 +168,12 @@ class Bringer:
             message = f"{RESUME_FROM}: no node of pool {reference.pool!r} is up to read {reference}"
             raise FleetError(message, "`polyfleet status` lists the nodes; the job starts once one is up")
         for storage, node in self._storages(reference.pool).items():
-            if checkpoint := self._seen_by(node, reference):
+            if checkpoint := self._find_on(node, reference):
                 return checkpoint | {"node": node, "storage": storage}
         try:
             self.checkpoints.show(str(reference))
         except NotFound as e:
-            if unavailable := self._untold(reference.pool):
+            if unavailable := self._unavailable_nodes(reference.pool):
                 message = (
                     f"{RESUME_FROM}: {e.message}, but {', '.join(unavailable)} may have it and cannot be asked now"
                 )
@@ -181,7 +181,7 @@ class Bringer:
             raise UnusableError(e.message, e.remedy) from None
         raise FleetError(f"{RESUME_FROM}: {reference} has just appeared", "nothing to do: the job is started again")
 
-    def _seen_by(self, node: str, reference: CheckpointLocation) -> Data | None:
+    def _find_on(self, node: str, reference: CheckpointLocation) -> Data | None:
         try:
             return self.checkpoints.newest(node, reference)
         except NotFound:
@@ -204,7 +204,7 @@ class Bringer:
         state = self.agents.get(node)
         return state.facts.storage_id if state and state.facts and state.facts.storage_id else f"pool {pool}"
 
-    def _untold(self, pool: str) -> list[str]:
+    def _unavailable_nodes(self, pool: str) -> list[str]:
         """Nodes that are, or may be, in `pool` and cannot be asked now; they may have different storages."""
         nodes = self.agents.items()
         unavailable = [(name, node) for name, node in nodes if not node.ready or not _answers(node)]

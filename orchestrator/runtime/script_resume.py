@@ -18,11 +18,11 @@ class HandedOn:
     `asked`: None if there is no script checkpoint. `text`: what was found, for the record.
     """
 
-    asked: ScriptCheckpoint | None = None
+    checkpoint: ScriptCheckpoint | None = None
     text: str = ""
 
-    def given_to(self, order: Order) -> Order:
-        return replace(order, arguments=self.asked.to_plain()) if self.asked else order
+    def add_to(self, order: Order) -> Order:
+        return replace(order, arguments=self.checkpoint.to_plain()) if self.checkpoint else order
 
 
 def hand_on(agents: Agents, launch: Launch, set_activity: Callable[[str], None]) -> HandedOn:
@@ -34,7 +34,7 @@ def hand_on(agents: Agents, launch: Launch, set_activity: Callable[[str], None])
     """
     first = launch.orders[0] if launch.orders else None
     script = ScriptCheckpoint.of(first.task, first.arguments) if first else None
-    if first is None or script is None or not any(attempt.started for attempt in launch.ran):
+    if first is None or script is None or not any(attempt.started for attempt in launch.previous_attempts):
         return HandedOn()
     set_activity(f"reads its checkpoint {script.path}")
     arguments = (script.path, script.format, first.backend, len(first.devices))

@@ -50,11 +50,11 @@ class Steps:
         stored: Callable[[Control], None],
         storing: Callable[[], None] = lambda: None,
     ):
-        self._jobs, self._stored, self._storing = jobs, stored, storing
+        self._jobs, self._on_state, self._before_write = jobs, stored, storing
         self.control = control
         self.tick_due_s = 0.0
 
-    def take(self, items: list[Any]) -> list[Command]:
+    def apply(self, items: list[Any]) -> list[Command]:
         """Apply the items, store their events, and return the commands.
 
         Processed items are removed from `items`.
@@ -62,20 +62,20 @@ class Steps:
         Raises NotStored, with unprocessed items left in `items`. An item that can never be stored is dropped alone.
         """
         try:
-            commands = self._take(items)
+            commands = self._apply(items)
         except NotStored:
             raise
         except Exception as e:
             if len(items) > 1:
-                return self._take_halves(items)
+                return self._apply_halves(items)
             log.exception("a message of kind %s is dropped: it cannot be stored", _kind(items[0]))
             if isinstance(items[0], Ask):
-                items[0].answer(_internal(e))
+                items[0].finish(_internal(e))
             commands = []
         del items[:]
         return commands
 
-    def _take_halves(self, items: list[Any]) -> list[Command]:
+    def _apply_halves(self, items: list[Any]) -> list[Command]:
         """Apply two halves separately.
 
         Return the first half's commands even if the second cannot be stored now.
@@ -83,18 +83,18 @@ class Steps:
         middle = len(items) // 2
         first, second = items[:middle], items[middle:]
         try:
-            commands = self.take(first)
+            commands = self.apply(first)
         finally:
             items[:] = first + second
         try:
-            return commands + self.take(second)
+            return commands + self.apply(second)
         except NotStored as e:
             log.warning("some messages wait for the next cycle: %s", e)
             return commands
         finally:
             items[:] = second
 
-    def _take(self, items: list[Any]) -> list[Command]:
+    def _apply(self, items: list[Any]) -> list[Command]:
         state, events, commands, requests = self.control, list[Event](), list[Command](), list[Ask]()
         at = now()
         waiting = deque(_together(items))
@@ -116,20 +116,20 @@ class Steps:
             events += step.events
             commands += step.commands
             if isinstance(item, Ask):
-                item.refused(next((c for c in step.commands if isinstance(c, Refuse)), None))
+                item.set_refusal(next((c for c in step.commands if isinstance(c, Refuse)), None))
                 requests.append(item)
         self._commit(events)
         self.control = state
-        self._stored(state)
+        self._on_state(state)
         for request in requests:
-            request.answer(request.error)
+            request.finish(request.error)
         return commands
 
     def _step(self, state: Control, message: Any, at: Now) -> control.Step:
         if isinstance(message, list):
-            return control.heard(state, (self._known(beat, state) for beat in message), at)
+            return control.heard(state, (self._with_stored_jobs(beat, state) for beat in message), at)
         start_s = time.monotonic()
-        step = control.step(state, self._known(message, state), at)
+        step = control.step(state, self._with_stored_jobs(message, state), at)
         if isinstance(message, m.Tick):
             took_s = time.monotonic() - start_s
             self.tick_due_s = start_s + min(took_s / TICK_SHARE, took_s + TURN_S)
@@ -139,19 +139,19 @@ class Steps:
         for event in events:
             crash_hook.point(f"event:{event.event}:before")
         if events:
-            self._storing()
+            self._before_write()
             self._jobs.commit(events)
         for event in events:
             crash_hook.point(f"event:{event.event}:after")
 
-    def _known(self, message: Any, state: Control) -> Any:
+    def _with_stored_jobs(self, message: Any, state: Control) -> Any:
         """Add to an agent's reply which of its jobs are in the store, in addition to those open in `state`."""
         if not isinstance(message, m.Heartbeat):
             return message
         unknown = {status.job for status in message.reports if status.job not in state.records}
         if not unknown:
             return message
-        return replace(message, known=frozenset(job for job in unknown if job in self._jobs))
+        return replace(message, stored_jobs=frozenset(job for job in unknown if job in self._jobs))
 
 
 def _together(items: list[Any]) -> Iterator[Any]:

@@ -40,13 +40,13 @@ class Submission:
     """A spec as the user wrote it, the SHA-256 of its code archive or "", and an idempotency key or ""."""
 
     spec: Data
-    package: str
+    code_archive: str
     key: str
 
     @property
-    def quick(self) -> bool:
+    def is_quick(self) -> bool:
         """Whether it is checked without reading files or calling nodes, so that others may wait for it."""
-        return not self.package and not any(self.spec.get(name) for name in ("secrets", "checkpoint", "data"))
+        return not self.code_archive and not any(self.spec.get(name) for name in ("secrets", "checkpoint", "data"))
 
 
 @dataclass(slots=True)
@@ -82,48 +82,48 @@ class Submissions:
         count: Callable[[], int],
         projects: Callable[[], Collection[str]] = tuple,
     ):
-        self._jobs, self._store, self._packages, self._data = jobs, store, code_archives, data
+        self._jobs, self._store, self._code_archives, self._data = jobs, store, code_archives, data
         self._checkpoints = checkpoints
-        self._seen, self._stored, self._count, self._projects = devices_now, stored, count, projects
+        self._devices_now, self._on_accepted, self._count, self._projects = devices_now, stored, count, projects
         self._never = Never(())
-        self._most = max_waiting_jobs()
+        self._max_open = max_waiting_jobs()
         self._waiting, self._counted_s = 0, float("-inf")
 
-    def each(self, submissions: Sequence[Submission]) -> list[Data | Exception]:
+    def submit_each(self, submissions: Sequence[Submission]) -> list[Data | Exception]:
         """Submit independent jobs. Return for each the result of `acknowledged`, or its error."""
-        return self._once(
+        return self._process(
             [
-                (submission.key, [submission.spec, submission.package], partial(self._one, submission))
+                (submission.key, [submission.spec, submission.code_archive], partial(self._accept_one, submission))
                 for submission in submissions
             ]
         )
 
-    def many(self, jobs: list[tuple[Data, str]], key: str) -> Data:
+    def submit_all(self, jobs: list[tuple[Data, str]], key: str) -> Data:
         """Submit (spec, code archive) pairs together; return {"jobs": [{"id", "name"}], "note"}.
 
         The field of a SpecError starts with `jobs.N`, with N from 0.
         """
-        (result,) = self._once([(key, jobs, partial(self._many, jobs))])
+        (result,) = self._process([(key, jobs, partial(self._accept_all, jobs))])
         if isinstance(result, Exception):
             raise result
         return result
 
-    def _one(self, submission: Submission) -> StoredResponse:
-        self._refuse_too_many(1)
-        devices, note = self._seen()
-        job = self._accepted(submission.spec, submission.package, "", devices, bool(note))
+    def _accept_one(self, submission: Submission) -> StoredResponse:
+        self._check_limit(1)
+        devices, note = self._devices_now()
+        job = self._accept(submission.spec, submission.code_archive, "", devices, bool(note))
         return StoredResponse(acknowledged(job, note), (submitted(job, submission.spec, job.submitted_s),), 201)
 
-    def _many(self, jobs: list[tuple[Data, str]]) -> StoredResponse:
-        self._refuse_too_many(len(jobs))
-        devices, note = self._seen()
-        accepted = [self._accepted(*job, f"jobs.{n}", devices, bool(note)) for n, job in enumerate(jobs)]
+    def _accept_all(self, jobs: list[tuple[Data, str]]) -> StoredResponse:
+        self._check_limit(len(jobs))
+        devices, note = self._devices_now()
+        accepted = [self._accept(*job, f"jobs.{n}", devices, bool(note)) for n, job in enumerate(jobs)]
         events = [submitted(job, spec, job.submitted_s) for job, (spec, _) in zip(accepted, jobs, strict=True)]
         return StoredResponse(
             {"jobs": [{"id": job.id, "name": job.name} for job in accepted], "note": note}, events, 201
         )
 
-    def _once(self, requests: Sequence[tuple[str, Any, Callable[[], StoredResponse]]]) -> list[Data | Exception]:
+    def _process(self, requests: Sequence[tuple[str, Any, Callable[[], StoredResponse]]]) -> list[Data | Exception]:
         """Process (key, body, function that accepts it) tuples.
 
         If the store cannot write an accepted request, its error is NotStored, which says when to retry.
@@ -132,30 +132,30 @@ class Submissions:
         keyed = [(key, digest(body) if key else "") for key, body, _ in requests]
         keyed_requests = [IdempotentRequest(*k, make) for k, make in zip(keyed, accepting, strict=True)]
         try:
-            results = self._store.once_each(keyed_requests, self._durable)
+            results = self._store.idempotent_each(keyed_requests, self._on_durable)
         except FleetError as e:  # the keys could not be looked up
-            raise NotStored.of(e) from e
+            raise NotStored.from_error(e) from e
         return [
             _not_stored(result) if acceptance.accepted else result
             for result, acceptance in zip(results, accepting, strict=True)
         ]
 
-    def _durable(self, records: list[Record]) -> None:
+    def _on_durable(self, records: list[Record]) -> None:
         crash_hook.point("event:submitted:after")
-        self._stored(records)
+        self._on_accepted(records)
 
-    def _accepted(
+    def _accept(
         self, spec: Data, code_archive: str, prefix: str, devices: tuple[Devices, ...] | None, is_waiting: bool
     ) -> Job:
         try:
-            return self._acceptable(spec, code_archive, devices, is_waiting)
+            return self._check_spec(spec, code_archive, devices, is_waiting)
         except SpecError as e:
             if not prefix:
                 raise
             message = e.message.removeprefix(f"{e.field}: ")
             raise SpecError(".".join(filter(None, (prefix, e.field))), message, e.remedy) from None
 
-    def _acceptable(self, spec: Data, code_archive: str, devices: tuple[Devices, ...] | None, is_waiting: bool) -> Job:
+    def _check_spec(self, spec: Data, code_archive: str, devices: tuple[Devices, ...] | None, is_waiting: bool) -> Job:
         """Check a spec and make its job.
 
         Raises SpecError for what would fail later: unknown fields, a missing folder or secret, resources that no node
@@ -167,49 +167,49 @@ class Submissions:
         if not code_archive and entry_check.is_in_folder(checked.entry):
             remedy = "upload the folder that contains it: PUT /v1/code-archives/{sha}"
             raise SpecError("code_archive", f"is required: {checked.entry} is a file in it", remedy)
-        contents = self._packages.contents(code_archive)
+        contents = self._code_archives.contents(code_archive)
         check_module_names(contents.names, checked.task)
-        self._refuse_data(checked, contents.names)
-        self._refuse_project(checked.project)
+        self._check_data(checked, contents.names)
+        self._check_project(checked.project)
         resolve_secrets(checked.secrets)
         if ":" in checked.checkpoint.resume_from and not is_waiting:
             self._checkpoints.show(checked.checkpoint.resume_from)
         job = checked.to_job(self._jobs.new_id(checked.name or checked.task), time.time())
-        if devices is not None and (impossible := self._never_on(devices)(job)):
+        if devices is not None and (impossible := self._impossible_check(devices)(job)):
             raise SpecError("resources", impossible, "`polyfleet inventory` shows what is here")
         return with_code(job, code_archive, contents.content_sha)
 
-    def _refuse_project(self, project: str) -> None:
+    def _check_project(self, project: str) -> None:
         """Check the project's name. A fleet without projects accepts any, because it has no quotas."""
         projects = self._projects()
         if project and projects and project not in projects:
             raise SpecError("project", f"the fleet has no project {project!r}", nearest(project, sorted(projects)))
 
-    def _refuse_data(self, spec: JobSpec, names: list[str]) -> None:
+    def _check_data(self, spec: JobSpec, names: list[str]) -> None:
         """Raise SpecError for client data that was not uploaded, and mounts that overlap the code archive."""
         for index, data in enumerate(spec.data):
-            if of_this_machine(data.uri) and not (data.sha256 and self._data.has(data.sha256)):
+            if of_this_machine(data.uri) and not (data.sha256 and self._data.is_stored(data.sha256)):
                 raise missing(f"data.{index}.uri", data.uri)
             check_module_names([f"{data.path}/x.py"], spec.task)
             if clash := next((name for name in names if _clash(name, data)), ""):
                 message = f"{data.mount!r} overlaps {clash!r} of the submitted folder"
                 raise SpecError(f"data.{index}.mount", message, "choose another path in the job's folder")
 
-    def _never_on(self, devices: tuple[Devices, ...]) -> Never:
+    def _impossible_check(self, devices: tuple[Devices, ...]) -> Never:
         """The check of impossible requests for these devices, cached while the devices are the same."""
         if self._never.devices is not devices:
             self._never = Never(devices)
         return self._never
 
-    def _refuse_too_many(self, more: int) -> None:
+    def _check_limit(self, more: int) -> None:
         """Raise TooManyJobs at the limit.
 
         Jobs are counted once a second: the limit protects the server and need not be exact.
         """
         if time.monotonic() - self._counted_s > COUNT_EVERY_S:
             self._waiting, self._counted_s = self._count(), time.monotonic()
-        if self._waiting + more > self._most:
-            raise TooManyJobs(self._waiting, self._most)
+        if self._waiting + more > self._max_open:
+            raise TooManyJobs(self._waiting, self._max_open)
         self._waiting += more
 
 
@@ -219,7 +219,7 @@ def _clash(name: str, data: DataSpec) -> bool:
 
 
 def _not_stored(result: Data | Exception) -> Data | Exception:
-    return NotStored.of(result) if isinstance(result, FleetError) else result
+    return NotStored.from_error(result) if isinstance(result, FleetError) else result
 
 
 def digest(body: Any) -> str:

@@ -47,7 +47,7 @@ def progress_view(record: Record, estimate_inputs: Known) -> ProgressView | None
     last, progress = record.attempts[-1], estimate_inputs.progress
     devices = devices_of_attempt(last)
     estimate = remaining(record.job, last.kind, devices, estimate_inputs)
-    rate = progress.rates.get((last.kind, devices)) if record.live else None
+    rate = progress.rates.get((last.kind, devices)) if record.live_attempt else None
     return {
         "step": progress.step,
         "of": progress.of or record.job.work.steps or None,
@@ -120,7 +120,7 @@ def continues(record: Record) -> str:
     if job.state in TERMINAL or not record.attempts:
         return ""
     if point:
-        newer = ", or from a newer one if it saves before it stops" if record.live else ""
+        newer = ", or from a newer one if it saves before it stops" if record.live_attempt else ""
         return f"continues from {point['pool']}:{point['path']} (step {point['step']}){newer}"
     if script := ScriptCheckpoint.of(job.task, job.candidates[0].arguments):
         return f"continues from {script.path} in its files, if its script has saved there"
@@ -169,7 +169,7 @@ def node_view(node: Node, control: Control, now_s: float, allocations: Leased) -
 
     `closed`: why it takes no new jobs, or "". `note`: recent use of its devices by others.
     """
-    closed, age_s = nodes.closed(node, control.drained, now_s), now_s - node.taken_s
+    closed, age_s = nodes.closed(node, control.drained, now_s), now_s - node.foreign_use_s
     note = f"another program of this Ray cluster used devices of this node {age_s:.0f} s ago"
     view: dict[str, Any] = {"node": node.name, "state": _state(node, control, now_s), "closed": closed,
                             "note": note if age_s < TAKEN_SHOWN_S else "", "devices": []}  # fmt: skip
@@ -183,11 +183,11 @@ def node_view(node: Node, control: Control, now_s: float, allocations: Leased) -
 
 def _state(node: Node, control: Control, now_s: float) -> str:
     """State of a node in one word, with a reason if it is lost or silent."""
-    if reason := node.lost or node.refused or node.broken:
+    if reason := node.lost_reason or node.unsupported_reason or node.agent_error:
         return f"lost: {reason}"
     if node.resting:
         return "resting"
-    if node.facts is None or node.listed_s is None:
+    if node.facts is None or node.list_requested_s is None:
         return "starting"
     if node.name in control.drained:
         return "drained"
@@ -203,14 +203,14 @@ def pool_view(pool: str, spec: dict[str, Any], control: Control, now_s: float, a
     `spec`: its PoolSpec as JSON data, {} if not declared.
     """
     nodes_of_pool = [node for node in control.nodes.values() if node.facts and node.facts.pool == pool]
-    devices = [d for node in nodes_of_pool if not node.lost for d in devices_of(node, control, now_s, allocations)]
+    devices = [d for node in nodes_of_pool if not node.lost_reason for d in devices_of(node, control, now_s, allocations)]
     facts = nodes_of_pool[0].facts if nodes_of_pool else None
     return {
         "pool": pool,
         "backend": spec.get("backend") or (facts.backend if facts else ""),
         "environment": facts.environment if facts else "",
         "kinds": sorted({d.kind for d in devices}),
-        "nodes": sum(not node.lost for node in nodes_of_pool),
+        "nodes": sum(not node.lost_reason for node in nodes_of_pool),
         "nodes_declared": len(spec.get("hosts") or ())
         or spec.get("max_nodes")
         or spec.get("nodes", len(nodes_of_pool)),

@@ -29,26 +29,26 @@ class Batcher(Generic[Item, Told]):
         self._callers = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def ask(self, item: Item) -> Told:
+    async def submit(self, item: Item) -> Told:
         """Pass `item` to `call`; return or raise its result for it."""
         future: asyncio.Future[Told | Exception] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
         if self._callers < AT_ONCE:
             self._callers += 1
-            self._begin(self._make_calls())
+            self._start_task(self._run_calls())
         result = await future
         if isinstance(result, Exception):
             raise result
         return result
 
-    async def _make_calls(self) -> None:
+    async def _run_calls(self) -> None:
         """Call until no item waits."""
         while self._waiting:
             batch = [self._waiting.popleft() for _ in range(min(MOST, len(self._waiting)))]
-            await asyncio.wait({self._begin(self._make(batch))}, timeout=self._slow_s)
+            await asyncio.wait({self._start_task(self._run_call(batch))}, timeout=self._slow_s)
         self._callers -= 1
 
-    async def _make(self, batch: list[tuple[Item, asyncio.Future[Told | Exception]]]) -> None:
+    async def _run_call(self, batch: list[tuple[Item, asyncio.Future[Told | Exception]]]) -> None:
         results: Sequence[Told | Exception]
         try:
             results = await anyio.to_thread.run_sync(self._call, [item for item, _ in batch])
@@ -58,7 +58,7 @@ class Batcher(Generic[Item, Told]):
             if not future.done():
                 future.set_result(one)
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Create a task and keep a reference to it, because asyncio itself does not keep a task alive."""
         task = asyncio.create_task(work)
         self._tasks.add(task)

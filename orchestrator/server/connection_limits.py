@@ -34,20 +34,20 @@ class UnauthenticatedConnections:
     """Connections that have not sent the token yet, oldest first."""
 
     def __init__(self, most: int = STRANGERS):
-        self.most = most
+        self.maximum = most
         self._waiting: dict[LimitedConnection, None] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def enter(self, connection: "LimitedConnection") -> None:
+    def add(self, connection: "LimitedConnection") -> None:
         self._waiting[connection] = None
-        if len(self._waiting) > self.most:
+        if len(self._waiting) > self.maximum:
             oldest = next((c for c in self._waiting if c.idle), connection)
-            self.leave(oldest)
+            self.remove(oldest)
             oldest.transport.abort()
 
-    def leave(self, connection: "LimitedConnection") -> None:
+    def remove(self, connection: "LimitedConnection") -> None:
         """Remove a connection that has authenticated or ended."""
         self._waiting.pop(connection, None)
 
@@ -62,7 +62,7 @@ class RequestPhase(Enum):
 class LimitedConnection(HttpToolsProtocol):
     """One connection with its deadline. `protocol` makes a subclass for each server, which sets `strangers`."""
 
-    strangers: UnauthenticatedConnections
+    unauthenticated: UnauthenticatedConnections
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
@@ -70,7 +70,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._deadline_s = 0.0
         self._phase: RequestPhase | None = None
-        self._awaited: RequestPhase | None = None
+        self._timed_phase: RequestPhase | None = None
         self._head_bytes = self._body_bytes = 0
 
     @property
@@ -78,21 +78,21 @@ class LimitedConnection(HttpToolsProtocol):
         """Whether no request of this connection is being processed."""
         return self.cycle is None or self.cycle.response_complete
 
-    def trusted(self) -> None:
+    def mark_authenticated(self) -> None:
         """Record that the guard has accepted a token on this connection."""
-        self.strangers.leave(self)
+        self.unauthenticated.remove(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]  # as uvicorn declares it
         if peer_uid(transport.get_extra_info("socket")) not in (None, os.geteuid(), 0):
             self.transport.abort()
             return
-        self.strangers.enter(self)
-        self._await(RequestPhase.HEAD, HEAD_S)
+        self.unauthenticated.add(self)
+        self._start_timer(RequestPhase.HEAD, HEAD_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.strangers.leave(self)
-        self._cancel()
+        self.unauthenticated.remove(self)
+        self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -103,17 +103,17 @@ class LimitedConnection(HttpToolsProtocol):
         if self._phase is None:  # complete, or nothing but empty lines
             self._head_bytes = 0
             if self.idle and self._timer is None:
-                self._await(RequestPhase.HEAD, HEAD_S)
+                self._start_timer(RequestPhase.HEAD, HEAD_S)
         elif self._head_bytes > MOST_HEAD_BYTES + self._body_bytes:
             self.send_400_response("The head of the request is too long.")
         elif self._phase is RequestPhase.BODY:
-            self._body_goes_on(len(data))
-        elif self._awaited is not RequestPhase.HEAD:
-            self._await(RequestPhase.HEAD, HEAD_S)
+            self._extend_body_deadline(len(data))
+        elif self._timed_phase is not RequestPhase.HEAD:
+            self._start_timer(RequestPhase.HEAD, HEAD_S)
 
-    def _body_goes_on(self, more_bytes: int) -> None:
-        if self._awaited is not RequestPhase.BODY:
-            self._await(RequestPhase.BODY, BODY_S)
+    def _extend_body_deadline(self, more_bytes: int) -> None:
+        if self._timed_phase is not RequestPhase.BODY:
+            self._start_timer(RequestPhase.BODY, BODY_S)
         self._deadline_s = min(self._deadline_s + more_bytes / BODY_BYTES_PER_S, self.loop.time() + BODY_S)
 
     def on_message_begin(self) -> None:
@@ -134,27 +134,27 @@ class LimitedConnection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._phase = None
-        self._cancel()
+        self._stop_timer()
 
-    def _await(self, phase: RequestPhase, within_s: float) -> None:
+    def _start_timer(self, phase: RequestPhase, within_s: float) -> None:
         """Set the deadline of a phase: it must be complete within `within_s`."""
-        self._cancel()
-        self._awaited, self._deadline_s = phase, self.loop.time() + within_s
-        self._timer = self.loop.call_at(self._deadline_s, self._late)
+        self._stop_timer()
+        self._timed_phase, self._deadline_s = phase, self.loop.time() + within_s
+        self._timer = self.loop.call_at(self._deadline_s, self._on_deadline)
 
-    def _cancel(self) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._awaited = None
+        self._timer = self._timed_phase = None
 
-    def _late(self) -> None:
+    def _on_deadline(self) -> None:
         """Close the connection at its deadline, unless bytes that arrived extended it or the server itself paused
         reading.
         """
         if self.flow.read_paused:
             self._deadline_s = self.loop.time() + BODY_S
         if self._deadline_s > self.loop.time():
-            self._timer = self.loop.call_at(self._deadline_s, self._late)
+            self._timer = self.loop.call_at(self._deadline_s, self._on_deadline)
         else:
             self.transport.abort()
 

@@ -57,9 +57,9 @@ class Guard:
         elif _waits(scope):
             await self.app(scope, _limited(receive, body_limit_bytes(scope)), _with_headers(send))
         else:
-            await self._counted(scope, receive, _with_headers(send))
+            await self._count_request(scope, receive, _with_headers(send))
 
-    async def _counted(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _count_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Process one more request, or refuse it at the limit: in an unlimited queue all clients would wait longer."""
         if self.in_flight >= MOST_IN_FLIGHT:
             await responses.error_response(TooManyRequests(MOST_IN_FLIGHT))(scope, receive, send)
@@ -80,7 +80,7 @@ class Guard:
             )
         if (scope["method"], scope["path"]) in PUBLIC:
             return None
-        if not self._knows(_header(scope, b"authorization")):
+        if not self._is_valid_token(_header(scope, b"authorization")):
             return (
                 401,
                 "Unauthorized",
@@ -90,7 +90,7 @@ class Guard:
         _trust(scope)
         return _content_type_refusal(scope) or _length_refusal(scope)
 
-    def _knows(self, authorization: bytes | None) -> bool:
+    def _is_valid_token(self, authorization: bytes | None) -> bool:
         scheme, _, token = (authorization or b"").partition(b" ")
         digest = hashlib.sha256(token.strip()).digest()
         return hmac.compare_digest(digest, self._digest) and scheme.lower() == b"bearer"

@@ -49,14 +49,14 @@ class LongOperations:
         self.count = 0
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="work")
 
-    def refuse_crowd(self) -> None:
+    def check_limit(self) -> None:
         """Raise OperationLimitExceeded if no further operation may start."""
         if self.count >= AT_ONCE + MOST_WAITING:
             raise OperationLimitExceeded(self.count)
 
     def begin(self, key: str, request: Any, call: Call) -> "LongOperation":
         """Start an operation. Raises OperationLimitExceeded."""
-        self.refuse_crowd()
+        self.check_limit()
         operation = LongOperation(self, key, request, call)
         self.count += 1
         if key:
@@ -64,7 +64,7 @@ class LongOperations:
         self._threads.submit(operation.run)
         return operation
 
-    def ended(self, operation: "LongOperation") -> None:
+    def remove(self, operation: "LongOperation") -> None:
         self.count -= 1
         if self.by_key.get(operation.key) is operation:
             del self.by_key[operation.key]
@@ -74,14 +74,14 @@ class LongOperation:
     """One operation. Belongs to the event loop in which it was created, except `run` and `_tell`."""
 
     def __init__(self, works: LongOperations, key: str, asked: Any, call: Call):
-        self.key, self.asked = key, asked
+        self.key, self.request = key, asked
         self.abandoned = threading.Event()
-        self.over = asyncio.Event()
-        self._works, self._call = works, call
-        self._loop, self._told_s = asyncio.get_running_loop(), 0.0
+        self.ended = asyncio.Event()
+        self._operations, self._call = works, call
+        self._loop, self._reported_s = asyncio.get_running_loop(), 0.0
         self._listeners: list[asyncio.Queue[Item]] = []
 
-    async def listen(self) -> AsyncIterator[Item | None]:
+    async def subscribe(self) -> AsyncIterator[Item | None]:
         """Yield events up to and including the result, and None at each heartbeat. Raises the operation's error."""
         queue: asyncio.Queue[Item] = asyncio.Queue()
         self._listeners.append(queue)
@@ -97,40 +97,40 @@ class LongOperation:
         """Run the operation, unless its client disconnected while it waited for a thread."""
         item: Item
         try:
-            self._refuse_abandoned()
-            item = ("report", self._report(self._works.service))
+            self._check_abandoned()
+            item = ("report", self._result(self._operations.service))
         except Exception as e:
             item = ("raised", e)
         with suppress(RuntimeError):  # the server has stopped, and its event loop with it
-            self._loop.call_soon_threadsafe(self._ended, item)
+            self._loop.call_soon_threadsafe(self._finish, item)
 
-    def _report(self, service: ServiceProtocol) -> Any:
+    def _result(self, service: ServiceProtocol) -> Any:
         """Stored result of the key, else result of the call. Of two operations with one key, only one runs it."""
         if not self.key:
-            return self._call(service, self._tell)
-        stored = service.answered(self.key, self.asked)
-        return (stored or service.answer(self.key, self.asked, {"report": self._call(service, self._tell)}))["report"]
+            return self._call(service, self._report_progress)
+        stored = service.stored_response(self.key, self.request)
+        return (stored or service.store_response(self.key, self.request, {"report": self._call(service, self._report_progress)}))["report"]
 
-    def _refuse_abandoned(self) -> None:
+    def _check_abandoned(self) -> None:
         """Stop an operation without clients, by raising an error from its progress callback."""
         if self.abandoned.is_set():
             raise FleetError("the client disconnected, so the operation was stopped", "run the command again")
 
-    def _tell(self, done: int, total: int) -> None:
-        self._refuse_abandoned()
-        if done >= total or time.monotonic() - self._told_s >= PROGRESS_EVERY_S:
-            self._told_s = time.monotonic()
+    def _report_progress(self, done: int, total: int) -> None:
+        self._check_abandoned()
+        if done >= total or time.monotonic() - self._reported_s >= PROGRESS_EVERY_S:
+            self._reported_s = time.monotonic()
             item = ("progress", {"done_bytes": done, "total_bytes": total})
-            self._loop.call_soon_threadsafe(self._spread, item)
+            self._loop.call_soon_threadsafe(self._notify_listeners, item)
 
-    def _spread(self, item: Item) -> None:
+    def _notify_listeners(self, item: Item) -> None:
         for queue in self._listeners:
             queue.put_nowait(item)
 
-    def _ended(self, item: Item) -> None:
-        self._works.ended(self)
-        self._spread(item)
-        self.over.set()
+    def _finish(self, item: Item) -> None:
+        self._operations.remove(self)
+        self._notify_listeners(item)
+        self.ended.set()
 
 
 def works(request: Request) -> LongOperations:
@@ -148,25 +148,25 @@ def stream_operation(request: Request, key: str, request_body: Any, call: Call) 
     """
     operations = works(request)
     if key not in operations.by_key:
-        operations.refuse_crowd()
+        operations.check_limit()
     return _told_once(operations, key, request_body, call)
 
 
 async def _told_once(operations: LongOperations, key: str, request: Any, call: Call) -> AsyncIterator[Item | None]:
     if not key:
-        async for item in operations.begin(key, request, call).listen():
+        async for item in operations.begin(key, request, call).subscribe():
             yield item
         return
-    stored = await anyio.to_thread.run_sync(operations.service.answered, key, request)
+    stored = await anyio.to_thread.run_sync(operations.service.stored_response, key, request)
     if stored is not None:  # needs no thread of the operations
         yield "report", stored["report"]
         return
     while (operation := operations.by_key.get(key)) is not None and operation.abandoned.is_set():
-        async for beat in _until(operation.over):
+        async for beat in _until(operation.ended):
             yield beat
-    if operation is not None and operation.asked != request:
+    if operation is not None and operation.request != request:
         raise Conflict(f"the idempotency key {key[:40]!r} was used with another request", "use a new key")
-    async for item in (operation or operations.begin(key, request, call)).listen():
+    async for item in (operation or operations.begin(key, request, call)).subscribe():
         yield item
 
 

@@ -14,18 +14,18 @@ class Rarely(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._seen: dict[str, tuple[float, int]] = {}
+        self._last_by_kind: dict[str, tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = repr(record.exc_info[1])[:200] if record.exc_info else ""
         kind, now = str(record.msg).partition("\n")[0] + error, time.monotonic()
-        last, left_out = self._seen.get(kind, (-EVERY_S, 0))
+        last, left_out = self._last_by_kind.get(kind, (-EVERY_S, 0))
         if now - last < EVERY_S:
-            self._seen[kind] = (last, left_out + 1)
+            self._last_by_kind[kind] = (last, left_out + 1)
             return False
-        if len(self._seen) > KINDS:
-            self._seen.clear()
-        self._seen[kind] = (now, 0)
+        if len(self._last_by_kind) > KINDS:
+            self._last_by_kind.clear()
+        self._last_by_kind[kind] = (now, 0)
         if left_out:
             record.msg = f"{record.msg} (and {left_out} more since the last one)"
         return True

@@ -59,7 +59,7 @@ class Streams:
         self.open = self.logs = 0
         self._threads = anyio.CapacityLimiter(STREAM_THREADS)
         self._page_threads = anyio.CapacityLimiter(PAGE_THREADS)
-        self._patient_threads = anyio.CapacityLimiter(PATIENT_THREADS)
+        self._slow_call_threads = anyio.CapacityLimiter(PATIENT_THREADS)
         self._reader_thread = anyio.CapacityLimiter(1)
         self._head = 0
         self._waiting: dict[asyncio.Future[Data], int] = {}
@@ -75,11 +75,11 @@ class Streams:
             _refuse_crowd(threads)
         return await anyio.to_thread.run_sync(partial(method, *arguments), limiter=threads, abandon_on_cancel=True)
 
-    async def patient(self, method: Callable[..., T], *arguments: Any) -> T:
+    async def call_slow(self, method: Callable[..., T], *arguments: Any) -> T:
         """Call `method`, which may take minutes, in one of a few separate threads; it delays no other request."""
-        _refuse_crowd(self._patient_threads)
+        _refuse_crowd(self._slow_call_threads)
         return await anyio.to_thread.run_sync(
-            partial(method, *arguments), limiter=self._patient_threads, abandon_on_cancel=True
+            partial(method, *arguments), limiter=self._slow_call_threads, abandon_on_cancel=True
         )
 
     @contextmanager
@@ -123,16 +123,16 @@ class Streams:
             try:
                 page = await anyio.to_thread.run_sync(wait, limiter=self._reader_thread)
             except Exception as e:
-                for future in self._take(-1):
+                for future in self._pop_waiting(-1):
                     future.set_exception(e)
                 return
             if page["last"] > oldest:
                 self._head = max(self._head, page["last"])
-                for future, after in self._take(page["last"]).items():
+                for future, after in self._pop_waiting(page["last"]).items():
                     new_events = [e for e in page["events"] if e["seq"] > after]
                     future.set_result({"events": new_events, "last": page["last"]})
 
-    def _take(self, last: int) -> "dict[asyncio.Future[Data], int]":
+    def _pop_waiting(self, last: int) -> "dict[asyncio.Future[Data], int]":
         """Remove and return the futures that wait for events up to number `last` (-1: all futures)."""
         due = {f: after for f, after in self._waiting.items() if not f.done() and (last < 0 or after < last)}
         self._waiting = {f: after for f, after in self._waiting.items() if f not in due}
@@ -148,7 +148,7 @@ def streams(request: Request) -> Streams:
 
 
 async def patient(request: Request, method: Callable[..., T], *arguments: Any) -> T:
-    return await streams(request).patient(method, *arguments)
+    return await streams(request).call_slow(method, *arguments)
 
 
 def _refuse_crowd(threads: anyio.CapacityLimiter) -> None:

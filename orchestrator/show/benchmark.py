@@ -34,7 +34,7 @@ class Tile:
 class HeatMap:
     """Table of cases by targets. Colours repeat what the text says."""
 
-    columns: tuple[str, ...]
+    targets: tuple[str, ...]
     rows: tuple[tuple[str, tuple[Tile, ...]], ...]
 
     def __rich__(self) -> "RenderableType":
@@ -43,14 +43,14 @@ class HeatMap:
 
         table = Table(box=None, pad_edge=False, header_style="bold")
         table.add_column("CASE", no_wrap=True)
-        for name in self.columns:
+        for name in self.targets:
             table.add_column(name, justify="right", overflow="fold")
         for name, tiles in self.rows:
             table.add_row(name, *(Text(tile.text, style=_style(tile)) for tile in tiles))
         return table
 
     def html(self) -> str:
-        head = "".join(f"<th>{escape(name)}</th>" for name in ("CASE", *self.columns))
+        head = "".join(f"<th>{escape(name)}</th>" for name in ("CASE", *self.targets))
         rows = "".join(
             f"<tr><td>{escape(name)}</td>{''.join(f'<td>{escape(tile.text)}</td>' for tile in tiles)}</tr>"
             for name, tiles in self.rows

@@ -21,48 +21,48 @@ class AgentPolling:
     def __init__(self, server: "Server"):
         self._server = server
         self.agents: dict[str, str] = {}
-        self._heard: dict[str, int] = {}
-        self._asked: dict[str, int] = {}
+        self._last_reply: dict[str, int] = {}
+        self._poll_number: dict[str, int] = {}
 
-    def follow(self, node: str, ray_id: str) -> None:
+    def start(self, node: str, ray_id: str) -> None:
         """Start polling an agent."""
         self.agents[node] = ray_id
-        self._heard[node] = 0
-        self._watch(node, ray_id)
+        self._last_reply[node] = 0
+        self._poll(node, ray_id)
 
-    def _watch(self, node: str, ray_id: str) -> None:
-        machine = self._server.world.ray.by_id.get(ray_id)
+    def _poll(self, node: str, ray_id: str) -> None:
+        machine = self._server.world.ray.node_by_id.get(ray_id)
         if self.agents.get(node) != ray_id:
             return
-        number = self._asked[node] = self._asked.get(node, 0) + 1
-        self._server.later(UNHEARD_S, self._unheard, node, ray_id, number)
+        number = self._poll_number[node] = self._poll_number.get(node, 0) + 1
+        self._server.later(UNHEARD_S, self._handle_timeout, node, ray_id, number)
         if machine is None or machine.ray_id != ray_id:
             return
-        server, requested_s, last_reply = self._server, self._server.now().s, self._heard[node]
+        server, requested_s, last_reply = self._server, self._server.now().s, self._last_reply[node]
         generation, life = server.generation, server.life
         cursors, phases = core.watch_of(self._server.control, node)
         last_phases = {key: (cursor, phases[key]) for key, cursor in cursors.items()}
 
         def answered(reply: Any) -> None:
             arguments = (node, ray_id, number, requested_s, reply)
-            server.world.from_node(machine, lambda: server._mine(life, self._answered, arguments))
+            server.world.from_node(machine, lambda: server._run_in_life(life, self._handle_reply, arguments))
 
-        server.world.to_node(machine, ray_id, lambda: machine.watch(generation, last_phases, last_reply, answered))
+        server.world.to_node(machine, ray_id, lambda: machine.poll(generation, last_phases, last_reply, answered))
 
-    def _answered(self, node: str, ray_id: str, number: int, requested_s: float, reply: Any) -> None:
+    def _handle_reply(self, node: str, ray_id: str, number: int, requested_s: float, reply: Any) -> None:
         server = self._server
         if self.agents.get(node) != ray_id:
             return
         if reply is None:
-            self._heard[node] = 0
-            server.tell(m.AgentFailed(node, ray_id, "its agent fails: KeyError('cursors')"))
+            self._last_reply[node] = 0
+            server.receive_external(m.AgentFailed(node, ray_id, "its agent fails: KeyError('cursors')"))
         else:
-            self._told(node, ray_id, requested_s, *reply)
-        if number == self._asked.get(node):
-            self._asked[node] += 1
-            server.later(AGAIN_S if reply is None or server.store.refuses else SOON_S, self._watch, node, ray_id)
+            self._post_reply(node, ray_id, requested_s, *reply)
+        if number == self._poll_number.get(node):
+            self._poll_number[node] += 1
+            server.later(AGAIN_S if reply is None or server.store.refuses_writes else SOON_S, self._poll, node, ray_id)
 
-    def _told(
+    def _post_reply(
         self, node: str, ray_id: str, requested_s: float, reply_number: int, facts: Any, statuses: Any, *more: Any
     ) -> None:
         """Post a reply's contents. An unreadable report affects its own attempt only."""
@@ -73,21 +73,21 @@ class AgentPolling:
         readable = tuple(r for r in statuses if not unreadable_chance or rng.random() >= unreadable_chance)
         for status in statuses:
             if status not in readable:
-                self._server.world.spoiled.add(status.job)
+                self._server.world.unreadable.add(status.job)
                 ended = status.phase == "ended"
-                self._server.tell(
+                self._server.receive_external(
                     m.Spoiled(status.job, status.epoch, status.node_rank, "its events cannot be read", None, ended)
                 )
-        self._server.tell(m.Heartbeat(node, ray_id, requested_s, facts, readable, *more))
-        self._heard[node] = max(self._heard[node], reply_number)
+        self._server.receive_external(m.Heartbeat(node, ray_id, requested_s, facts, readable, *more))
+        self._last_reply[node] = max(self._last_reply[node], reply_number)
 
-    def _unheard(self, node: str, ray_id: str, number: int) -> None:
-        if number == self._asked.get(node):
-            self._watch(node, ray_id)
+    def _handle_timeout(self, node: str, ray_id: str, number: int) -> None:
+        if number == self._poll_number.get(node):
+            self._poll(node, ray_id)
 
-    def died(self, machine: SimulatedNode, ray_id: str, gone: bool) -> None:
+    def agent_died(self, machine: SimulatedNode, ray_id: str, gone: bool) -> None:
         """Handle Ray's notice that an agent's process has ended."""
         for node, current in self.agents.items():
             if current == ray_id:
-                self._heard[node] = 0
-                self._server.tell(m.AgentDied(node, ray_id, gone))
+                self._last_reply[node] = 0
+                self._server.receive_external(m.AgentDied(node, ray_id, gone))

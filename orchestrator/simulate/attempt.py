@@ -49,42 +49,42 @@ class SimulatedAttempt:
         self.work_s = max(0.0, self.script.work_s - step)
         machine.world.after(machine.world.rng.uniform(0.1, 0.6), self.ranks_up)
 
-    def exempt(self, now_s: float) -> bool:
+    def is_exempt(self, now_s: float) -> bool:
         """Whether nothing of it runs, or it was just thawed and is about to find its lease expired."""
         return self.ended or self.frozen or self.machine.frozen or now_s - self.thawed_s <= SETTLED_S
 
-    def still(self) -> bool:
+    def is_frozen(self) -> bool:
         return self.frozen or self.machine.frozen
 
     def renew(self, now_s: float, granted_s: float) -> None:
         if not self.ended and now_s < self.deadline_s:
             self.deadline_s = max(self.deadline_s, granted_s + self.lease_s)
 
-    def look(self) -> None:
+    def check_lease(self) -> None:
         """Check the lease; an expired one ends the attempt."""
         world = self.machine.world
         if self.ended:
             return
-        if self.still():
-            world.after(0.5, self.look)
+        if self.is_frozen():
+            world.after(0.5, self.check_lease)
         elif world.now_s >= self.deadline_s:
             reason = "its lease passed: neither the server nor a fence could be reached"
             self.end("lost", self.failure("lost", reason), -9)
         else:
-            world.after(self.deadline_s - world.now_s + world.rng.uniform(0.0, LOOK_S), self.look)
+            world.after(self.deadline_s - world.now_s + world.rng.uniform(0.0, LOOK_S), self.check_lease)
 
     def ranks_up(self) -> None:
         world = self.machine.world
         if self.ended:
             return
-        if self.still():
+        if self.is_frozen():
             world.after(0.5, self.ranks_up)
             return
-        self.look()
+        self.check_lease()
         if self.stop or self.ended:
             return
         self.phase = "running"
-        self.machine.told()
+        self.machine.send_news()
         self.work()
 
     def work(self) -> None:
@@ -104,7 +104,7 @@ class SimulatedAttempt:
         world = self.machine.world
         if self.ended or (self.stop and continues):
             return
-        if self.still():
+        if self.is_frozen():
             world.after(0.5, self.save, continues)
             return
         if world.now_s < self.deadline_s:
@@ -112,18 +112,18 @@ class SimulatedAttempt:
             self.work_s = max(0.0, self.work_s - CHECKPOINT_S)
             if self.rank == 0:
                 world.committed(self)
-                self._tell("checkpoint", path=f"/store/{self.job}/step-{self.step}", step=self.step)
-                self._tell("report", step=self.step, loss=1.0)
+                self._add_event("checkpoint", path=f"/store/{self.job}/step-{self.step}", step=self.step)
+                self._add_event("report", step=self.step, loss=1.0)
         if continues:
             self.work()
 
-    def _tell(self, kind: str, **data: object) -> None:
+    def _add_event(self, kind: str, **data: object) -> None:
         self.at += 100
         self.events.append(RankEvent(kind, 0, self.machine.world.wall_s, self.at, data))
-        self.machine.told()
+        self.machine.send_news()
 
     def fail(self, kind: str) -> None:
-        if self.still():
+        if self.is_frozen():
             self.machine.world.after(0.5, self.fail, kind)
         elif not (self.stop or self.ended):
             self.end(
@@ -131,12 +131,12 @@ class SimulatedAttempt:
             )
 
     def finish(self) -> None:
-        if self.still():
+        if self.is_frozen():
             self.machine.world.after(0.5, self.finish)
         elif not self.ended and self.stop in ("", "preempt"):
             self.end("succeeded", None, 0)
 
-    def asked(self, mode: str) -> None:
+    def request_stop(self, mode: str) -> None:
         """Handle a stop request. `cancel` and `fence` replace `preempt`; nothing replaces them."""
         world = self.machine.world
         if self.ended or self.stop in ("cancel", "fence") or self.stop == mode:
@@ -148,7 +148,7 @@ class SimulatedAttempt:
     def _stop(self, mode: str) -> None:
         if self.ended or self.stop != mode:
             return
-        if self.still():
+        if self.is_frozen():
             self.machine.world.after(0.5, self._stop, mode)
             return
         if mode == "preempt":
@@ -169,17 +169,17 @@ class SimulatedAttempt:
         world = self.machine.world
         world.processes[self.job].remove(self)
         if state in ("failed", "lost", "cancelled", "fenced") and self.nodes > 1:
-            world.sisters_lose(self)
-        self.machine.told()
+            world.disconnect_others(self)
+        self.machine.send_news()
 
     def connection_lost(self) -> None:
         """Fail because another part has ended, unless this one is already stopping."""
-        if self.still():
+        if self.is_frozen():
             self.machine.world.after(0.5, self.connection_lost)
         elif not (self.ended or self.stop):
             self.end("failed", self.failure("user", "connection closed by peer"), 1)
 
-    def report(self, cursor: int, last_phase: str) -> AttemptStatus | None:
+    def status(self, cursor: int, last_phase: str) -> AttemptStatus | None:
         if self.phase == last_phase and cursor >= self.at:
             return None
         events = tuple(event for event in self.events if event.at > cursor)

@@ -23,19 +23,19 @@ class SimulatedTimeout(Exception):
 class CommandExecutor:
     def __init__(self, server: "Server"):
         self.server, self.world = server, server.world
-        self.fences = SimulatedFences(server, lambda: server._carrying is self)
-        self.wanted: dict[str, str] = {}
-        self.taken: set[str] = set()
+        self.fences = SimulatedFences(server, lambda: server._executor is self)
+        self.agent_ids: dict[str, str] = {}
+        self.places_in_use: set[str] = set()
         self.copied: set[str] = set()
 
-    def out(self, command: c.Command) -> None:
+    def execute(self, command: c.Command) -> None:
         HANDLERS[type(command)](self, command)
 
-    def ask(self, node: str, limit_s: float, act: Callable[[SimulatedNode], Any], on_result: Then) -> None:
+    def call_agent(self, node: str, limit_s: float, act: Callable[[SimulatedNode], Any], on_result: Then) -> None:
         """Call `act` at the node's agent, then `on_result` at the server, once, with the error or None."""
         server, world = self.server, self.world
-        ray_id, life = server.watching.agents.get(node, ""), server.life
-        machine = world.ray.by_id.get(ray_id)
+        ray_id, life = server.polling.agents.get(node, ""), server.life
+        machine = world.ray.node_by_id.get(ray_id)
         pending = [True]
 
         def finish(error: Exception | None) -> None:
@@ -49,7 +49,7 @@ class CommandExecutor:
                 act(machine)  # type: ignore[arg-type]
             except Refused as e:
                 error = e
-            world.from_node(machine, lambda: server._mine(life, finish, (error,)))  # type: ignore[arg-type]
+            world.from_node(machine, lambda: server._run_in_life(life, finish, (error,)))  # type: ignore[arg-type]
 
         server.later(limit_s, finish, SimulatedTimeout(f"node {node} gave no answer within {limit_s:.0f} s"))
         if machine is None:
@@ -62,14 +62,14 @@ class CommandExecutor:
         generation = self.server.generation
 
         def then(error: Exception | None) -> None:
-            self.server.tell(m.Stopped(node, job, epoch, mode, str(error) if error else "", command.asked_s))
+            self.server.receive_external(m.Stopped(node, job, epoch, mode, str(error) if error else "", command.requested_s))
 
-        self.ask(node, ANSWER_S, lambda machine: machine.stop(generation, job, epoch, mode), then)
+        self.call_agent(node, ANSWER_S, lambda machine: machine.stop(generation, job, epoch, mode), then)
 
     def forget(self, command: c.Forget) -> None:
         generation = self.server.generation
         act: Callable[[SimulatedNode], None] = lambda machine: machine.forget(generation, command.job, command.epoch)  # noqa: E731
-        self.ask(command.node, ANSWER_S, act, lambda error: None)
+        self.call_agent(command.node, ANSWER_S, act, lambda error: None)
 
     def fence(self, command: c.Fence) -> None:
         epoch = command.epoch
@@ -80,54 +80,54 @@ class CommandExecutor:
             return max(current_epoch, epoch)
 
         def post_result(_: int, current_epoch: int, error: str) -> None:
-            self.server.tell(m.Fenced(command.job, epoch, current_epoch, error, command.asked_s))
+            self.server.receive_external(m.Fenced(command.job, epoch, current_epoch, error, command.requested_s))
 
         self.fences.change(command.job, FenceChange(write, post_result))
 
     def release(self, command: c.Release) -> None:
-        self.taken.discard(command.place)
+        self.places_in_use.discard(command.place)
         self.server.later(self.world.rng.uniform(0.01, 0.5), self._released, command)
 
     def _released(self, command: c.Release) -> None:
         """Release devices, unless the next attempt has taken over their reservation."""
         ray = self.world.ray
-        if ray.away:
-            self.server.tell(m.Released(command.place, "Ray's head does not answer", command.asked_s))
+        if ray.is_away:
+            self.server.receive_external(m.Released(command.place, "Ray's head does not answer", command.requested_s))
             return
-        if command.place not in self.taken:
+        if command.place not in self.places_in_use:
             ray.reserved.pop(command.place, None)
-        self.server.tell(m.Released(command.place, asked_s=command.asked_s))
+        self.server.receive_external(m.Released(command.place, requested_s=command.requested_s))
 
     def replicate(self, command: c.Replicate) -> None:
         """Copy a checkpoint. The first copy of each job fails because the disk is full."""
         error = "" if command.job in self.copied else "no space"
         self.copied.add(command.job)
         message = m.Replicated(command.job, command.step, command.node, f"{command.job}/step-{command.step}", error)
-        self.server.later(0.5, self.server.tell, message)
+        self.server.later(0.5, self.server.receive_external, message)
 
     def make_agent(self, command: c.MakeAgent) -> None:
-        self.wanted[command.node] = command.ray_id
-        self.server.later(self.world.rng.uniform(0.05, 0.6), self._made, command, self.world.now_s)
+        self.agent_ids[command.node] = command.ray_id
+        self.server.later(self.world.rng.uniform(0.05, 0.6), self._agent_started, command, self.world.now_s)
 
-    def _made(self, command: c.MakeAgent, since_s: float) -> None:
+    def _agent_started(self, command: c.MakeAgent, since_s: float) -> None:
         world, node, ray_id = self.world, command.node, command.ray_id
-        machine = world.ray.by_id.get(ray_id)
-        if self.wanted.get(node) != ray_id:
+        machine = world.ray.node_by_id.get(ray_id)
+        if self.agent_ids.get(node) != ray_id:
             return
-        if world.ray.away or machine is None or machine.ray_id != ray_id:
-            self.server.tell(m.AgentMade(node, ray_id, "Ray did not start it"))
+        if world.ray.is_away or machine is None or machine.ray_id != ray_id:
+            self.server.receive_external(m.AgentMade(node, ray_id, "Ray did not start it"))
         elif machine.frozen or machine.cut_in or machine.cut_out:
             if world.now_s - since_s > 10.0:
-                self.server.tell(m.AgentMade(node, ray_id, "it did not start within 10 s"))
+                self.server.receive_external(m.AgentMade(node, ray_id, "it did not start within 10 s"))
             else:
-                self.server.later(0.5, self._made, command, since_s)
+                self.server.later(0.5, self._agent_started, command, since_s)
         else:
             machine.agent_up, machine.agent_gone = True, False
-            self.server.tell(m.AgentMade(node, ray_id))
-            self.server.watching.follow(node, ray_id)
+            self.server.receive_external(m.AgentMade(node, ray_id))
+            self.server.polling.start(node, ray_id)
 
     def restart_agent(self, command: c.RestartAgent) -> None:
-        machine = self.world.ray.by_id.get(command.ray_id)
+        machine = self.world.ray.node_by_id.get(command.ray_id)
         if machine and machine.ray_id == command.ray_id and not (machine.frozen or machine.cut_in):
             self.world.kill_agent(machine, gone=False)
 
@@ -137,48 +137,48 @@ class CommandExecutor:
     def _restart_node(self, command: c.RestartNode) -> None:
         """Restart a node, after checking again that Ray keeps its resources reserved."""
         ray = self.world.ray
-        machine = ray.by_id.get(command.ray_id)
+        machine = ray.node_by_id.get(command.ray_id)
         is_present = machine is not None and machine.ray_id == command.ray_id and machine.powered
-        if machine is None or not is_present or ray.away or not ray.withholds(command.ray_id):
-            self.server.tell(m.NotRestarted(command.node, command.ray_id))
+        if machine is None or not is_present or ray.is_away or not ray.withholds(command.ray_id):
+            self.server.receive_external(m.NotRestarted(command.node, command.ray_id))
             return
-        self.world.checks.may_restart(machine)
+        self.world.checks.check_restart(machine)
         self.world.injector.raylet_out(machine)
 
     def drop_agent(self, command: c.DropAgent) -> None:
-        if self.wanted.get(command.node) == command.ray_id:
-            del self.wanted[command.node]
-        if self.server.watching.agents.get(command.node) == command.ray_id:
-            del self.server.watching.agents[command.node]
+        if self.agent_ids.get(command.node) == command.ray_id:
+            del self.agent_ids[command.node]
+        if self.server.polling.agents.get(command.node) == command.ray_id:
+            del self.server.polling.agents[command.node]
 
     def rest_agent(self, command: c.RestAgent) -> None:
         self.drop_agent(c.DropAgent(command.node, command.ray_id))
         self.server.later(self.world.rng.uniform(0.01, 0.5), self._rest, command.ray_id)
 
     def _rest(self, ray_id: str) -> None:
-        machine = self.world.ray.by_id.get(ray_id)
-        if machine is not None and not self.world.ray.away:
-            machine.agent_down()
+        machine = self.world.ray.node_by_id.get(ray_id)
+        if machine is not None and not self.world.ray.is_away:
+            machine.end_agent()
 
     def ask_nodes(self, command: c.AskNodes) -> None:
         self.server.later(self.world.rng.uniform(0.01, 0.5), self._ask_nodes, command)
 
     def _ask_nodes(self, command: c.AskNodes) -> None:
-        if self.world.ray.away:
-            self.server.tell(m.NodesAsked("Ray's head does not answer"))
+        if self.world.ray.is_away:
+            self.server.receive_external(m.NodesAsked("Ray's head does not answer"))
             return
-        self.world.ray.asked = len(command.requests)
-        self.server.tell(m.NodesAsked())
+        self.world.ray.requested_nodes = len(command.requests)
+        self.server.receive_external(m.NodesAsked())
 
     def store_report(self, command: c.StoreReport) -> None:
-        if not self.server.store.refuses:
+        if not self.server.store.refuses_writes:
             self.server.store.report(command.job, command.epoch, command.at)
 
-    def nothing(self, command: c.Command) -> None:
+    def ignore(self, command: c.Command) -> None:
         """Commands without an effect on the world."""
 
     def launch(self, command: c.Launch) -> None:
-        self.taken.add(command.place)
+        self.places_in_use.add(command.place)
         SimulatedLaunch(self, command).reserve(0.0)
 
 
@@ -196,6 +196,6 @@ HANDLERS: dict[type, Callable[[CommandExecutor, Any], None]] = {
     c.AskNodes: CommandExecutor.ask_nodes,
     c.StoreReport: CommandExecutor.store_report,
     c.Replicate: CommandExecutor.replicate,
-    c.Refuse: CommandExecutor.nothing,
-    c.Warn: CommandExecutor.nothing,
+    c.Refuse: CommandExecutor.ignore,
+    c.Warn: CommandExecutor.ignore,
 }

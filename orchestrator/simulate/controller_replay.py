@@ -67,36 +67,36 @@ class Controlled(Controlling):
             if self.now_s < attempt.moves_s + WARM_S[-1]:
                 continue
             step = self._step(attempt.job)
-            if not attempt.warm:
-                attempt.warm = True
+            if not attempt.has_rate:
+                attempt.has_rate = True
                 steps_per_s = WHOLE * self._rate(attempt) / float(self.trace.steps[attempt.job])
                 first_step = step - steps_per_s * (self.now_s - attempt.moves_s)
                 for after_s in WARM_S:
                     reported_step = max(0, int(first_step + steps_per_s * after_s))
-                    attempt.tell("report", attempt.moves_s + after_s, step=reported_step, of=WHOLE)
+                    attempt.add_event("report", attempt.moves_s + after_s, step=reported_step, of=WHOLE)
                 self._checkpoint(attempt)
-            attempt.tell("report", self.now_s, step=step, of=WHOLE)
+            attempt.add_event("report", self.now_s, step=step, of=WHOLE)
 
     def _checkpoint(self, attempt: Runs) -> None:
         if self._may_save(attempt):
             step = self._step(attempt.job)
-            attempt.tell("checkpoint", self.now_s, path=f"{STORAGE}/j{attempt.job}/step", step=step)
+            attempt.add_event("checkpoint", self.now_s, path=f"{STORAGE}/j{attempt.job}/step", step=step)
 
     def _may_save(self, attempt: Runs) -> bool:
-        return self.trace.stays is None or not self.trace.stays[attempt.job]
+        return self.trace.unsaved is None or not self.trace.unsaved[attempt.job]
 
-    def starts(self, command: c.Launch) -> Runs:
+    def start_attempt(self, command: c.Launch) -> Runs:
         job, kind = int(command.job[1:]), self.fleet.kinds.index(command.pool)
         return Runs(job, command.epoch, kind, command.nodes, self.now_s, self.now_s + self.restart_s)
 
-    def saves(self, attempt: Runs) -> None:
+    def save_attempt(self, attempt: Runs) -> None:
         """Save a checkpoint; a job that cannot save starts again from the beginning."""
         if self._may_save(attempt):
             self._checkpoint(attempt)
         else:
             self.left[attempt.job] = self.trace.steps[attempt.job]
 
-    def leaves(self, attempt: Runs) -> None:
+    def leave_devices(self, attempt: Runs) -> None:
         self.stays.append((attempt.job, attempt.kind, attempt.placed_s - BEGINS_S, self.now_s - BEGINS_S))
 
     def _rate(self, attempt: Runs) -> float:
@@ -109,8 +109,8 @@ class Controlled(Controlling):
         """Advance to the next end, submission, or plan that may stop or move equal jobs."""
         ends = [(self._ends_s(attempt), job) for job, attempt in self.running.items()]
         arrives_s = self._next_arrival_s()
-        decides_s = self.control.decided_s + self.policy.every_s if self.control.records else np.inf
-        planned_s = decides_s if decides_s > self.now_s and self._undecided() else np.inf
+        decides_s = self.control.full_plan_s + self.policy.every_s if self.control.records else np.inf
+        planned_s = decides_s if decides_s > self.now_s and self._has_undecided() else np.inf
         until_s = max(min([arrives_s, planned_s, *(at_s for at_s, _ in ends)]), self.now_s)
         if until_s == np.inf:
             raise PolyfleetError(f"{len(self.control.records)} jobs wait on an idle fleet", "choose another policy")
@@ -123,9 +123,9 @@ class Controlled(Controlling):
                 self._finished(self.running[job])
         self._enter()
 
-    def _undecided(self) -> bool:
+    def _has_undecided(self) -> bool:
         """Whether anything has changed since the last plan that could move equal jobs."""
-        return self.control.decided_s < self.control.planned_s or self.control.changed
+        return self.control.full_plan_s < self.control.planned_s or self.control.needs_plan
 
     def _finished(self, attempt: Runs) -> None:
         self.end_s[attempt.job] = self.now_s - BEGINS_S
@@ -141,7 +141,7 @@ class Controlled(Controlling):
         while self._next_arrival_s() <= self.now_s:
             self.submitted += 1
         if self.submitted > first:
-            self.tell(m.Submitted(tuple(self.jobs.record(job) for job in range(first, self.submitted))))
+            self.send(m.Submitted(tuple(self.jobs.record(job) for job in range(first, self.submitted))))
 
     def _keep_history(self) -> None:
         used = np.zeros(len(self.fleet.kinds), np.int64)

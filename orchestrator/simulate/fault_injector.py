@@ -28,12 +28,12 @@ class Injector:
     def _again(self, name: str, act: Callable[["Injector"], None], mean_s: float) -> None:
         if self.active:
             self.injected[name] = self.injected.get(name, 0) + 1
-            self.world.note("fault", name)
+            self.world.add_trace("fault", name)
             act(self)
             self.world.after(self.world.rng.expovariate(1.0 / mean_s), self._again, name, act, mean_s)
 
     def machine(self) -> SimulatedNode:
-        return self.world.rng.choice(self.world.there())
+        return self.world.rng.choice(self.world.remaining_machines())
 
     def long_s(self) -> float:
         return self.world.rng.choice(SHORT_OR_LONG_S)
@@ -42,16 +42,16 @@ class Injector:
         """End all faults, and inject no more."""
         self.active = False
         world = self.world
-        for machine in world.there():
+        for machine in world.remaining_machines():
             self.thaw(machine)
             machine.cut_in = machine.cut_out = machine.agent_fails = False
             if not machine.powered:
                 self.power(machine)
             elif not machine.ray_id:
                 world.ray.join(machine)
-        for attempt in [one for one in world.alive() if one.frozen]:
+        for attempt in [one for one in world.running_attempts() if one.frozen]:
             self.attempt_goes_on(attempt)
-        world.ray.away = world.ray.fences_away = world.store.refuses = False
+        world.ray.is_away = world.ray.fences_away = world.store.refuses_writes = False
         world.ray.hidden.clear()
         world.server._thaw(world.server.life)
         world.server.start()
@@ -69,7 +69,7 @@ class Injector:
         if machine.agent_stopped:
             machine.agent_stopped = False
             if not machine.frozen:
-                machine.take_up()
+                machine.process_waiting()
 
     def agent_fails(self) -> None:
         machine = self.machine()
@@ -96,12 +96,12 @@ class Injector:
     def thaw(self, machine: SimulatedNode) -> None:
         if machine.frozen or machine.agent_stopped:
             machine.frozen = machine.agent_stopped = False
-            machine.go_on()
+            machine.resume()
             if machine.ray_id and machine.ray_id not in self.world.ray.listed:
                 self.raylet_out(machine)
 
     def attempt_frozen(self) -> None:
-        if alive := self.world.alive():
+        if alive := self.world.running_attempts():
             attempt = self.world.rng.choice(alive)
             attempt.frozen = True
             self.world.after(self.long_s(), self.attempt_goes_on, attempt)
@@ -119,8 +119,8 @@ class Injector:
     def raylet_out(self, machine: SimulatedNode) -> None:
         """End a raylet, and its agent with it. The agent's end is often noticed first."""
         if machine.agent_up and not machine.frozen and self.world.rng.random() < 0.5:
-            self.world.server.watching.died(machine, machine.ray_id, gone=False)
-        self.world.ray.left(machine)
+            self.world.server.polling.agent_died(machine, machine.ray_id, gone=False)
+        self.world.ray.end_raylet(machine)
         self.world.after(self.world.rng.choice((1.0, 5.0, 25.0)), self.raylet_back, machine)
 
     def raylet_back(self, machine: SimulatedNode) -> None:
@@ -133,7 +133,7 @@ class Injector:
     def power_out(self, machine: SimulatedNode) -> None:
         if machine.powered:
             machine.powered = False
-            self.world.ray.left(machine)
+            self.world.ray.end_raylet(machine)
             for attempt in list(machine.attempts.values()):
                 attempt.end("lost", attempt.failure("lost", "killed from outside, or the node went down"), None)
             machine.frozen = False
@@ -148,19 +148,19 @@ class Injector:
         machine = self.machine()
         if machine.powered:
             self.power_out(machine)
-            machine.attempts, machine.seen, machine.generation = {}, {}, 0
+            machine.attempts, machine.newest_epochs, machine.generation = {}, {}, 0
 
     def machine_gone(self) -> None:
         """Remove a machine permanently, unless it is the last."""
-        if len(self.world.there()) > 1:
+        if len(self.world.remaining_machines()) > 1:
             machine = self.machine()
             machine.gone = True
             self.power_out(machine)
 
     def rank_killed(self) -> None:
-        if alive := self.world.alive():
+        if alive := self.world.running_attempts():
             attempt = self.world.rng.choice(alive)
-            if not attempt.still():
+            if not attempt.is_frozen():
                 attempt.end("failed", attempt.failure("signal", "killed by SIGKILL"), -9)
 
     def cut_both(self) -> None:
@@ -208,20 +208,20 @@ class Injector:
 
     def ray_away(self) -> None:
         ray = self.world.ray
-        if not ray.away:
-            ray.away, ray.away_s = True, self.world.now_s
+        if not ray.is_away:
+            ray.is_away, ray.away_s = True, self.world.now_s
             self.world.after(self.world.rng.choice((3.0, 12.0, 40.0)), self.ray_back)
 
     def ray_back(self) -> None:
-        self.world.ray.away = False
+        self.world.ray.is_away = False
 
     def head_lost(self) -> None:
         """Lose all of Ray; a new head starts, and nodes join it."""
         ray = self.world.ray
         for machine in self.world.machines:
-            ray.left(machine)
+            ray.end_raylet(machine)
         ray.lose_all(keeps_fences=bool(self.world.faults.older_backup_s) or self.world.rng.random() < 0.5)
-        ray.away, ray.away_s = True, self.world.now_s
+        ray.is_away, ray.away_s = True, self.world.now_s
         ray.head += 1
         self.world.after(self.world.rng.choice((3.0, 20.0)), self.ray_back)
         for machine in self.world.machines:
@@ -241,7 +241,7 @@ class Injector:
         """Lose a message between two of Ray's processes: a device stays reserved although nothing uses it."""
         machine = self.machine()
         if machine.ray_id:
-            self.world.ray.withheld.add((machine.ray_id, self.world.rng.randrange(machine.count)))
+            self.world.ray.stuck.add((machine.ray_id, self.world.rng.randrange(machine.count)))
 
     def notice(self) -> None:
         ray, machine = self.world.ray, self.machine()
@@ -261,11 +261,11 @@ class Injector:
         self.world.restore()
 
     def store_refuses(self) -> None:
-        self.world.store.refuses = True
+        self.world.store.refuses_writes = True
         self.world.after(self.world.rng.choice((1.0, 8.0, 30.0)), self.store_takes)
 
     def store_takes(self) -> None:
-        self.world.store.refuses = False
+        self.world.store.refuses_writes = False
 
     def clock_set(self) -> None:
         self.world.wall_offset_s += self.world.rng.choice((-3600.0, 3600.0, -3.2e8, 3.2e8))

@@ -13,7 +13,7 @@ class FenceChange:
     """A change of a fence. `write` maps its epoch to the new one; `told` gets both, and an error or ""."""
 
     write: Callable[[int], int]
-    told: Callable[[int, int, str], None]
+    on_result: Callable[[int, int, str], None]
 
 
 class SimulatedFences:
@@ -23,29 +23,29 @@ class SimulatedFences:
     """
 
     def __init__(self, server: "Server", counts: Callable[[], bool]):
-        self.server, self.world, self.counts = server, server.world, counts
+        self.server, self.world, self.is_current = server, server.world, counts
         self._waiting: dict[str, list[FenceChange]] = {}
 
     def change(self, job: str, change: FenceChange) -> None:
         """Request a change. One per job is in progress at a time; a newer change replaces a waiting one."""
         queue = self._waiting.setdefault(job, [])
         if len(queue) == 2:
-            queue.pop().told(0, 0, "a newer change took its place")
+            queue.pop().on_result(0, 0, "a newer change took its place")
         queue.append(change)
         if len(queue) == 1:
             self._begin(job)
 
     def give_up(self, job: str, change: FenceChange) -> None:
         """Withdraw a change: drop it if it has not begun; one in progress may still be made."""
-        change.told = lambda before, after, error: None
+        change.on_result = lambda before, after, error: None
         if change in (queue := self._waiting.get(job, []))[1:]:
             queue.remove(change)
 
-    def forget(self) -> None:
+    def abandon(self) -> None:
         """Answer all changes with an error, because the cluster was left."""
         fences, self._waiting = self._waiting, {}
         for change in [change for queue in fences.values() for change in queue]:
-            change.told(0, 0, "the cluster was left")
+            change.on_result(0, 0, "the cluster was left")
 
     def _begin(self, job: str) -> None:
         change = self._waiting[job][0]
@@ -64,9 +64,9 @@ class SimulatedFences:
         if self.world.faults.fences_fail and not self.world.healed and rng.random() < self.world.faults.fences_fail:
             if rng.random() < 0.5:
                 ray.folder[job] = change.write(ray.fences.get(job, 0))
-            self.server.later(0.005, self._told, job, change, 0, 0, "the fence could not be written")
+            self.server.later(0.005, self._finish, job, change, 0, 0, "the fence could not be written")
             return
-        if ray.away or ray.fences_away:
+        if ray.is_away or ray.fences_away:
             if (draw := rng.random()) < 0.2:
                 before = ray.fences.get(job, 0)
                 ray.folder[job] = after = change.write(before)
@@ -79,12 +79,12 @@ class SimulatedFences:
             if draw < 0.9:
                 if draw < 0.85:
                     ray.folder[job] = change.write(ray.fences.get(job, 0))
-                self.server.later(0.005, self._told, job, change, 0, 0, error)
+                self.server.later(0.005, self._finish, job, change, 0, 0, error)
                 return
         before = ray.fences.get(job, 0)
         ray.folder[job] = after = change.write(before)
-        self._stands(job, before, after, self.server.life)
-        self.server.later(0.005, self._told, job, change, before, 0 if error else after, error)
+        self._set_epoch(job, before, after, self.server.life)
+        self.server.later(0.005, self._finish, job, change, before, 0 if error else after, error)
 
     def _arrive(self, job: str, change: FenceChange, before: int, after: int, sent: tuple[int, int]) -> None:
         """Carry out a request that has reached the head, even if the server has ended or left since.
@@ -92,29 +92,29 @@ class SimulatedFences:
         A call to a head that is gone ends with an error. `sent`: (head, life of the server) of the request.
         """
         ray, error = self.world.ray, ""
-        if ray.away or ray.fences_away:
+        if ray.is_away or ray.fences_away:
             self.world.after(0.1, self._arrive, job, change, before, after, sent)
             return
         head, life = sent
         if ray.head == head:
-            self._stands(job, before, after, life)
+            self._set_epoch(job, before, after, life)
         else:
             before, after, error = 0, 0, "the head is gone"
-        if self.counts():
-            self.server.later(0.005, self._told, job, change, before, after, error)
+        if self.is_current():
+            self.server.later(0.005, self._finish, job, change, before, after, error)
 
-    def _stands(self, job: str, before: int, after: int, life: int) -> None:
+    def _set_epoch(self, job: str, before: int, after: int, life: int) -> None:
         ray = self.world.ray
         ray.fences[job] = after
         if after > before:
             ray.raised_by[job] = life
 
-    def _told(self, job: str, change: FenceChange, before: int, after: int, error: str) -> None:
+    def _finish(self, job: str, change: FenceChange, before: int, after: int, error: str) -> None:
         queue = self._waiting.get(job, [])
         if change not in queue[:1]:
             return
         queue.pop(0)
-        change.told(before, after, error)
+        change.on_result(before, after, error)
         if queue:
             self._begin(job)
         else:

@@ -17,11 +17,11 @@ class Fields:
         """`valid_keys`: None for any. Raises UserError for another key, or if `data` is not a mapping."""
         self.file, self.path = file, path
         if not isinstance(data, dict):
-            raise UserError(f"{self._place()}: {data!r:.60} is not a mapping", "write `key: value`")
+            raise UserError(f"{self._location()}: {data!r:.60} is not a mapping", "write `key: value`")
         self.data: dict[str, Any] = data
         for key in data:
             if valid_keys is not None and key not in valid_keys:
-                raise UserError(f"{self._place(key)}: unknown key", nearest(key, valid_keys))
+                raise UserError(f"{self._location(key)}: unknown key", nearest(key, valid_keys))
 
     @classmethod
     def of_file(cls, path: Path, valid_keys: tuple[str, ...]) -> "Fields":
@@ -30,8 +30,8 @@ class Fields:
     def __contains__(self, key: str) -> bool:
         return key in self.data
 
-    def wrong(self, key: str, message: str, remedy: str) -> UserError:
-        return UserError(f"{self._place(key)}: {message}", remedy)
+    def error(self, key: str, message: str, remedy: str) -> UserError:
+        return UserError(f"{self._location(key)}: {message}", remedy)
 
     def number(self, key: str, minimum: float, maximum: float, default: float | None = None) -> float:
         """A number from `minimum` to `maximum`; required if there is no default."""
@@ -41,9 +41,9 @@ class Fields:
             return float(value)
         nearest_valid = (minimum if value < minimum else maximum) if is_number else minimum
         message = f"{value!r:.60} is not a number from {minimum:g} to {maximum:g}"
-        raise self.wrong(key, message, f"the nearest valid is {nearest_valid:g}")
+        raise self.error(key, message, f"the nearest valid is {nearest_valid:g}")
 
-    def whole(self, key: str, minimum: int, maximum: int, default: int | None = None) -> int:
+    def integer(self, key: str, minimum: int, maximum: int, default: int | None = None) -> int:
         value = self._value(key, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
@@ -52,32 +52,32 @@ class Fields:
             return int(value)
         nearest_valid = maximum if isinstance(value, int | float) and value > maximum else minimum
         message = f"{value!r:.60} is not a whole number from {minimum} to {maximum}"
-        raise self.wrong(key, message, f"the nearest valid is {nearest_valid}")
+        raise self.error(key, message, f"the nearest valid is {nearest_valid}")
 
-    def inner(self, key: str, valid_keys: tuple[str, ...] | None) -> "Fields":
+    def mapping(self, key: str, valid_keys: tuple[str, ...] | None) -> "Fields":
         return Fields(self.file, self._dotted(key), self._value(key, None), valid_keys)
 
-    def inners(self, key: str, valid_keys: tuple[str, ...] | None) -> "Iterator[tuple[str, Fields]]":
+    def mappings(self, key: str, valid_keys: tuple[str, ...] | None) -> "Iterator[tuple[str, Fields]]":
         """Yield (name, mapping) of a mapping of mappings."""
-        names = self.inner(key, None)
+        names = self.mapping(key, None)
         for name in names.data:
-            yield name, names.inner(name, valid_keys)
+            yield name, names.mapping(name, valid_keys)
 
     def items(self, key: str, valid_keys: tuple[str, ...]) -> "Iterator[Fields]":
         """Yield the mappings in an optional list."""
         values = self.data.get(key, [])
         if not isinstance(values, list):
-            raise self.wrong(key, f"{values!r:.60} is not a list", "write each item on a separate line, after `- `")
+            raise self.error(key, f"{values!r:.60} is not a list", "write each item on a separate line, after `- `")
         for number, item in enumerate(values):
             yield Fields(self.file, self._dotted(f"{key}[{number}]"), item, valid_keys)
 
     def _value(self, key: str, default: Any) -> Any:
         if key not in self.data and default is None:
-            raise self.wrong(key, "missing", f"write `{key}: ...`")
+            raise self.error(key, "missing", f"write `{key}: ...`")
         return self.data.get(key, default)
 
     def _dotted(self, key: str) -> str:
         return f"{self.path}.{key}" if self.path else key
 
-    def _place(self, key: str = "") -> str:
+    def _location(self, key: str = "") -> str:
         return ", ".join(filter(None, (self.file, self._dotted(key) if key else self.path)))

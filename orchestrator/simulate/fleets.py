@@ -61,7 +61,7 @@ class Failures:
     checkpoint_s: float = CHECKPOINT_S
 
     @property
-    def happen(self) -> bool:
+    def is_any(self) -> bool:
         return bool(self.outages) or any(math.isfinite(nodes.mtbf_s) for nodes in self.nodes)
 
 
@@ -76,7 +76,7 @@ class Fleet:
     @property
     def failures(self) -> Failures | None:
         """The failures of nodes, None if no node ever fails."""
-        return self.nodes if self.nodes and self.nodes.happen else None
+        return self.nodes if self.nodes and self.nodes.is_any else None
 
     def sizes(self, kind: int) -> Iterator[int]:
         """Number of devices of each node of the kind."""
@@ -121,13 +121,13 @@ def with_faults(fleet: Fleet, path: Path) -> Fleet:
     file = Fields.of_file(path, ("nodes", *OF_FAILURES))
     current = fleet.nodes or Failures((Nodes(),) * len(fleet.kinds))
     nodes = dict(zip(fleet.kinds, current.nodes, strict=True))
-    for kind, fields in file.inners("nodes", ("size", *CHANCES)) if "nodes" in file else ():
+    for kind, fields in file.mappings("nodes", ("size", *CHANCES)) if "nodes" in file else ():
         number = _kind(file, f"nodes.{kind}", kind, fleet.kinds)
         maximum = int(fleet.devices[number])
         declared_size = nodes[kind].size if fleet.nodes else None
-        size = fields.whole("size", 1, maximum, declared_size)
+        size = fields.integer("size", 1, maximum, declared_size)
         if declared_size not in (None, size):
-            raise fields.wrong(
+            raise fields.error(
                 "size", f"the fleet's nodes of {kind} have {declared_size} devices", f"write {declared_size}"
             )
         nodes[kind] = _nodes(fields, size)
@@ -137,14 +137,14 @@ def with_faults(fleet: Fleet, path: Path) -> Fleet:
 def _of_file(path: Path) -> Fleet:
     file = Fields.of_file(path, ("kinds", *OF_FAILURES))
     devices, nodes = {}, []
-    for kind, fields in file.inners("kinds", ("nodes", "devices", *CHANCES)):
+    for kind, fields in file.mappings("kinds", ("nodes", "devices", *CHANCES)):
         if not (kind and kind.isprintable()):
-            raise file.wrong("kinds", f"{kind!r} is not a name", "write the name of a kind, like v100")
-        size = fields.whole("devices", 1, MOST_DEVICES)
-        devices[kind] = size * fields.whole("nodes", 1, MOST_DEVICES // size)
+            raise file.error("kinds", f"{kind!r} is not a name", "write the name of a kind, like v100")
+        size = fields.integer("devices", 1, MOST_DEVICES)
+        devices[kind] = size * fields.integer("nodes", 1, MOST_DEVICES // size)
         nodes.append(_nodes(fields, size))
     if not devices:
-        raise file.wrong("kinds", "no kind is named", "write kinds like `v100: {nodes: 250, devices: 4}`")
+        raise file.error("kinds", "no kind is named", "write kinds like `v100: {nodes: 250, devices: 4}`")
     fleet = Fleet(tuple(devices), np.array(list(devices.values()), np.int64))
     return _completed(fleet, Failures(tuple(nodes)), file)
 
@@ -161,7 +161,7 @@ def _completed(fleet: Fleet, failures_before: Failures, file: Fields) -> Fleet:
     failures = Failures(
         failures_before.nodes,
         tuple(_outages(with_nodes, file)) if "events" in file else failures_before.outages,
-        file.whole("seed", 0, 1 << 62, failures_before.seed),
+        file.integer("seed", 0, 1 << 62, failures_before.seed),
         file.number("checkpoint_every_s", 1.0, MOST_CHECKPOINT_S, failures_before.checkpoint_s),
     )
     return replace(with_nodes, nodes=failures)
@@ -170,7 +170,7 @@ def _completed(fleet: Fleet, failures_before: Failures, file: Fields) -> Fleet:
 def _outages(fleet: Fleet, file: Fields) -> Iterator[Outage]:
     for event in file.items("events", ("kind", "node", "down_h", "up_h")):
         kind = _kind(event, "kind", str(event.data.get("kind", "")), fleet.kinds)
-        node = event.whole("node", 0, fleet.count(kind) - 1)
+        node = event.integer("node", 0, fleet.count(kind) - 1)
         down_h = event.number("down_h", 0.0, MOST_H)
         up_h = event.number("up_h", down_h + LEAST_H, 2 * MOST_H)
         yield Outage(kind, node, down_h * HOUR_S, up_h * HOUR_S)
@@ -178,5 +178,5 @@ def _outages(fleet: Fleet, file: Fields) -> Iterator[Outage]:
 
 def _kind(fields: Fields, key: str, kind: str, kinds: tuple[str, ...]) -> int:
     if kind not in kinds:
-        raise fields.wrong(key, f"the fleet has no kind {kind!r}", nearest(kind, kinds))
+        raise fields.error(key, f"the fleet has no kind {kind!r}", nearest(kind, kinds))
     return kinds.index(kind)

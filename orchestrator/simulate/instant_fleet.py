@@ -43,11 +43,11 @@ class Runs:
     placed_s: float
     moves_s: float
     at: int = 0
-    warm: bool = False
+    has_rate: bool = False
     ends: str = ""
     events: list[RankEvent] = field(default_factory=list)
 
-    def tell(self, name: str, t: float, **data: Any) -> None:
+    def add_event(self, name: str, t: float, **data: Any) -> None:
         self.at += 1
         self.events.append(RankEvent(name, 0, t, self.at, data))
 
@@ -62,20 +62,20 @@ class Controlling(ABC):
         self.fleet, self.policy, self.throughput = fleet, policy, throughput
         self.control, self.now_s = Control(), BEGINS_S
         self.running: dict[str, Runs] = {}
-        self.over: list[tuple[Runs, str]] = []
+        self.ended_attempts: list[tuple[Runs, str]] = []
         self.planning_s: list[float] = []
         self.commands: list[c.Command] = []
         self.nodes = list(node_names(fleet))
 
     @abstractmethod
-    def starts(self, command: c.Launch) -> Runs: ...
+    def start_attempt(self, command: c.Launch) -> Runs: ...
 
     @abstractmethod
-    def saves(self, attempt: Runs) -> None:
+    def save_attempt(self, attempt: Runs) -> None:
         """The attempt was requested to stop: save its progress."""
 
     @abstractmethod
-    def leaves(self, attempt: Runs) -> None:
+    def leave_devices(self, attempt: Runs) -> None:
         """The attempt has released its devices."""
 
     @abstractmethod
@@ -85,29 +85,29 @@ class Controlling(ABC):
     def _now(self) -> m.Now:
         return m.Now(self.now_s, self.now_s)
 
-    def tell(self, *messages: m.Message) -> None:
+    def send(self, *messages: m.Message) -> None:
         for message in messages:
             step_result = step(self.control, message, self._now())
             self.control = step_result.control
             self.commands += step_result.commands
 
     def join(self) -> None:
-        self.tell(m.Joined())
-        self.tell(m.NodesSeen(tuple(m.NodeSeen(f"ray-{name}", name, pool=kind) for name, kind, _ in self.nodes)))
+        self.send(m.Joined())
+        self.send(m.NodesSeen(tuple(m.NodeSeen(f"ray-{name}", name, pool=kind) for name, kind, _ in self.nodes)))
         for name, kind, devices in self.nodes:
-            self.tell(m.AgentMade(name, f"ray-{name}"))
-            self.tell(m.Heartbeat(name, f"ray-{name}", self.now_s, facts=facts(name, kind, devices)))
+            self.send(m.AgentMade(name, f"ray-{name}"))
+            self.send(m.Heartbeat(name, f"ray-{name}", self.now_s, facts=facts(name, kind, devices)))
 
-    def _beat(self) -> None:
+    def _reply_all(self) -> None:
         """Let all nodes reply with their running attempts, the events of these, and the ended attempts."""
         statuses: dict[str, list[AttemptStatus]] = {}
         running_on: dict[str, set[str]] = {}
-        for attempt, state in [*((attempt, "") for attempt in self.running.values()), *self.over]:
+        for attempt, state in [*((attempt, "") for attempt in self.running.values()), *self.ended_attempts]:
             for status, node in self._reports(attempt, state):
                 statuses.setdefault(node, []).append(status)
                 running_on.setdefault(node, set()).add(status.key)
             attempt.events = []
-        self.over = []
+        self.ended_attempts = []
         beats = [
             m.Heartbeat(
                 name,
@@ -134,18 +134,18 @@ class Controlling(ABC):
         """Plan, and execute commands, until nothing changes any more at this moment. Raises PolyfleetError."""
         self.report()
         for _ in range(ROUNDS):
-            self._beat()
+            self._reply_all()
             before, start_s = self.control.planned_s, time.process_time()
-            self.tell(m.Tick(self.throughput, policy=self.policy))
+            self.send(m.Tick(self.throughput, policy=self.policy))
             if self.control.planned_s != before:
                 self.planning_s.append(time.process_time() - start_s)
-            if not self._carry() and self.control.planned_s != before:
+            if not self._execute() and self.control.planned_s != before:
                 return
             beyond_few = max(0, len(self.control.records) - FEW)
             self.now_s += min(AGAIN_S + beyond_few * REST_PER_JOB_S, PLAN_EVERY_S) + TOGETHER_S
         raise PolyfleetError(f"the planner does not settle at {self.now_s:.0f} s", "report this with the trace")
 
-    def _carry(self) -> bool:
+    def _execute(self) -> bool:
         """Execute the commands; return whether an attempt was started or stopped."""
         commands, self.commands = self.commands, []
         has_acted = False
@@ -157,27 +157,27 @@ class Controlling(ABC):
                 case c.Stop():
                     has_acted |= self._stop(command)
                 case c.Release():
-                    self.tell(m.Released(command.place, asked_s=command.asked_s))
+                    self.send(m.Released(command.place, requested_s=command.requested_s))
                 case c.Fence():
-                    self.tell(m.Fenced(command.job, command.epoch, command.epoch, asked_s=command.asked_s))
+                    self.send(m.Fenced(command.job, command.epoch, command.epoch, requested_s=command.requested_s))
                 case c.MakeAgent():
-                    self.tell(m.AgentMade(command.node, command.ray_id))
+                    self.send(m.AgentMade(command.node, command.ray_id))
         return has_acted
 
     def _launch(self, command: c.Launch) -> None:
-        self.running[command.job] = self.starts(command)
-        self.tell(m.Launched(command.job, command.epoch))
+        self.running[command.job] = self.start_attempt(command)
+        self.send(m.Launched(command.job, command.epoch))
 
     def _stop(self, command: c.Stop) -> bool:
-        self.tell(m.Stopped(command.node, command.job, command.epoch, command.how, asked_s=command.asked_s))
+        self.send(m.Stopped(command.node, command.job, command.epoch, command.how, requested_s=command.requested_s))
         attempt = self.running.get(command.job)
         if attempt is None or attempt.epoch != command.epoch:
             return False
-        self.saves(attempt)
+        self.save_attempt(attempt)
         self.end(attempt, "preempted")
         return True
 
     def end(self, attempt: Runs, state: str) -> None:
         del self.running[f"j{attempt.job}"]
-        self.over.append((attempt, state))
-        self.leaves(attempt)
+        self.ended_attempts.append((attempt, state))
+        self.leave_devices(attempt)

@@ -97,9 +97,9 @@ class Checks:
     def __init__(self, world: "Simulation"):
         self.world = world
         self.allocation: dict[tuple[str, int], str] = {}
-        self.asked: dict[tuple[str, str], int] = {}
-        self.used: dict[tuple[str, int], int] = {}
-        self.refused: dict[str, int] = {}
+        self.preemptions: dict[tuple[str, str], int] = {}
+        self.launch_of_epoch: dict[tuple[str, int], int] = {}
+        self.user_errors: dict[str, int] = {}
         self.overdue = Overdue(world)
 
     def broken(self, name: str, job: str, problem: str) -> None:
@@ -114,12 +114,12 @@ class Checks:
         self.allocation = {
             (devices_id, number): record.job.id
             for record in self.world.store.records.values()
-            if record.live
-            for devices_id, numbers in record.live.allocation
+            if record.live_attempt
+            for devices_id, numbers in record.live_attempt.allocation
             for number in numbers
         }
 
-    def stored(self, events: Sequence[Event], before: Mapping[str, Record | None]) -> None:
+    def check_transaction(self, events: Sequence[Event], before: Mapping[str, Record | None]) -> None:
         """Check a transaction. `before`: the records of its jobs before it."""
         now = dict(before)
         for event in events:
@@ -130,33 +130,33 @@ class Checks:
                 self.broken("I6", event.job, f"event {event.event} was stored and does not count: {reason}")
             now[event.job] = after = apply(was, event)
             if was is not None and after is not None:
-                self._event(event, was, after)
+                self._check_event(event, was, after)
 
-    def _event(self, event: Event, was: Record, after: Record) -> None:
+    def _check_event(self, event: Event, was: Record, after: Record) -> None:
         if was.job.state in TERMINAL and after.job.state is not was.job.state:
             self.broken("I6", event.job, f"{was.job.state} became {after.job.state} by {event.event}")
         if event.event == "placed":
-            self._placed(event, after)
+            self._check_placed(event, after)
         elif event.event == "preempted" and "by" in event.data:
             self._preempted(event, was)
         elif event.event == "checkpoint" and was.checkpoint and was.checkpoint["step"] > event.data["step"]:
             self.broken("I12", event.job, f"checkpoint {event.data['step']} replaces {was.checkpoint['step']}")
-        if was.live is not None and after.live is None:
-            self._freed(was)
+        if was.live_attempt is not None and after.live_attempt is None:
+            self._check_freed(was)
 
-    def _freed(self, was: Record) -> None:
-        assert was.live is not None
-        for devices_id, numbers in was.live.allocation:
+    def _check_freed(self, was: Record) -> None:
+        assert was.live_attempt is not None
+        for devices_id, numbers in was.live_attempt.allocation:
             for number in numbers:
                 if self.allocation.pop((devices_id, number), None) != was.job.id:
                     self.broken("I1", was.job.id, f"{devices_id} [{number}] was released although it was not held")
 
-    def _placed(self, event: Event, record: Record) -> None:
+    def _check_placed(self, event: Event, record: Record) -> None:
         job, world = record.job, self.world
-        self.asked = {pair: count for pair, count in self.asked.items() if pair[0] != job.id} if self.asked else {}
+        self.preemptions = {pair: count for pair, count in self.preemptions.items() if pair[0] != job.id} if self.preemptions else {}
         if job.id in world.cancelled:
             self.broken("I16", job.id, "was placed after its cancel was acknowledged")
-        if self.refused.get(job.id) == world.server.life and job.id not in world.spoiled:
+        if self.user_errors.get(job.id) == world.server.life and job.id not in world.unreadable:
             self.broken("I22", job.id, "is placed again after a user's error that a new start cannot fix")
         for devices_id, numbers in record.attempts[-1].allocation:
             for number in numbers:
@@ -164,13 +164,13 @@ class Checks:
                     self.broken("I2", job.id, f"{devices_id} [{number}] is allocated to {holder}")
                 self.allocation[devices_id, number] = job.id
 
-    def stepped(self, was: Control, events: Sequence[Event], commands: Sequence[Command], control: Control) -> None:
+    def check_step(self, was: Control, events: Sequence[Event], commands: Sequence[Command], control: Control) -> None:
         """Check one step. `was`, `control`: state before and after it."""
         for event in events:
             if event.event == "placed":
-                self._fits(event, control.records[event.job], was)
+                self._check_placement(event, control.records[event.job], was)
             elif event.event == "refused":
-                self._absent(event, was)
+                self._check_refused(event, was)
             elif event.event == "overtaken" and not event.data["node"]:
                 self._raised_by_others(event)
         for command in commands:
@@ -184,9 +184,9 @@ class Checks:
         if ray.fences.get(event.job) == epoch and ray.raised_by.get(event.job) == life:
             self.broken("I19", event.job, f"its fence is at {epoch}, where this server raised it")
 
-    def _absent(self, event: Event, was: Control) -> None:
+    def _check_refused(self, event: Event, was: Control) -> None:
         """Check that a refused job cannot run on any live machine that the controller knows."""
-        job, known_ray_ids = was.records[event.job].job, {node.ray_id for node in was.nodes.values() if not node.lost}
+        job, known_ray_ids = was.records[event.job].job, {node.ray_id for node in was.nodes.values() if not node.lost_reason}
         machines = [machine for machine in self.world.machines if machine.ray_id in known_ray_ids]
         for want in job.candidates:
             able = [machine.label for machine in machines if machine.could_run(job, want)]
@@ -194,32 +194,32 @@ class Checks:
                 self.broken("L2", job.id, f"is refused, though {able} could run {want}")
 
     def _cancelled(self, command: Stop, control: Control) -> None:
-        record, live = control.records.get(command.job), control.lives.get(command.job)
+        record, live = control.records.get(command.job), control.attempts.get(command.job)
         if record is None or live is None or live.epoch != command.epoch or record.job.state is not State.SAVING:
             return
         has_no_failure = all(not p.outcome or p.outcome.state in ("preempted", "succeeded") for p in live.parts)
-        if has_no_failure and not live.overruled and not any(p.unsure or p.spoiled for p in live.parts):
+        if has_no_failure and not live.superseded_reason and not any(p.doubt or p.unreadable_reason for p in live.parts):
             self.broken("I11", command.job, f"is cancelled on {command.node} within the grace of its preemption")
 
-    def silent(self) -> None:
+    def check_silence(self) -> None:
         """Check, every few seconds, that the controller has not waited too long for a silent node."""
-        self.overdue.look()
+        self.overdue.check()
         server = self.world.server
         now_s, control = server.now().s, server.control
-        if not (server.up and not server.frozen and control.joined and now_s - control.ticked_s < 2.0):
+        if not (server.up and not server.frozen and control.is_joined and now_s - control.ticked_s < 2.0):
             return
-        for live in control.lives.values():
+        for live in control.attempts.values():
             job = control.records[live.job].job
-            if live.launching or live.fence_asked_s is not None or job.recovery.on_disconnect == "wait":
+            if live.launching or live.fence_requested_s is not None or job.recovery.on_disconnect == "wait":
                 continue
             for part in live.parts:
                 node = control.nodes.get(part.node)
-                last_contact_s = max(node.heard_s if node else -1e9, live.since_s)
-                silent_s, has_acted = now_s - last_contact_s, live.cut_off is not None and live.cut_off.over_s is None
+                last_contact_s = max(node.last_contact_s if node else -1e9, live.since_s)
+                silent_s, has_acted = now_s - last_contact_s, live.cut_off is not None and live.cut_off.until_s is None
                 if part.outcome is None and silent_s > MISSED_S and not has_acted:
                     self.broken("R4", live.job, f"{part.node} is silent for {silent_s:.0f} s without a reaction")
 
-    def _fits(self, event: Event, record: Record, was: Control) -> None:
+    def _check_placement(self, event: Event, record: Record, was: Control) -> None:
         attempt = record.attempts[-1]
         want = record.job.candidates[attempt.candidate]
         counts = {len(set(numbers)) for _, numbers in attempt.allocation}
@@ -229,7 +229,7 @@ class Checks:
         for devices_id, numbers in attempt.allocation:
             name, _, kind = devices_id.partition("/")
             node = was.nodes.get(name)
-            facts = node.facts if node and not node.lost else None
+            facts = node.facts if node and not node.lost_reason else None
             if facts is None or facts.pool != attempt.pool or max(numbers) >= len(facts.devices):
                 self.broken("I10", event.job, f"{devices_id} {numbers} is not in pool {attempt.pool}, or is lost")
                 return
@@ -246,75 +246,75 @@ class Checks:
         if by is not None and by.job.priority <= victim.job.priority and not equal:
             self.broken("I11", event.job, f"priority {victim.job.priority} gave way to {by.job.priority}")
         pair = (event.data["by"], event.job)
-        self.asked[pair] = self.asked.get(pair, 0) + 1
-        if self.asked[pair] > MOST_ASKED:
+        self.preemptions[pair] = self.preemptions.get(pair, 0) + 1
+        if self.preemptions[pair] > MOST_ASKED:
             self.broken("L5", event.job, f"was preempted {MOST_ASKED} times for {pair[0]}, which never started")
 
-    def turned(self, was: Control, control: Control, messages: Iterable[Message], events: Sequence[Event]) -> None:
+    def check_cycle(self, was: Control, control: Control, messages: Iterable[Message], events: Sequence[Event]) -> None:
         """Check the controller's state, also against the store for each job with an event in this cycle."""
         store = self.world.store
-        self._users_were_wrong(was, messages)
+        self._note_user_errors(was, messages)
         for job, problem in contradictions(control):
             self.broken("I18", job, problem)
-        for job, problem in steps_back(was.lives, control.lives):
+        for job, problem in steps_back(was.attempts, control.attempts):
             self.broken("I21", job, problem)
         self._released(was, control)
         for job in {event.job for event in events if event.event not in OF_NODES}:
             stored, held = store.records[job], control.records.get(job)
-            is_open = stored.job.state not in TERMINAL or stored.live is not None
+            is_open = stored.job.state not in TERMINAL or stored.live_attempt is not None
             if is_open != (held is not None):
                 self.broken("I8", job, f"the store has {stored.job.state}, the controller {held and held.job.state}")
             if held is not None and replace(held, seq=0) != replace(stored, seq=0):
                 self.broken("I8", job, f"the store has {stored}, the controller {held}")
-            if (held is not None and held.live is not None) != (job in control.lives):
+            if (held is not None and held.live_attempt is not None) != (job in control.attempts):
                 self.broken("I8", job, "its attempt is not in the controller's table")
 
-    def _users_were_wrong(self, was: Control, messages: Iterable[Message]) -> None:
+    def _note_user_errors(self, was: Control, messages: Iterable[Message]) -> None:
         """Note launches that failed for a user's error. A server that starts later does not know of them."""
         for message in messages:
             if isinstance(message, LaunchFailed) and message.kind == "user":
-                live = was.lives.get(message.job)
+                live = was.attempts.get(message.job)
                 if live is not None and live.launching and live.epoch == message.epoch:
-                    self.refused[message.job] = self.world.server.life
+                    self.user_errors[message.job] = self.world.server.life
 
     def _released(self, was: Control, control: Control) -> None:
-        if released := was.releasing.keys() - control.releasing.keys():
-            used = {live.place for live in control.lives.values()}
+        if released := was.pending_releases.keys() - control.pending_releases.keys():
+            used = {live.allocation_name for live in control.attempts.values()}
             for place in sorted((released - used) & self.world.ray.reserved.keys()):
                 self.broken("I20", "", f"{place} counts as released but is reserved in Ray")
 
-    def started(self, attempt: SimulatedAttempt) -> None:
+    def check_start(self, attempt: SimulatedAttempt) -> None:
         """Check processes of an attempt that start on a node."""
         job, world = attempt.job, self.world
-        if self.used.setdefault((job, attempt.epoch), attempt.number) != attempt.number:
+        if self.launch_of_epoch.setdefault((job, attempt.epoch), attempt.number) != attempt.number:
             self.broken("I4", job, f"epoch {attempt.epoch} runs a second time, on {attempt.machine.label}")
-        for other in world.alive():
-            if other is attempt or other.exempt(world.now_s):
+        for other in world.running_attempts():
+            if other is attempt or other.is_exempt(world.now_s):
                 continue
             if other.job == job and other.epoch != attempt.epoch:
                 self.broken("I4", job, f"{attempt.key} on {attempt.machine.label} starts while {other.key} runs")
             if other.machine is attempt.machine and set(other.devices) & set(attempt.devices):
                 self.broken("I2", job, f"{attempt.key} and {other.key} use the same devices of {other.machine.label}")
 
-    def alone(self, attempt: SimulatedAttempt) -> None:
+    def check_alone(self, attempt: SimulatedAttempt) -> None:
         """Check, some time after an attempt was thawed, that it has ended if it is stale."""
         now_s = self.world.now_s
-        for other in self.world.processes.get(attempt.job, ()) if not attempt.exempt(now_s) else ():
-            if other.epoch > attempt.epoch and not other.exempt(now_s):
+        for other in self.world.processes.get(attempt.job, ()) if not attempt.is_exempt(now_s) else ():
+            if other.epoch > attempt.epoch and not other.is_exempt(now_s):
                 self.broken("I4", attempt.job, f"{attempt.key} was thawed and still runs beside {other.key}")
 
-    def may_restart(self, machine: "SimulatedNode") -> None:
+    def check_restart(self, machine: "SimulatedNode") -> None:
         """Check that nothing runs on a machine that is about to be restarted."""
         records = self.world.store.records
         for attempt in machine.attempts.values():
-            live = records[attempt.job].live if attempt.job in records else None
+            live = records[attempt.job].live_attempt if attempt.job in records else None
             if not attempt.ended and live is not None and live.epoch == attempt.epoch:
                 self.broken("I17", attempt.job, f"{attempt.key} runs on {machine.label}")
 
-    def committed(self, attempt: SimulatedAttempt) -> None:
+    def check_commit(self, attempt: SimulatedAttempt) -> None:
         """Check that `attempt` was current when it committed a checkpoint."""
         for other in self.world.processes.get(attempt.job, ()):
-            if other.epoch > attempt.epoch and not other.exempt(self.world.now_s):
+            if other.epoch > attempt.epoch and not other.is_exempt(self.world.now_s):
                 self.broken("I5", attempt.job, f"{attempt.key} commits a checkpoint while {other.key} runs")
 
     def _reported(self, command: StoreReport, held: Control) -> None:
@@ -323,7 +323,7 @@ class Checks:
         if record is None or record.job.epoch != command.epoch:
             self.broken("I5", command.job, f"a report of epoch {command.epoch} is stored, but the job is at {record}")
 
-    def acknowledged(self, job: str, cancelled: bool) -> None:
+    def check_acknowledged(self, job: str, cancelled: bool) -> None:
         record = self.world.store.records.get(job)
         if record is None:
             if job in self.world.acked:

@@ -25,7 +25,7 @@ class Ran:
     """
 
     record: Record
-    held: tuple[Attempt, ...]
+    all_attempts: tuple[Attempt, ...]
     attempts: tuple[Attempt, ...]
     longest: Attempt
     end_s: float
@@ -67,7 +67,7 @@ def devices(attempt: Attempt) -> int:
 def pools_of(jobs: Iterable[Ran]) -> dict[str, set[str]]:
     """Pools that had devices of each kind."""
     pools: dict[str, set[str]] = defaultdict(set)
-    for attempt in (a for job in jobs for a in job.held):
+    for attempt in (a for job in jobs for a in job.all_attempts):
         pools[attempt.kind].add(attempt.pool)
     return pools
 
@@ -76,11 +76,11 @@ def most_held(jobs: Sequence[Ran]) -> Fleet:
     """Make a fleet with the maximum number of devices of each kind that these jobs held at a time."""
     changes: dict[str, list[tuple[float, int]]] = defaultdict(list)
     for job in jobs:
-        for a in job.held:
+        for a in job.all_attempts:
             changes[a.kind] += [(a.placed_s, devices(a)), (max(_ended_s(a, job.end_s), a.placed_s), -devices(a))]
     maximum = {kind: _most(kind_changes) for kind, kind_changes in sorted(changes.items())}
     largest_gang = {
-        kind: max((devices(a) for job in jobs for a in job.held if a.kind == kind), default=1) for kind in maximum
+        kind: max((devices(a) for job in jobs for a in job.all_attempts if a.kind == kind), default=1) for kind in maximum
     }
     return Fleet(tuple(maximum), np.array([max(maximum[kind], largest_gang[kind]) for kind in maximum], np.int64))
 

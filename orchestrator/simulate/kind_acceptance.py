@@ -40,7 +40,7 @@ class Accepting:
     throughput: Throughput
     pools: dict[str, set[str]]
 
-    def rated(self, job: Ran) -> Rated:
+    def rates(self, job: Ran) -> Rated:
         gang, rates, assumed = devices(job.longest), [], False
         for kind, count in zip(self.fleet.kinds, self.fleet.devices.tolist(), strict=True):
             candidate = self._candidate(job, kind, gang) if gang <= count else None
@@ -80,10 +80,10 @@ class Accepting:
         if used:
             return used[-1]
         log_job = job.record.job
-        fits = (i for i, want in enumerate(log_job.candidates) if self._takes(log_job, want, kind, gang))
+        fits = (i for i, want in enumerate(log_job.candidates) if self._accepts(log_job, want, kind, gang))
         return next(fits, None)
 
-    def _takes(self, job: Job, want: Candidate, kind: str, gang: int) -> bool:
+    def _accepts(self, job: Job, want: Candidate, kind: str, gang: int) -> bool:
         """Check a candidate. One for a named node is rejected: the log does not contain what is in that node."""
         pool = want.pool if want.pool in self.pools.get(kind, ()) else "another"
         devices_of_kind = Devices(

@@ -28,47 +28,47 @@ class SimulatedLaunch:
     """One launch: reserve, fence, send the code, start all parts at once, report the result."""
 
     def __init__(self, carrying: "CommandExecutor", command: c.Launch):
-        self.carrying, self.command = carrying, command
+        self.executor, self.command = carrying, command
         self.server, self.world = carrying.server, carrying.world
-        self.left = len(command.orders)
-        self.maybe: set[str] = set()
-        self.failed: set[str] = set()
+        self.pending = len(command.orders)
+        self.maybe_started: set[str] = set()
+        self.unanswered: set[str] = set()
         self.errors: dict[str, Exception] = {}
 
     def fail(self, message: str, kind: str = "launch", seen: int = 0) -> None:
-        nodes, failed = tuple(sorted(self.maybe)), tuple(sorted(self.failed))
-        self.server.tell(m.LaunchFailed(self.command.job, self.command.epoch, kind, message, nodes, seen, failed))
+        nodes, failed = tuple(sorted(self.maybe_started)), tuple(sorted(self.unanswered))
+        self.server.receive_external(m.LaunchFailed(self.command.job, self.command.epoch, kind, message, nodes, seen, failed))
 
     def reserve(self, waited_s: float) -> None:
         """Reserve the devices; retry while others hold them, up to RESERVE_S."""
-        command, ray, devices = self.command, self.world.ray, self._wanted()
-        if not ray.away and not devices & (self._taken() | ray.withheld):
+        command, ray, devices = self.command, self.world.ray, self._devices()
+        if not ray.is_away and not devices & (self._reserved_devices() | ray.stuck):
             ray.reserved[command.place] = devices
             self.server.later(self.world.rng.uniform(0.01, 0.2), self.fence)
         elif waited_s >= RESERVE_S:
-            self._no_room(devices)
+            self._fail_reservation(devices)
         else:
             self.server.later(0.5, self.reserve, waited_s + 0.5)
 
-    def _no_room(self, devices: frozenset[tuple[str, int]]) -> None:
+    def _fail_reservation(self, devices: frozenset[tuple[str, int]]) -> None:
         """Fail, with the nodes whose devices Ray has reserved, if Ray answers."""
-        ray, reserved = self.world.ray, self._taken()
-        names = {self.server.watching.agents.get(node, ""): node for node in self.command.nodes}
-        lacking = {node for node, _ in devices & (reserved | ray.withheld)}
+        ray, reserved = self.world.ray, self._reserved_devices()
+        names = {self.server.polling.agents.get(node, ""): node for node in self.command.nodes}
+        lacking = {node for node, _ in devices & (reserved | ray.stuck)}
         short, unheld = (
-            tuple(sorted(names[node] for node in nodes if not ray.away))
+            tuple(sorted(names[node] for node in nodes if not ray.is_away))
             for nodes in (lacking, lacking - {node for node, _ in devices & reserved})
         )
         job, epoch, message = self.command.job, self.command.epoch, "Ray did not reserve its devices"
-        self.server.tell(m.LaunchFailed(job, epoch, "launch", message, short=short, unheld=unheld))
+        self.server.receive_external(m.LaunchFailed(job, epoch, "launch", message, lacking=short, stuck=unheld))
 
-    def _wanted(self) -> frozenset[tuple[str, int]]:
+    def _devices(self) -> frozenset[tuple[str, int]]:
         orders = zip(self.command.nodes, self.command.orders, strict=True)
         return frozenset(
-            (self.server.watching.agents.get(node, ""), number) for node, o in orders for number in o.devices
+            (self.server.polling.agents.get(node, ""), number) for node, o in orders for number in o.devices
         )
 
-    def _taken(self) -> frozenset[tuple[str, int]]:
+    def _reserved_devices(self) -> frozenset[tuple[str, int]]:
         """Devices that are reserved for other places."""
         others = (held for place, held in self.world.ray.reserved.items() if place != self.command.place)
         return frozenset(device for held in others for device in held)
@@ -80,7 +80,7 @@ class SimulatedLaunch:
             return
 
         def refused(epoch: int) -> bool:
-            return epoch > command.epoch or (epoch == command.epoch and not command.fenced)
+            return epoch > command.epoch or (epoch == command.epoch and not command.fence_is_ours)
 
         def finish(before: int, after: int, error: str) -> None:
             answered.append(True)
@@ -93,13 +93,13 @@ class SimulatedLaunch:
 
         def late() -> None:
             if not answered:
-                self.carrying.fences.give_up(command.job, change)
+                self.executor.fences.give_up(command.job, change)
                 self.fail("the fence cannot be written in time")
 
         answered: list[bool] = []
         change = FenceChange(lambda epoch: epoch if refused(epoch) else command.epoch, finish)
         self.server.later(FENCE_S, late)
-        self.carrying.fences.change(command.job, change)
+        self.executor.fences.change(command.job, change)
 
     def send(self) -> None:
         """Send the code to all nodes, then start the parts."""
@@ -112,29 +112,29 @@ class SimulatedLaunch:
     def start(self) -> None:
         number, generation = self.world.next_launch(), self.server.generation
         for node, order in zip(self.command.nodes, self.command.orders, strict=True):
-            self.maybe.add(node)
+            self.maybe_started.add(node)
 
             def act(machine: SimulatedNode, order: Any = order) -> None:
                 machine.start(generation, order, number)
 
-            self.carrying.ask(node, START_S, act, lambda error, node=node: self.started(node, error))  # type: ignore[misc]
+            self.executor.call_agent(node, START_S, act, lambda error, node=node: self.started(node, error))  # type: ignore[misc]
 
     def started(self, node: str, error: Exception | None) -> None:
-        self.left -= 1
+        self.pending -= 1
         if error:
             self.errors[node] = error
             if isinstance(error, Refused):
-                self.maybe.discard(node)
+                self.maybe_started.discard(node)
             else:
-                self.failed.add(node)
-        if self.left:
+                self.unanswered.add(node)
+        if self.pending:
             return
         if self.errors:
             causes = [self.errors[node] for node in self.command.nodes if node in self.errors]
             self._failed(next(filter(newest_epoch, causes), causes[0]))
         else:
             step = self.world.newest_step(self.command.job)
-            self.server.tell(m.Launched(self.command.job, self.command.epoch, step or None))
+            self.server.receive_external(m.Launched(self.command.job, self.command.epoch, step or None))
 
     def _failed(self, cause: Exception) -> None:
         kind = "user" if isinstance(cause, RefusedForUser) else "launch"

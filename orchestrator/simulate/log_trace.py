@@ -97,7 +97,7 @@ def past(log: Log, fleet: Fleet | None, since_s: float = -np.inf, until_s: float
     pools = pools_of(jobs)
     chosen = spelled(fleet, pools) if fleet else most_held(jobs)
     accepting = Accepting(chosen, log.throughput, pools)
-    rated = [(job, rated) for job in jobs if any((rated := accepting.rated(job)).rate)]
+    rated = [(job, rated) for job in jobs if any((rated := accepting.rates(job)).rate)]
     if not rated:
         ran_on = sorted({job.longest.kind for job in jobs})
         message = f"no kind of the fleet ({', '.join(chosen.kinds)}) takes any of the {len(jobs)} jobs of {log.name}"

@@ -28,7 +28,7 @@ class Refused(Exception):
 
     def __init__(self, message: str, newest_epoch: int = 0):
         super().__init__(message)
-        self.seen = newest_epoch
+        self.newest_epoch = newest_epoch
 
 
 class RefusedForUser(Refused):
@@ -51,22 +51,22 @@ class SimulatedNode:
         self.generation = 0
         self.gather_s = world.rng.choice(GATHER_S)
         self.attempts: dict[str, SimulatedAttempt] = {}
-        self.seen: dict[str, int] = {}
-        self.heard_s = -1e9
+        self.newest_epochs: dict[str, int] = {}
+        self.last_poll_s = -1e9
         self.waiting: list[Callable[[], None]] = []
         self._watch: tuple[int, Mapping[str, tuple[int, str]], Answer] | None = None
         self._watches = 0
         self._answers = 0
-        self._answered_s: dict[int, float] = {}
-        self._told_facts_s = -1e9
+        self._replied_s: dict[int, float] = {}
+        self._facts_sent_s = -1e9
         self._facts: NodeFacts | None = None
 
     @property
-    def answers(self) -> bool:
+    def is_answering(self) -> bool:
         return self.powered and bool(self.ray_id) and self.agent_up
 
     @property
-    def still(self) -> bool:
+    def is_stopped(self) -> bool:
         return self.frozen or self.agent_stopped
 
     def call(self, action: Callable[[], None]) -> None:
@@ -74,22 +74,22 @@ class SimulatedNode:
 
         A stopped agent processes it when it continues; a dead one never does.
         """
-        if self.answers:
-            if self.still:
+        if self.is_answering:
+            if self.is_stopped:
                 self.waiting.append(action)
             else:
                 action()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Continue after a freeze: process waiting requests, and let attempts check their leases."""
         now_s = self.world.now_s
         for attempt in self.attempts.values():
             if not attempt.ended:
                 attempt.thawed_s = now_s
                 self.world.after(2.5, self.world.alone, attempt)
-        self.take_up()
+        self.process_waiting()
 
-    def take_up(self) -> None:
+    def process_waiting(self) -> None:
         """Process the requests that arrived while the agent was stopped."""
         waiting, self.waiting = self.waiting, []
         for action in waiting:
@@ -131,15 +131,15 @@ class SimulatedNode:
             )
         return self._facts
 
-    def obey(self, generation: int) -> None:
+    def check_generation(self, generation: int) -> None:
         """Accept a controller's generation. Raises Refused if a newer controller has replaced it."""
         if generation < self.generation:
             raise Refused(f"generation {generation} is past: {self.generation} controls this node")
         if generation > self.generation:
             self.generation = generation
-            self._told_facts_s = -1e9
+            self._facts_sent_s = -1e9
 
-    def watch(
+    def poll(
         self, generation: int, last_phases: Mapping[str, tuple[int, str]], reply_number: int, send_reply: Answer
     ) -> None:
         """Handle a poll by the server. `last_phases`: (cursor, phase) by key. A failing agent answers None.
@@ -151,55 +151,55 @@ class SimulatedNode:
             send_reply(None)
             return
         try:
-            self.obey(generation)
+            self.check_generation(generation)
         except Refused:
             return
-        now_s = self.heard_s = self.world.now_s
+        now_s = self.last_poll_s = self.world.now_s
         if not reply_number:  # a first greeting
-            self._told_facts_s = now_s
-            send_reply((self._numbered(), self.facts(), (), None, dict(self.seen)))
+            self._facts_sent_s = now_s
+            send_reply((self._next_reply_number(), self.facts(), (), None, dict(self.newest_epochs)))
             return
         if (replied_s := self.lease_from(reply_number)) is not None:
             for attempt in self.attempts.values():
                 attempt.renew(now_s, replied_s)
         self._watches += 1
         self._watch = (self._watches, last_phases, send_reply)
-        self.world.after(WATCH_S, self._give_up, self._watches)
-        self.told()
+        self.world.after(WATCH_S, self._poll_timeout, self._watches)
+        self.send_news()
 
     def lease_from(self, reply_number: int) -> float | None:
         """Time of the reply with number `reply_number`; None if this agent process did not give it."""
-        return self._answered_s.get(reply_number)
+        return self._replied_s.get(reply_number)
 
-    def _give_up(self, number: int) -> None:
+    def _poll_timeout(self, number: int) -> None:
         if self._watch and self._watch[0] == number:
-            self.call(lambda: self._answer(self._news(self._watch[1])) if self._watch else None)
+            self.call(lambda: self._answer(self._new_statuses(self._watch[1])) if self._watch else None)
 
-    def told(self) -> None:
+    def send_news(self) -> None:
         """Answer the pending poll if there is something new."""
-        if not (self._watch and self.answers and not self.still and (statuses := self._news(self._watch[1]))):
+        if not (self._watch and self.is_answering and not self.is_stopped and (statuses := self._new_statuses(self._watch[1]))):
             return
         number, last_phases, _ = self._watch
         if not self.gather_s or any(status.phase != last_phases.get(status.key, (0, ""))[1] for status in statuses):
             self._answer(statuses)
         else:
-            self.world.after(self.gather_s, self._give_up, number)
+            self.world.after(self.gather_s, self._poll_timeout, number)
 
-    def _news(self, last_phases: Mapping[str, tuple[int, str]]) -> list[AttemptStatus]:
-        statuses = (attempt.report(*last_phases.get(key, (0, ""))) for key, attempt in self.attempts.items())
+    def _new_statuses(self, last_phases: Mapping[str, tuple[int, str]]) -> list[AttemptStatus]:
+        statuses = (attempt.status(*last_phases.get(key, (0, ""))) for key, attempt in self.attempts.items())
         return [status for status in statuses if status is not None]
 
     def _answer(self, statuses: list[AttemptStatus]) -> None:
         assert self._watch is not None
         send_reply, self._watch = self._watch[2], None
         now_s, facts = self.world.now_s, None
-        if now_s - self._told_facts_s > 10.0:
-            facts, self._told_facts_s = self.facts(), now_s
-        send_reply((self._numbered(), facts, tuple(statuses), frozenset(self.attempts), {}))
+        if now_s - self._facts_sent_s > 10.0:
+            facts, self._facts_sent_s = self.facts(), now_s
+        send_reply((self._next_reply_number(), facts, tuple(statuses), frozenset(self.attempts), {}))
 
-    def _numbered(self) -> int:
+    def _next_reply_number(self) -> int:
         self._answers += 1
-        self._answered_s = {**dict(list(self._answered_s.items())[-3:]), self._answers: self.world.now_s}
+        self._replied_s = {**dict(list(self._replied_s.items())[-3:]), self._answers: self.world.now_s}
         return self._answers
 
     def start(self, generation: int, order: Order, number: int) -> None:
@@ -207,9 +207,9 @@ class SimulatedNode:
 
         Raises Refused. The fence is read first, and the lease starts at that time.
         """
-        self.obey(generation)
+        self.check_generation(generation)
         key = f"{order.job}.{order.epoch}.{order.node_rank}"
-        newest = self.seen.get(order.job, 0)
+        newest = self.newest_epochs.get(order.job, 0)
         if newest > order.epoch:
             raise Refused(f"epoch {order.epoch} of {order.job} is past: this node has seen epoch {newest}", newest)
         fence = self.world.ray.fence(order.job)
@@ -223,49 +223,49 @@ class SimulatedNode:
             return
         for attempt in list(self.attempts.values()):
             if attempt.job == order.job and attempt.epoch != order.epoch:
-                attempt.asked("fence")
-        self.seen[order.job] = order.epoch
+                attempt.request_stop("fence")
+        self.newest_epochs[order.job] = order.epoch
         if order.node_rank == self.world.scripts[order.job].refused_rank:
             raise RefusedForUser("the submitted folder cannot be used")
         attempt = SimulatedAttempt(self, order, self.world.now_s, self.world.newest_step(order.job), number)
         self.attempts[key] = attempt
         self.world.started(attempt)
-        self.told()
+        self.send_news()
 
     def stop(self, generation: int, job: str, epoch: int, mode: str) -> None:
-        self.obey(generation)
+        self.check_generation(generation)
         for attempt in list(self.attempts.values()):
             if attempt.job == job and attempt.epoch == epoch:
-                attempt.asked(mode)
+                attempt.request_stop(mode)
 
     def forget(self, generation: int, job: str, epoch: int) -> None:
-        self.obey(generation)
+        self.check_generation(generation)
         for key, attempt in list(self.attempts.items()):
             if (attempt.job, attempt.epoch) == (job, epoch) and attempt.ended:
                 del self.attempts[key]
                 self.world.forgotten.setdefault((job, epoch), set()).add(attempt.rank)
 
-    def look_at_fences(self) -> None:
+    def check_fences(self) -> None:
         """Renew leases by the fence while the server does not poll; stop attempts below their fence."""
-        self.world.after(FENCES_EVERY_S, self.look_at_fences)
-        if not self.answers or self.still:
+        self.world.after(FENCES_EVERY_S, self.check_fences)
+        if not self.is_answering or self.is_stopped:
             return
         now_s = self.world.now_s
-        silent_s = now_s - self.heard_s
+        silent_s = now_s - self.last_poll_s
         if silent_s < 3.0:
             return
         for attempt in self.attempts.values():
             if not attempt.ended and silent_s > attempt.lease_s / 3 and not self.cut_out:
                 fence = self.world.ray.fence(attempt.job)
                 if fence is not None and fence > attempt.epoch:
-                    attempt.asked("fence")
+                    attempt.request_stop("fence")
                 elif fence is not None:
                     attempt.renew(now_s, now_s)
 
-    def agent_down(self) -> None:
+    def end_agent(self) -> None:
         """Handle the end of the agent's process: unanswered requests are lost."""
         self.agent_up = self.agent_stopped = False
         self._watch = None
-        self._answered_s = {}
-        self._told_facts_s = -1e9
+        self._replied_s = {}
+        self._facts_sent_s = -1e9
         self.waiting = []

@@ -76,14 +76,14 @@ class FailingNodes:
         self.failed = 0
         self._size = [nodes.size for nodes in failures.nodes]
         self._free = [Free(tuple(range(size)) for size in fleet.sizes(kind)) for kind in range(len(fleet.kinds))]
-        self._held: dict[int, tuple[int, list[tuple[int, tuple[int, ...]]]]] = {}  # job -> kind, [(node, numbers)]
+        self._allocations: dict[int, tuple[int, list[tuple[int, tuple[int, ...]]]]] = {}  # job -> kind, [(node, numbers)]
         self._on: dict[Node, set[int]] = defaultdict(set)
         self._down: dict[Node, int] = defaultdict(int)  # how many outages it is in; they may overlap
-        self._out: dict[Node, tuple[int, ...]] = {}
+        self._withdrawn: dict[Node, tuple[int, ...]] = {}
 
     @property
     def any_down(self) -> bool:
-        return bool(self._out)
+        return bool(self._withdrawn)
 
     def jobs_on(self, node: Node) -> list[int]:
         return sorted(self._on[node])
@@ -91,38 +91,38 @@ class FailingNodes:
     def place(self, jobs: dict[int, tuple[int, int]]) -> None:
         """Place jobs, given as (kind, devices) by job, the largest first. There must be enough free devices."""
         for job, (kind, devices) in sorted(jobs.items(), key=lambda item: (-item[1][1], item[0])):
-            self._held[job] = kind, list(self._taken(kind, devices))
-            for node, _ in self._held[job][1]:
+            self._allocations[job] = kind, list(self._allocate(kind, devices))
+            for node, _ in self._allocations[job][1]:
                 self._on[kind, node].add(job)
 
     def release(self, jobs: list[int]) -> None:
         for job in jobs:
-            kind, allocations = self._held.pop(job)
+            kind, allocations = self._allocations.pop(job)
             for node, numbers in allocations:
-                self._free[kind].give(node, numbers)
+                self._free[kind].release(node, numbers)
                 self._on[kind, node].discard(job)
 
-    def went_down(self, node: Node) -> None:
+    def take_down(self, node: Node) -> None:
         """Take a node out. No job may hold its devices any more."""
         self._down[node] += 1
         if self._down[node] == 1:
             self.failed += 1
-            self._out[node] = self._free[node[0]].withdraw(node[1])
-            self.capacity[node[0]] -= len(self._out[node])
+            self._withdrawn[node] = self._free[node[0]].withdraw(node[1])
+            self.capacity[node[0]] -= len(self._withdrawn[node])
 
-    def came_back(self, node: Node) -> None:
+    def bring_back(self, node: Node) -> None:
         self._down[node] -= 1
         if not self._down[node]:
-            numbers = self._out.pop(node)
-            self._free[node[0]].give(node[1], numbers)
+            numbers = self._withdrawn.pop(node)
+            self._free[node[0]].release(node[1], numbers)
             self.capacity[node[0]] += len(numbers)
 
-    def _taken(self, kind: int, devices: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+    def _allocate(self, kind: int, devices: int) -> Iterator[tuple[int, tuple[int, ...]]]:
         maximum = self._size[kind]
         while devices:
             if not maximum:
                 raise PolyfleetError(f"{devices} more devices were allocated than exist", "report this")
-            result = self._free[kind].take(min(devices, maximum))
+            result = self._free[kind].allocate(min(devices, maximum))
             if result is None:
                 maximum = min(devices, maximum) - 1
             else:

@@ -31,10 +31,10 @@ class Overdue:
         self._since_s: dict[Key, float] = {}
         self._life = 0
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check all limits. Raises Broken."""
         world, control = self.world, self.world.server.control
-        current = {key: (limit_s, problem) for key, limit_s, problem in self._found(control)} if self._can_act() else {}
+        current = {key: (limit_s, problem) for key, limit_s, problem in self._find(control)} if self._can_act() else {}
         if world.server.life != self._life:  # a restart between two checks; the new server measures from its own start
             self._life, self._since_s = world.server.life, {}
         self._since_s = {key: self._since_s.get(key, world.now_s) for key in current}
@@ -45,17 +45,17 @@ class Overdue:
     def _can_act(self) -> bool:
         server, ray = self.world.server, self.world.ray
         is_awake = server.up and not server.frozen and server.now().s - server.control.ticked_s < 2.0
-        return is_awake and server.control.joined and not (ray.away or ray.fences_away or self.world.store.refuses)
+        return is_awake and server.control.is_joined and not (ray.is_away or ray.fences_away or self.world.store.refuses_writes)
 
-    def _found(self, control: Control) -> Iterator[tuple[Key, float, str]]:
+    def _find(self, control: Control) -> Iterator[tuple[Key, float, str]]:
         reported = {leak.holder for leak in leaked_devices.found(control, self.world.server.now())}
-        for live in control.lives.values():
+        for live in control.attempts.values():
             job = control.records[live.job].job
             if live.launching:
                 continue
-            if live.fence_asked_s is None and self.world.ray.stands(live.job) > live.epoch:
+            if live.fence_requested_s is None and self.world.ray.highest_fence(live.job) > live.epoch:
                 yield ("R5", live.job, live.epoch), ABOVE_S, f"a fence is above its attempt {live.epoch}"
-            if live.cut_off is not None and live.cut_off.over_s is None and self._is_reached(control, live):
+            if live.cut_off is not None and live.cut_off.until_s is None and self._is_reached(control, live):
                 yield ("R6", live.job, live.epoch), EXPLAINED_S, f"{live.cut_off.reason!r} explains its failures"
             if job.state in TERMINAL and live.key not in reported:
                 limit_s = job.recovery.lease_s + UNTOLD_S
@@ -63,7 +63,7 @@ class Overdue:
 
     def _is_reached(self, control: Control, live: Live) -> bool:
         """Whether the attempt's nodes answer and have it."""
-        if live.overruled or any(part.unsure or is_broken(part) for part in live.parts):
+        if live.superseded_reason or any(part.doubt or is_broken(part) for part in live.parts):
             return False
         now_s, nodes = self.world.server.now().s, (control.nodes.get(part.node) for part in live.parts)
-        return all(node is not None and not node.lost and node.silent_s(now_s) < NODE_SILENT_S / 2 for node in nodes)
+        return all(node is not None and not node.lost_reason and node.silent_s(now_s) < NODE_SILENT_S / 2 for node in nodes)

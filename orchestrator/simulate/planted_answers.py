@@ -27,13 +27,13 @@ def own_fence_taken_for_anothers() -> list[Change]:
     """After joining a cluster again, a fence that this server raised is taken for that of another one."""
 
     def rejoined(draft: Draft) -> None:
-        for live in draft.lives.values():
+        for live in draft.attempts.values():
             if not live.launching:
-                draft.lives[live.job] = replace(live, fence_asked_s=None, fenced_s=None, lowering=None)
-                draft.command(Fence(live.job, live.epoch, asked_s=draft.now.s))
+                draft.attempts[live.job] = replace(live, fence_requested_s=None, fenced_s=None, lowering=None)
+                draft.command(Fence(live.job, live.epoch, requested_s=draft.now.s))
 
     def read(draft: Draft, live: Live) -> None:
-        draft.lives[live.job] = suspicion._fenced_by_others(draft, live, live.epoch + 1)
+        draft.attempts[live.job] = suspicion._fenced_by_others(draft, live, live.epoch + 1)
 
     return [(suspicion, "rejoined", rejoined), (suspicion, "_own_fence_read", read)]
 
@@ -48,8 +48,8 @@ def ended_parts_doubted() -> list[Change]:
 
     def after(live: Live, rank: int, part: Part, failure: m.LaunchFailed, now_s: float) -> Part:
         return (
-            replace(part, unsure=failure.message)
-            if part.node in failure.nodes
+            replace(part, doubt=failure.message)
+            if part.node in failure.maybe_started
             else original(live, rank, part, failure, now_s)
         )
 
@@ -62,11 +62,11 @@ def stops_begin_anew() -> list[Change]:
     original = attempt_stops._ask
 
     def ask(draft: Draft, job: str, node: str, mode: str) -> None:
-        before = draft.lives[job].asked.get(node)
+        before = draft.attempts[job].stop_requests.get(node)
         original(draft, job, node, mode)
-        live = draft.lives[job]
-        if live.asked.get(node) is not before and live.cancelled_s is not None:
-            draft.lives[job] = replace(live, cancelled_s=draft.now.s)
+        live = draft.attempts[job]
+        if live.stop_requests.get(node) is not before and live.cancelled_s is not None:
+            draft.attempts[job] = replace(live, cancelled_s=draft.now.s)
 
     return [(attempt_stops, "_ask", ask)]
 
@@ -81,7 +81,7 @@ def any_release_believed() -> list[Change]:
 
     def released(draft: Draft, answer: m.Released) -> None:
         if not answer.error:
-            draft.releasing.pop(answer.place)
+            draft.pending_releases.pop(answer.place)
 
     return [(control, "HANDLERS", control.HANDLERS | {m.Released: released})]
 
@@ -91,15 +91,15 @@ def users_error_taken_for_a_lost_node() -> list[Change]:
     original = attempt_outcome._class
 
     def launch_failed(draft: Draft, failure: m.LaunchFailed) -> None:
-        live = draft.lives.get(failure.job)
+        live = draft.attempts.get(failure.job)
         if (
             live is not None
             and live.launching
             and live.epoch == failure.epoch
             and failure.kind == "user"
-            and failure.nodes
+            and failure.maybe_started
         ):
-            draft.lives[live.job] = live.cut(failure.message, draft.now.s)
+            draft.attempts[live.job] = live.begin_cut_off(failure.message, draft.now.s)
         attempt_stops.launch_failed(draft, failure)
 
     def place(part: Part, first_failed_s: float | None) -> int:
@@ -119,7 +119,7 @@ def users_error_tried_again() -> list[Change]:
     original = retry.after
 
     def after(job: Job, ended: Ended) -> Decision:
-        return original(job, replace(ended, refused=False))
+        return original(job, replace(ended, is_user_error=False))
 
     return [(retry, "after", after)]
 

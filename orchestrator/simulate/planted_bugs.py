@@ -63,7 +63,7 @@ def launch_answers_dropped() -> list[Change]:
     """The result of a launch is lost if it arrives while no fleet is joined."""
 
     def heeded(handler: Callable[[Draft, Any], None]) -> Callable[[Draft, Any], None]:
-        return lambda draft, message: handler(draft, message) if draft.control.joined else None
+        return lambda draft, message: handler(draft, message) if draft.control.is_joined else None
 
     answers = {m.Launched: heeded(attempt_stops.launched), m.LaunchFailed: heeded(attempt_stops.launch_failed)}
     return [(control, "HANDLERS", control.HANDLERS | answers)]
@@ -116,8 +116,8 @@ def fence_not_raised() -> list[Change]:
     """An attempt counts as fenced, but the fence was not written."""
 
     def unfenced(draft: Draft, live: Live, reason: str) -> None:
-        draft.raised[live.job] = live.epoch + 1
-        draft.lives[live.job] = replace(live, fence_asked_s=draft.now.s, raised_s=draft.now.s, fenced_s=draft.now.s)
+        draft.raised_fences[live.job] = live.epoch + 1
+        draft.attempts[live.job] = replace(live, fence_requested_s=draft.now.s, raised_s=draft.now.s, fenced_s=draft.now.s)
 
     return [(suspicion, "_raise", unfenced)]
 
@@ -155,7 +155,7 @@ def old_lists_believed() -> list[Change]:
     original = nodes.closed
 
     def closed(node: nodes.Node, drained: Any, now_s: float) -> str:
-        return original(replace(node, listed_s=node.listed_s or 0.0, strangers={}), drained, now_s)
+        return original(replace(node, list_requested_s=node.list_requested_s or 0.0, untracked={}), drained, now_s)
 
     return [(nodes, "closed", closed), (attempt_reports, "look", lambda draft: None)]
 

@@ -44,8 +44,8 @@ def run_until_quiet(world: "Simulation") -> None:
 def _give_up_waiting(world: "Simulation") -> None:
     """Cancel jobs that would wait for a node that never comes back, or a day for an unknown attempt."""
     removed, control = {machine.label for machine in world.machines if machine.gone}, world.server.control
-    waiting = {live.job for live in control.lives.values() if removed & {part.node for part in live.parts}}
-    for job in sorted(waiting | control.overtaken.keys()):
+    waiting = {live.job for live in control.attempts.values() if removed & {part.node for part in live.parts}}
+    for job in sorted(waiting | control.epoch_guards.keys()):
         if _recovery(world, job).on_disconnect == "wait" and control.records[job].job.state not in TERMINAL:
             world.users.cancel(job)
 
@@ -66,22 +66,22 @@ def unsettled(world: "Simulation") -> tuple[str, str, str] | None:
         return "I6", lost[0], "was acknowledged but is not in the store"
     for record in control.records.values():
         job = record.job
-        if job.state in TERMINAL or job.id in control.lives:
-            return "L1", job.id, f"is {job.state} and still holds an attempt: {control.lives.get(job.id)}"
+        if job.state in TERMINAL or job.id in control.attempts:
+            return "L1", job.id, f"is {job.state} and still holds an attempt: {control.attempts.get(job.id)}"
         if not control.plan.why_not.get(job.id):
             return "L1", job.id, f"is {job.state} without a reason: {control.plan}"
-    for attempt in world.alive():
+    for attempt in world.running_attempts():
         return "L3", attempt.job, f"{attempt.key} still runs on {attempt.machine.label}"
     return _left(world) or _nodes(world) or _idle(world)
 
 
 def _left(world: "Simulation") -> tuple[str, str, str] | None:
     control = world.server.control
-    if control.releasing or world.ray.reserved:
-        return "L3", "", f"reservations are left: {dict(control.releasing)}, {world.ray.reserved}"
+    if control.pending_releases or world.ray.reserved:
+        return "L3", "", f"reservations are left: {dict(control.pending_releases)}, {world.ray.reserved}"
     if world.checks.allocation:
         return "I1", "", f"devices are still allocated: {world.checks.allocation}"
-    for machine in world.there():
+    for machine in world.remaining_machines():
         for key, attempt in machine.attempts.items():
             if attempt.job in world.store.records:
                 return "L3", attempt.job, f"{machine.label} still keeps {key}"
@@ -92,7 +92,7 @@ def _nodes(world: "Simulation") -> tuple[str, str, str] | None:
     from orchestrator.core import nodes
 
     control, now_s = world.server.control, world.server.now().s
-    for machine in world.there():
+    for machine in world.remaining_machines():
         node = control.nodes.get(machine.label)
         if node is None or not node.ready or (reason := nodes.closed(node, control.drained, now_s)):
             return "L4", "", f"node {machine.label} takes no work: {reason if node and node.ready else node}"
@@ -106,7 +106,7 @@ def _idle(world: "Simulation") -> tuple[str, str, str] | None:
         for want in job.candidates:
             able = [
                 (machine.pool, machine.count if want.exclusive else 0)
-                for machine in world.there()
+                for machine in world.remaining_machines()
                 if machine.could_run(job, want)
             ]
             if any(able.count(island) >= want.nodes for island in able):
@@ -118,7 +118,7 @@ def ends(world: "Simulation") -> None:
     """Check that each job has ended as its script says, within its budgets."""
     for record in world.store.records.values():
         job, script = record.job, world.scripts[record.job.id]
-        if job.state is State.FAILED and not (script.may_fail or job.id in world.spoiled or job.id in world.moved):
+        if job.state is State.FAILED and not (script.may_fail or job.id in world.unreadable or job.id in world.moved):
             world.checks.broken("L2", job.id, f"failed, but its code did not: {record.reason}")
         limits = ((job.restarts, job.recovery.max_restarts), (job.interruptions, job.recovery.max_interruptions))
         if any(0 <= limit < used for used, limit in limits):
@@ -132,7 +132,7 @@ def ends(world: "Simulation") -> None:
 
 def probe(world: "Simulation") -> None:
     """Run a small job on each kind of device."""
-    for kind in sorted({machine.kind for machine in world.there()}):
+    for kind in sorted({machine.kind for machine in world.remaining_machines()}):
         job = Job(f"probe-{kind}", "probe", "run", (Candidate((kind,)),))
         world.scripts[job.id], world.processes[job.id] = Script(1.0), []
         world.users.send(job)

@@ -20,39 +20,39 @@ class Ray:
 
     def __init__(self, world: "Simulation"):
         self.world = world
-        self.by_id: dict[str, SimulatedNode] = {}
+        self.node_by_id: dict[str, SimulatedNode] = {}
         self.listed: dict[str, NodeSeen] = {}
         self.hidden: set[str] = set()
         self.reserved: dict[str, frozenset[tuple[str, int]]] = {}
-        self.withheld: set[tuple[str, int]] = set()
+        self.stuck: set[tuple[str, int]] = set()
         self.fences: dict[str, int] = {}
         self.folder: dict[str, int] = {}
         self.raised_by: dict[str, int] = {}
-        self.away = False
+        self.is_away = False
         self.away_s = 0.0
         self.head = 1
-        self.asked = 0
+        self.requested_nodes = 0
         self.fences_away = False
-        self._numbered = 0
+        self._joined = 0
 
     def withholds(self, ray_id: str) -> bool:
         """Whether nothing is reserved on the node, and yet not all of it is free."""
         is_reserved = any(node == ray_id for devices in self.reserved.values() for node, _ in devices)
-        return not is_reserved and any(node == ray_id for node, _ in self.withheld)
+        return not is_reserved and any(node == ray_id for node, _ in self.stuck)
 
     def fence(self, job: str) -> int | None:
         """Epoch of a job's fence; None while it cannot be read."""
-        return None if self.away or self.fences_away else self.fences.get(job, 0)
+        return None if self.is_away or self.fences_away else self.fences.get(job, 0)
 
-    def stands(self, job: str) -> int:
+    def highest_fence(self, job: str) -> int:
         """The highest epoch of the job's fence that a rank or an agent may read."""
         return max(self.fences.get(job, 0), self.folder.get(job, 0))
 
     def join(self, machine: "SimulatedNode") -> None:
         """Start a raylet; it is listed a little later, with a new id."""
-        self._numbered += 1
-        ray_id = machine.ray_id = f"{self.world.rng.getrandbits(32):08x}{self._numbered}"
-        self.by_id[ray_id] = machine
+        self._joined += 1
+        ray_id = machine.ray_id = f"{self.world.rng.getrandbits(32):08x}{self._joined}"
+        self.node_by_id[ray_id] = machine
         machine.agent_up = machine.agent_gone = False
         self.world.after(self.world.rng.uniform(0.1, 1.0), self._list, machine, ray_id)
 
@@ -60,17 +60,17 @@ class Ray:
         if machine.ray_id == ray_id:
             self.listed[ray_id] = NodeSeen(ray_id, machine.label, pool=machine.pool)
 
-    def left(self, machine: "SimulatedNode") -> None:
+    def end_raylet(self, machine: "SimulatedNode") -> None:
         """End a node's raylet, and its actor with it. Ray notices after some seconds."""
         ray_id, machine.ray_id = machine.ray_id, ""
-        machine.agent_down()
+        machine.end_agent()
         if ray_id:
             self.world.after(self.world.rng.choice((0.2, 2.0, 9.0)), self._unlist, ray_id)
 
     def _unlist(self, ray_id: str) -> None:
         self.listed.pop(ray_id, None)
-        self.by_id.pop(ray_id, None)
-        self.withheld = {(node, number) for node, number in self.withheld if node != ray_id}
+        self.node_by_id.pop(ray_id, None)
+        self.stuck = {(node, number) for node, number in self.stuck if node != ray_id}
         for place, devices in list(self.reserved.items()):
             if any(node == ray_id for node, _ in devices):
                 self.reserved.pop(place)
@@ -87,8 +87,8 @@ class Ray:
     def lose_all(self, keeps_fences: bool) -> None:
         """Lose the head permanently; a new one knows nothing."""
         self.listed.clear()
-        self.by_id.clear()
+        self.node_by_id.clear()
         self.reserved.clear()
-        self.withheld.clear()
+        self.stuck.clear()
         if not keeps_fences:
             self.fences.clear()

@@ -166,7 +166,7 @@ class _Replay:
         self._stop(ended_jobs)
         self.end_s[ended_jobs] = self.now_s
         self.present = self.present[np.isnan(self.end_s[self.present])]
-        self._goes_on(len(ended_jobs))
+        self._reset_failure_count(len(ended_jobs))
 
     def _stop(self, jobs: Integers) -> None:
         self.stays.append((jobs, self.option[jobs], self.placed_s[jobs], np.full(len(jobs), self.now_s)))
@@ -183,9 +183,9 @@ class _Replay:
                 stopped_jobs = np.array(nodes.jobs_on(node), np.int64)
                 self._lose(stopped_jobs)
                 self._stop(stopped_jobs)
-                nodes.went_down(node)
+                nodes.take_down(node)
             else:
-                nodes.came_back(node)
+                nodes.bring_back(node)
         if len(self.present) and nodes.failed - self.failed_before > MOST_FAILURES:
             message = f"nodes failed {MOST_FAILURES} times while none of {len(self.present)} jobs ended"
             raise UserError(f"--faults: {message}", "raise mtbf_h, or lower checkpoint_every_s or --restart-cost")
@@ -198,8 +198,8 @@ class _Replay:
         rate = self.trace.rate[self.option[jobs], jobs]
         ran_s = np.maximum(self.now_s - self.moves_s[jobs], 0.0)
         has_saved = ran_s >= self.checkpoint_s
-        if self.trace.stays is not None:
-            has_saved &= ~self.trace.stays[jobs]
+        if self.trace.unsaved is not None:
+            has_saved &= ~self.trace.unsaved[jobs]
         lost_s = np.where(has_saved, ran_s % self.checkpoint_s, ran_s)
         self.left[jobs] = np.minimum(self.left[jobs] + rate * lost_s, self.trace.steps[jobs])
         held_s = np.where(has_saved, lost_s, self.now_s - self.placed_s[jobs])
@@ -210,9 +210,9 @@ class _Replay:
         first = self.submitted
         self.submitted = int(np.searchsorted(self.trace.arrival_s, self.now_s, side="right"))
         self.present = np.concatenate((self.present, np.arange(first, self.submitted)))
-        self._goes_on(self.submitted - first)
+        self._reset_failure_count(self.submitted - first)
 
-    def _goes_on(self, changed: int) -> None:
+    def _reset_failure_count(self, changed: int) -> None:
         """Jobs came or ended: start counting failures without progress again."""
         if self.nodes and changed:
             self.failed_before = self.nodes.failed
@@ -250,7 +250,7 @@ class _Replay:
             restart_s=np.full(len(jobs), self.restart_s),
             order=jobs,
             priority=None if trace.priority is None else trace.priority[jobs],
-            fixed=None if trace.stays is None else trace.stays[jobs] & is_running,
+            fixed=None if trace.unsaved is None else trace.unsaved[jobs] & is_running,
         )
 
     def _keep_history(self) -> None:

@@ -26,7 +26,7 @@ class Row:
     def text(self, field: str) -> str:
         return self.cells[field].strip()
 
-    def wrong(self, field: str, message: str, remedy: str) -> UserError:
+    def error(self, field: str, message: str, remedy: str) -> UserError:
         return UserError(f"{self.file}, row {self.number}, {field}: {message}", remedy)
 
     def number_of(
@@ -36,20 +36,20 @@ class Row:
         text = self.text(field)
         value = _float(text) if text else blank
         if value > most:
-            raise self.wrong(field, f"{text!r} is more than {most:g}", f"the nearest valid is {most:g}")
+            raise self.error(field, f"{text!r} is more than {most:g}", f"the nearest valid is {most:g}")
         if math.isfinite(value) and (value > 0 or (value == 0 and not above_zero)):
             return value
         valid = "a number above 0" if above_zero else "a number of 0 or more"
         suggestion = f"; did you mean {-value:g}?" if math.isfinite(value) and value < 0 else ""
-        raise self.wrong(field, f"{text!r} is not {valid}", f"write {valid}{suggestion}")
+        raise self.error(field, f"{text!r} is not {valid}", f"write {valid}{suggestion}")
 
-    def whole(self, field: str, minimum: int) -> int:
+    def integer(self, field: str, minimum: int) -> int:
         text = self.text(field)
         value = _float(text)
         if value >= minimum and value.is_integer() and len(text) <= MOST_DIGITS:
             return int(value)
         nearest_valid = max(minimum, round(value)) if abs(value) < 10**MOST_DIGITS else minimum
-        raise self.wrong(
+        raise self.error(
             field, f"{text!r} is not a whole number of {minimum} or more", f"the nearest valid is {nearest_valid}"
         )
 

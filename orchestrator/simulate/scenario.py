@@ -66,7 +66,7 @@ class Scenario(Simulation):
             "recovery": scenario_job.recovery,
             "replicas": scenario_job.replicas,
         }
-        job = Job(scenario_job.name, scenario_job.name, "run", (scenario_job.want,), **more)
+        job = Job(scenario_job.name, scenario_job.name, "run", (scenario_job.candidate,), **more)
         self.scripts[job.id] = scenario_job.script
         self.processes[job.id] = []
         self.users.send(job)
@@ -90,7 +90,7 @@ class ScenarioJob:
     at_s: float
     name: str
     script: Script
-    want: Candidate = ONE
+    candidate: Candidate = ONE
     priority: int = 0
     recovery: Recovery = ORDINARY
     replicas: int = 0
@@ -135,7 +135,7 @@ def cut(world: Scenario) -> None:
 def newer_elsewhere(world: Scenario) -> None:
     """Let nodes have seen an epoch that is not in the log, as after a restore of an older backup."""
     for machine in world.machines:
-        machine.seen["overtaken"] = 3
+        machine.newest_epochs["overtaken"] = 3
 
 
 def server_again(world: Scenario) -> None:
@@ -147,7 +147,7 @@ def raylet_again(world: Scenario) -> None:
 
 
 def ray_withholds(world: Scenario) -> None:
-    world.ray.withheld.add((world.machines[3].ray_id, 0))
+    world.ray.stuck.add((world.machines[3].ray_id, 0))
 
 
 ACTS: tuple[tuple[float, Callable[[Scenario], None]], ...] = (

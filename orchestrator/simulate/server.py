@@ -61,11 +61,11 @@ class Server:
         self.clock_s = 0.0
         self.inbox: list[tuple[m.Message, Callable[[], None] | None]] = []
         self.joined = False
-        self._held: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
-        self._turn_s = world.rng.choice(TURN_S)
+        self._delayed: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+        self._cycle_s = world.rng.choice(TURN_S)
         self._ticks_each_turn = world.rng.random() < 0.25  # as an idle server does; a busy one has no time for it
-        self._turning = False
-        self._carrying, self.watching = CommandExecutor(self), AgentPolling(self)
+        self._is_in_cycle = False
+        self._executor, self.polling = CommandExecutor(self), AgentPolling(self)
 
     def now(self) -> m.Now:
         return m.Now(self.world.now_s + self.clock_s, self.world.wall_s)
@@ -75,9 +75,9 @@ class Server:
         if self.up:
             return
         self.life += 1
-        self.up, self.frozen, self.joined, self._turning = True, False, False, False
-        self.inbox, self._held = [], []
-        self._carrying, self.watching = CommandExecutor(self), AgentPolling(self)
+        self.up, self.frozen, self.joined, self._is_in_cycle = True, False, False, False
+        self.inbox, self._delayed = [], []
+        self._executor, self.polling = CommandExecutor(self), AgentPolling(self)
         self.clock_s = self.world.rng.uniform(0.0, 1e5)
         self.generation = self.store.next_generation(max(g.generation for g in self.world.machines))
         records = self.store.open()
@@ -90,7 +90,7 @@ class Server:
         if self.up:
             self.up = False
             self.life += 1
-            self.world.note("server", "killed")
+            self.world.add_trace("server", "killed")
             self.world.after(self.world.rng.choice((0.5, 2.0, 15.0)), self.start)
 
     def freeze(self, seconds: float) -> None:
@@ -101,26 +101,26 @@ class Server:
     def _thaw(self, life: int) -> None:
         if life == self.life and self.frozen:
             self.frozen = False
-            delayed, self._held = self._held, []
+            delayed, self._delayed = self._delayed, []
             for action, arguments in delayed:
                 self.later(0.0, action, *arguments)
 
     def later(self, delay_s: float, action: Callable[..., Any], *arguments: Any) -> None:
         """Run an action later, unless this process has ended by then."""
-        self.world.after(delay_s, self._mine, self.life, action, arguments)
+        self.world.after(delay_s, self._run_in_life, self.life, action, arguments)
 
-    def _mine(self, life: int, action: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    def _run_in_life(self, life: int, action: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         if life != self.life:
             return
         if self.frozen:
-            self._held.append((action, arguments))
+            self._delayed.append((action, arguments))
             return
         try:
             action(*arguments)
         except Dead:
             self.kill()
 
-    def reach(self, point: str) -> None:
+    def pass_crash_point(self, point: str) -> None:
         """Pass a crash point. Raises Dead if the world wants the process to end here."""
         if self.world.crashes_at(point):
             raise Dead(point)
@@ -137,10 +137,10 @@ class Server:
             return True
         before = {job.id: self.store.records.get(job.id)}
         try:
-            self.reach(crash_points.of_event("submitted", crash_points.BEFORE))
+            self.pass_crash_point(crash_points.of_event("submitted", crash_points.BEFORE))
             stored = self.store.append([submitted(job, {}, self.world.wall_s)])
-            self.world.checks.stored(stored, before)
-            self.reach(crash_points.of_event("submitted", crash_points.AFTER))
+            self.world.checks.check_transaction(stored, before)
+            self.pass_crash_point(crash_points.of_event("submitted", crash_points.AFTER))
         except SimulatedStoreError:
             return False
         except Dead:
@@ -153,18 +153,18 @@ class Server:
         if not self.up:
             return
         self.inbox.append((message, on_done))
-        if not self._turning:
-            self._turning = True
-            self.later(self._turn_s, self._turn)
+        if not self._is_in_cycle:
+            self._is_in_cycle = True
+            self.later(self._cycle_s, self._cycle)
 
-    def tell(self, message: m.Message) -> None:
+    def receive_external(self, message: m.Message) -> None:
         """Receive a message from outside; it may be doubled, the second one much later."""
         self.receive(message)
         faults, rng = self.world.faults, self.world.rng
         if faults.doubled and isinstance(message, DOUBLED) and rng.random() < faults.doubled:
             self.later(rng.choice((0.01, 1.0, 10.0, 30.0)), self.receive, message)
 
-    def _turn(self) -> None:
+    def _cycle(self) -> None:
         received, self.inbox = self.inbox, []
         if self._ticks_each_turn and not any(isinstance(message, m.Tick) for message, _ in received):
             received.append((self._time_passed(), None))
@@ -173,53 +173,53 @@ class Server:
         commands: list[Command] = []
         for group in _together([message for message, _ in received]):
             for message in group:
-                self.world.note(message, now.s)
+                self.world.add_trace(message, now.s)
             was = control
             control, step_events, step_commands = self._step(was, group, now)
             if step_events or step_commands:
-                self.world.checks.stepped(was, step_events, step_commands, control)
+                self.world.checks.check_step(was, step_events, step_commands, control)
             events += step_events
             commands += step_commands
         try:
             if events:
                 records_before = {event.job: self.store.records.get(event.job) for event in events}
                 for event in events:
-                    self.reach(crash_points.of_event(event.event, crash_points.BEFORE))
+                    self.pass_crash_point(crash_points.of_event(event.event, crash_points.BEFORE))
                 stored = self.store.append(events)
-                self.world.checks.stored(stored, records_before)
+                self.world.checks.check_transaction(stored, records_before)
                 for event in events:
-                    self.world.note(event, now.s)
+                    self.world.add_trace(event, now.s)
                 for event in events:
-                    self.reach(crash_points.of_event(event.event, crash_points.AFTER))
+                    self.pass_crash_point(crash_points.of_event(event.event, crash_points.AFTER))
         except SimulatedStoreError:
             self.inbox = [(x, on_done) for x, on_done in received if not isinstance(x, m.Tick)] + self.inbox
-            self.later(AGAIN_S, self._turn)
+            self.later(AGAIN_S, self._cycle)
             return
-        self._turning = False
+        self._is_in_cycle = False
         was, self.control = self.control, control
-        self.world.checks.turned(was, control, [message for message, _ in received], events)
+        self.world.checks.check_cycle(was, control, [message for message, _ in received], events)
         for _, on_done in received:
             if on_done:
                 on_done()
         for command in commands:
-            self.world.note(command, now.s)
-            self.reach(crash_points.of_command(command, crash_points.BEFORE))
-            self._carrying.out(command)
-            self.reach(crash_points.of_command(command, crash_points.AFTER))
+            self.world.add_trace(command, now.s)
+            self.pass_crash_point(crash_points.of_command(command, crash_points.BEFORE))
+            self._executor.execute(command)
+            self.pass_crash_point(crash_points.of_command(command, crash_points.AFTER))
 
     def _step(self, control: Control, group: Sequence[m.Message], now: m.Now) -> core.Step:
         try:
             if isinstance(group[0], m.Heartbeat):
-                beats = (self._known(beat, control) for beat in group if isinstance(beat, m.Heartbeat))
+                beats = (self._with_stored_jobs(beat, control) for beat in group if isinstance(beat, m.Heartbeat))
                 return core.heard(control, beats, now)
             return core.step(control, group[0], now)
         except Exception as e:
             self.world.checks.failed(group[0], e)
 
-    def _known(self, beat: m.Heartbeat, control: Control) -> m.Heartbeat:
+    def _with_stored_jobs(self, beat: m.Heartbeat, control: Control) -> m.Heartbeat:
         """Add to an agent's reply which of its jobs are in the store, in addition to the open ones."""
         unknown = {status.job for status in beat.reports} - control.records.keys()
-        return replace(beat, known=frozenset(unknown & self.store.records.keys())) if unknown else beat
+        return replace(beat, stored_jobs=frozenset(unknown & self.store.records.keys())) if unknown else beat
 
     def _tick(self) -> None:
         self.later(TICK_S, self._tick)
@@ -227,37 +227,37 @@ class Server:
 
     def _time_passed(self) -> m.Tick:
         if not self.joined:
-            return m.Tick(trouble="no fleet is up")
+            return m.Tick(problem="no fleet is up")
         running = frozenset(machine.label for machine in self.world.machines if machine.ray_id)
         recorded = frozenset(machine.label for machine in self.world.machines if machine not in self.world.grown)
-        trouble = "Ray's head does not answer" if self.world.ray.away else ""
+        trouble = "Ray's head does not answer" if self.world.ray.is_away else ""
         fields: dict[str, Any] = {"expected": running, "recorded": recorded, "repairs": True}
-        return m.Tick(trouble=trouble, groups=self.world.groups, **fields)
+        return m.Tick(problem=trouble, groups=self.world.groups, **fields)
 
     def _list(self) -> None:
         self.later(LIST_S, self._list)
         ray = self.world.ray
-        away_s = self.world.now_s - ray.away_s if ray.away else 0.0
+        away_s = self.world.now_s - ray.away_s if ray.is_away else 0.0
         if self.joined and (away_s > PARTED_S or ray.head != self._head):
             self.joined = False
             is_over = ray.head != self._head
-            self._carrying.fences.forget()
+            self._executor.fences.abandon()
             if is_over:
-                self.watching.agents = {}
-                self._carrying.wanted = {}
+                self.polling.agents = {}
+                self._executor.agent_ids = {}
             self.receive(m.Parted(is_over))
-        elif not self.joined and not ray.away:
+        elif not self.joined and not ray.is_away:
             self.joined, self._head = True, ray.head
             self.receive(m.Joined())
-        if self.joined and not ray.away:
-            self.tell(m.NodesSeen(ray.nodes()))
+        if self.joined and not ray.is_away:
+            self.receive_external(m.NodesSeen(ray.nodes()))
 
     _head = 0
 
     def _reserved(self) -> None:
         self.later(RESERVED_S, self._reserved)
-        if self.joined and not self.world.ray.away:
-            self.tell(m.Reserved(frozenset(self.world.ray.reserved)))
+        if self.joined and not self.world.ray.is_away:
+            self.receive_external(m.Reserved(frozenset(self.world.ray.reserved)))
 
 
 def _together(messages: list[m.Message]) -> Iterator[Sequence[m.Message]]:

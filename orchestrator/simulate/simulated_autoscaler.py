@@ -20,26 +20,26 @@ class Autoscaler:
         self.world = world
         self._idle_s: dict[str, float] = {}
 
-    def look(self) -> None:
-        self.world.after(LOOK_S, self.look)
+    def check(self) -> None:
+        self.world.after(LOOK_S, self.check)
         machines = self.world.grown
         running = [machine for machine in machines if machine.powered]
-        if self.world.ray.away:
+        if self.world.ray.is_away:
             return
         for machine in running:
             self._idle_s[machine.label] = 0.0 if machine.agent_up else self._idle_s.get(machine.label, 0.0) + LOOK_S
-        if len(running) < self.world.ray.asked:
+        if len(running) < self.world.ray.requested_nodes:
             self._start(next(machine for machine in machines if not machine.powered))
-        elif len(running) > self.world.ray.asked:
+        elif len(running) > self.world.ray.requested_nodes:
             idle = (machine for machine in running if self._idle_s[machine.label] > IDLE_S)
-            self._take(next(idle, None))
+            self._remove(next(idle, None))
 
     def _start(self, machine: "SimulatedNode") -> None:
         machine.powered, machine.gone = True, False
         self._idle_s[machine.label] = 0.0
         self.world.after(2.0, self.world.ray.join, machine)
 
-    def _take(self, machine: "SimulatedNode | None") -> None:
+    def _remove(self, machine: "SimulatedNode | None") -> None:
         if machine is not None and machine.ray_id:
             machine.powered, machine.gone = False, True
-            self.world.ray.left(machine)
+            self.world.ray.end_raylet(machine)

@@ -23,19 +23,19 @@ class SimulatedStore:
         self.log: list[Event] = []
         self.records: dict[str, Record] = {}
         self.positions: dict[tuple[str, int], int] = {}
-        self.refuses = False
+        self.refuses_writes = False
         self.generation = 0
 
     def append(self, events: Iterable[Event]) -> list[Event]:
         """Store events in one transaction. Raises SimulatedStoreError."""
-        if self.refuses:
+        if self.refuses_writes:
             raise SimulatedStoreError
         stored = [replace(event, seq=len(self.log) + i) for i, event in enumerate(events, 1)]
         for event in stored:
-            self._take(event)
+            self._apply(event)
         return stored
 
-    def _take(self, event: Event) -> None:
+    def _apply(self, event: Event) -> None:
         self.log.append(event)
         if record := apply(self.records.get(event.job), event):
             self.records[event.job] = record
@@ -49,7 +49,7 @@ class SimulatedStore:
         return self.positions.get((job, epoch), 0)
 
     def open(self) -> list[Record]:
-        return [r for r in self.records.values() if r.job.state not in TERMINAL or r.live is not None]
+        return [r for r in self.records.values() if r.job.state not in TERMINAL or r.live_attempt is not None]
 
     def drained(self) -> dict[str, str]:
         return nodes.drained(event for event in self.log if event.event in nodes.EVENTS)
@@ -62,7 +62,7 @@ class SimulatedStore:
         """Restore a backup with the first `length` events; everything later is lost."""
         log, self.log, self.records, self.positions = self.log[:length], [], {}, {}
         for event in log:
-            self._take(event)
+            self._apply(event)
 
     def refold(self) -> dict[str, Record]:
         return fold(self.log)

@@ -37,7 +37,7 @@ class Trace:
     steps: NDArray[np.float64]
     rate: NDArray[np.float64]
     priority: NDArray[np.int64] | None = None
-    stays: NDArray[np.bool_] | None = None
+    unsaved: NDArray[np.bool_] | None = None
 
     @property
     def jobs(self) -> int:
@@ -54,10 +54,10 @@ def read_throughputs(path: Path, fleet: Fleet) -> Rates:
     rates_of_gang: Rates = {}
     first_row: dict[tuple[str, int], int] = {}
     for row in rows(path, THROUGHPUT_COLUMNS, fleet.kinds):
-        key = row.text("job_type"), row.whole("scale_factor", 1)
+        key = row.text("job_type"), row.integer("scale_factor", 1)
         if key in rates_of_gang:
             message = f"{key[0]!r} with scale_factor {key[1]} is in row {first_row[key]} already"
-            raise row.wrong("job_type", message, "remove one of the two rows")
+            raise row.error("job_type", message, "remove one of the two rows")
         first_row[key] = row.number
         rates_of_gang[key] = [row.number_of(f"{kind}{RATE}", blank=0.0) for kind in fleet.kinds]
     return rates_of_gang
@@ -67,16 +67,16 @@ def read_trace(path: Path, rates: Rates, fleet: Fleet) -> Trace:
     first_row: dict[int, int] = {}
     jobs = []
     for row in rows(path, TRACE_COLUMNS):
-        job = row.whole("job_id", 0)
+        job = row.integer("job_id", 0)
         if job in first_row:
-            raise row.wrong("job_id", f"job {job} is in row {first_row[job]} already", "give each job a unique id")
+            raise row.error("job_id", f"job {job} is in row {first_row[job]} already", "give each job a unique id")
         first_row[job] = row.number
         steps, rate_of_job = row.number_of("total_steps", above_zero=True), _rates_of(row, rates, fleet)
         if steps > MOST_S * max(rate_of_job):
             max_steps = MOST_S * max(rate_of_job)
-            raise row.wrong("total_steps", "the job would run for centuries", f"the maximum is {max_steps:g}")
+            raise row.error("total_steps", "the job would run for centuries", f"the maximum is {max_steps:g}")
         arrival_s = row.number_of("arrival_time_s", most=MOST_S)
-        jobs.append((arrival_s, job, row.whole("scale_factor", 1), steps, rate_of_job))
+        jobs.append((arrival_s, job, row.integer("scale_factor", 1), steps, rate_of_job))
     jobs.sort(key=lambda job: job[0])
     submitted_s, ids, gangs, steps_of, rate = map(np.array, zip(*jobs, strict=True))
     return Trace(path.name, ids, submitted_s - submitted_s[0], gangs, steps_of, rate.T)
@@ -110,18 +110,18 @@ def _rates_of(row: Row, rates: Rates, fleet: Fleet) -> list[float]:
 
     Raises UserError if the fleet can never run it.
     """
-    job_type, gang = row.text("job_type"), row.whole("scale_factor", 1)
+    job_type, gang = row.text("job_type"), row.integer("scale_factor", 1)
     if (job_type, gang) not in rates:
         raise _unknown(row, job_type, gang, rates)
     measured = rates[job_type, gang]
     able = {kind: int(count) for kind, count, rate in zip(fleet.kinds, fleet.devices, measured, strict=True) if rate}
     if not able:
         message = f"no kind of the fleet ({', '.join(fleet.kinds)}) runs {job_type!r} with scale_factor {gang}"
-        raise row.wrong("job_type", message, "add a kind to --fleet that runs it, or remove the job")
+        raise row.error("job_type", message, "add a kind to --fleet that runs it, or remove the job")
     if gang > max(able.values()):
         available = ", ".join(f"{kind}={count}" for kind, count in able.items())
         remedy = f"the nearest valid is {max(able.values())}, or a fleet with {gang} devices of one of these kinds"
-        raise row.wrong("scale_factor", f"{gang} devices of one kind are more than the fleet's {available}", remedy)
+        raise row.error("scale_factor", f"{gang} devices of one kind are more than the fleet's {available}", remedy)
     return [rate if gang <= count else 0.0 for rate, count in zip(measured, fleet.devices, strict=True)]
 
 
@@ -129,7 +129,7 @@ def _unknown(row: Row, job_type: str, gang: int, rates: Rates) -> UserError:
     gangs = sorted(size for name, size in rates if name == job_type)
     if not gangs:
         types = list(dict.fromkeys(name for name, _ in rates))
-        return row.wrong("job_type", f"{job_type!r} is not in the throughputs", nearest(job_type, types))
+        return row.error("job_type", f"{job_type!r} is not in the throughputs", nearest(job_type, types))
     nearest_size = min(gangs, key=lambda size: abs(size - gang))
     message = f"the throughputs have no {job_type!r} with scale_factor {gang}"
-    return row.wrong("scale_factor", message, f"the nearest is {nearest_size}; valid: {', '.join(map(str, gangs))}")
+    return row.error("scale_factor", message, f"the nearest is {nearest_size}; valid: {', '.join(map(str, gangs))}")

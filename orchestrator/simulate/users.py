@@ -28,14 +28,14 @@ class Script:
     """
 
     work_s: float
-    fails: tuple[tuple[int, int, float, str], ...] = ()
+    failures: tuple[tuple[int, int, float, str], ...] = ()
     may_fail: bool = False
     secret_missing: bool = False
     runs: tuple[int, ...] = ()
     refused_rank: int = -1
 
     def failure(self, start: int, rank: int) -> tuple[float, str] | None:
-        return next(((s, kind) for n, r, s, kind in self.fails if (n, r) == (start, rank)), None)
+        return next(((s, kind) for n, r, s, kind in self.failures if (n, r) == (start, rank)), None)
 
 
 def candidate(rng: Random) -> Candidate:
@@ -91,7 +91,7 @@ class Users:
 
     def begin(self) -> None:
         self.world.after(1.0, self._submit)
-        self.world.after(5.0, self._ask)
+        self.world.after(5.0, self._make_request)
 
     def _submit(self) -> None:
         if not self.active:
@@ -102,11 +102,11 @@ class Users:
             return
         self.number += 1
         job, script = make(rng, self.number)
-        world.scripts[job.id] = self._perhaps_refused(job, script)
+        world.scripts[job.id] = self._maybe_refused(job, script)
         world.processes[job.id] = []
         self.send(job, rng.random() < 0.05)
 
-    def _perhaps_refused(self, job: Job, script: Script) -> Script:
+    def _maybe_refused(self, job: Job, script: Script) -> Script:
         chance, rng = self.world.faults.start_refused, self.world.rng
         if not chance or rng.random() >= chance:
             return script
@@ -130,11 +130,11 @@ class Users:
         if job.id in self.world.acked:
             self.send(job)
 
-    def _ask(self) -> None:
+    def _make_request(self) -> None:
         if not self.active:
             return
         world, rng = self.world, self.world.rng
-        world.after(rng.expovariate(1.0 / 6.0), self._ask)
+        world.after(rng.expovariate(1.0 / 6.0), self._make_request)
         control = world.server.control
         job = rng.choice(sorted(control.records)) if control.records else ""
         node = rng.choice(sorted(control.nodes)) if control.nodes else ""
@@ -152,7 +152,7 @@ class Users:
     def cancel(self, job: str) -> None:
         """Cancel a job; it is acknowledged once its cycle is stored."""
         world = self.world
-        acknowledge = lambda: world.checks.acknowledged(job, True)  # noqa: E731
+        acknowledge = lambda: world.checks.check_acknowledged(job, True)  # noqa: E731
         world.server.receive(m.CancelAsked(job), acknowledge)
         if world.rng.random() < 0.2:
             world.server.receive(m.CancelAsked(job), acknowledge)

@@ -39,9 +39,9 @@ class Simulation:
         self.acked: set[str] = set()
         self.cancelled: set[str] = set()
         self.moved: set[str] = set()
-        self.spoiled: set[str] = set()
+        self.unreadable: set[str] = set()
         self.armed: tuple[str, int] | None = None
-        self.healed = self.went_back = False
+        self.healed = self.was_restored = False
         self.trace: deque[tuple[float, Any, Any]] = deque(maxlen=TRACED)
         self._launches = 0
         self.store, self.ray = SimulatedStore(), Ray(self)
@@ -66,19 +66,19 @@ class Simulation:
 
     def _begin(self) -> None:
         if self.grown:
-            Autoscaler(self).look()
+            Autoscaler(self).check()
         for machine in self.machines:
             if machine.powered:
                 self.ray.join(machine)
-            self.after(self.rng.random(), machine.look_at_fences)
+            self.after(self.rng.random(), machine.check_fences)
         self.server.start()
         self.users.begin()
         self.injector.begin()
-        self._look()
+        self._check()
 
-    def _look(self) -> None:
-        self.checks.silent()
-        self.after(CHECKED_S, self._look)
+    def _check(self) -> None:
+        self.checks.check_silence()
+        self.after(CHECKED_S, self._check)
 
     @property
     def now_s(self) -> float:
@@ -91,7 +91,7 @@ class Simulation:
     def after(self, delay_s: float, action: Callable[..., Any], *arguments: Any) -> None:
         self.clock.after(delay_s, action, *arguments)
 
-    def note(self, item: Any, context: Any) -> None:
+    def add_trace(self, item: Any, context: Any) -> None:
         self.trace.append((self.clock.now_s, item, context))
 
     def next_launch(self) -> int:
@@ -101,15 +101,15 @@ class Simulation:
     def newest_step(self, job: str) -> int:
         return self.steps.get(job, 0)
 
-    def there(self) -> list[SimulatedNode]:
+    def remaining_machines(self) -> list[SimulatedNode]:
         """Machines that are not permanently gone."""
         return [machine for machine in self.machines if not machine.gone]
 
-    def alive(self) -> list[SimulatedAttempt]:
+    def running_attempts(self) -> list[SimulatedAttempt]:
         return [attempt for running in self.processes.values() for attempt in running]
 
     def started(self, attempt: SimulatedAttempt) -> None:
-        self.checks.started(attempt)
+        self.checks.check_start(attempt)
         self.processes[attempt.job].append(attempt)
         starts = self.starts.setdefault(attempt.job, [])
         if attempt.epoch not in starts:
@@ -117,13 +117,13 @@ class Simulation:
         attempt.number = starts.index(attempt.epoch)
 
     def committed(self, attempt: SimulatedAttempt) -> None:
-        self.checks.committed(attempt)
+        self.checks.check_commit(attempt)
         self.steps[attempt.job] = max(attempt.step, self.steps.get(attempt.job, 0))
 
     def alone(self, attempt: SimulatedAttempt) -> None:
-        self.checks.alone(attempt)
+        self.checks.check_alone(attempt)
 
-    def sisters_lose(self, ended: SimulatedAttempt) -> None:
+    def disconnect_others(self, ended: SimulatedAttempt) -> None:
         for other in self.processes[ended.job]:
             if other.epoch == ended.epoch:
                 self.after(self.rng.uniform(0.02, 2.0), other.connection_lost)
@@ -131,15 +131,15 @@ class Simulation:
     def kill_agent(self, machine: SimulatedNode, gone: bool) -> None:
         ray_id = machine.ray_id
         if machine.agent_up and not machine.frozen:
-            machine.agent_down()
+            machine.end_agent()
             machine.agent_gone = gone
             self.after(self.rng.uniform(0.1, 1.0), self._agent_ended, machine, ray_id, gone)
 
     def _agent_ended(self, machine: SimulatedNode, ray_id: str, gone: bool) -> None:
         if machine.ray_id != ray_id:
             return
-        if not (machine.cut_in or machine.cut_out or self.ray.away):
-            self.server.watching.died(machine, ray_id, gone)
+        if not (machine.cut_in or machine.cut_out or self.ray.is_away):
+            self.server.polling.agent_died(machine, ray_id, gone)
         if not gone:
             self.after(self.rng.uniform(0.2, 2.0), self._agent_again, machine, ray_id)
 
@@ -155,8 +155,8 @@ class Simulation:
     def _arrives(self, machine: SimulatedNode, ray_id: str, action: Callable[[], Any]) -> None:
         if machine.ray_id != ray_id or machine.cut_in:
             return
-        if machine.agent_gone and not self.ray.away:
-            self.from_node(machine, lambda: self.server.watching.died(machine, ray_id, True))
+        if machine.agent_gone and not self.ray.is_away:
+            self.from_node(machine, lambda: self.server.polling.agent_died(machine, ray_id, True))
         machine.call(action)
 
     def from_node(self, machine: SimulatedNode, action: Callable[[], Any]) -> None:
@@ -184,7 +184,7 @@ class Simulation:
         server.kill()
         if len(log) < 10:
             return
-        self.went_back = True
+        self.was_restored = True
         self.store.restore(self.rng.randrange(max(1, len(log) - 40), len(log)))
         self.checks.restored()
         records = self.store.records

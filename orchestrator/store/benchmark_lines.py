@@ -51,7 +51,7 @@ class BenchmarkLines:
             self._damage.add(DamagedRow("benchmark_lines", row.seq, readable(row.run), readable(row.line), str(e)))
             return None
 
-    def cell_counts(self) -> dict[str, int]:
+    def result_counts(self) -> dict[str, int]:
         """Number of results of every run; cached in memory, since the planner reads it twice a second."""
         with self._lock:
             if self._counts is None:
@@ -72,7 +72,7 @@ class BenchmarkLines:
             .where(table.c.line.in_((*WORDS, *(OLD_LINES[word] for word in WORDS if word in OLD_LINES))))
             .order_by(table.c.seq)
         )
-        cells = self.cell_counts()
+        cells = self.result_counts()
         by_run: dict[str, Data] = {}
         with self._database.reading() as connection:
             for row in connection.execute(ends):

@@ -29,10 +29,10 @@ class DamagedRow:
     seq: int
     owner: str
     event: str
-    why: str
+    reason: str
 
     def __str__(self) -> str:
-        return f"row {self.seq} of table {self.table} ({self.event} of {self.owner}) {self.why}"
+        return f"row {self.seq} of table {self.table} ({self.event} of {self.owner}) {self.reason}"
 
 
 class DamageList:

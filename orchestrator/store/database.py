@@ -39,7 +39,7 @@ class Database:
         self._is_sqlite = is_sqlite(self._url)
         self.name = name_of(self._url)
         self._lock: postgresql.Lock | None = None
-        with ExitStack() as opened, self.errors():
+        with ExitStack() as opened, self.translated_errors():
             if self._is_sqlite:
                 opened.enter_context(sqlite.lock(sqlite.path_of(self._url)))
             else:
@@ -52,18 +52,18 @@ class Database:
                 self._check(connection)
                 schema.prepare(connection, self.name, self._copy)
                 self.identity = str(connection.scalar(select(schema.identity.c.name)))
-            self._opened = opened.pop_all()
+            self._resources = opened.pop_all()
 
     def connect(self) -> Connection:
         """Connection for the thread that writes. Raises FleetError if another server has taken the database over, or
         its file no longer exists.
         """
-        self.check_place()
+        self.check_file()
         if self._lock is not None:
-            self._lock.hold()
+            self._lock.ensure()
         return self._writer.connect()
 
-    def check_place(self) -> None:
+    def check_file(self) -> None:
         """Raise FleetError, now and at each later call, if the file at the path is no longer the one that was opened:
         SQLite would keep writing to the deleted file, and acknowledged data would be lost.
         """
@@ -78,26 +78,26 @@ class Database:
         available; it does not repeat reads if the connection breaks inside the context. Raises FleetError if the
         database cannot be read.
         """
-        with self.errors(), self._reader() as connection:
+        with self.translated_errors(), self._reader() as connection:
             yield connection
 
     def _reader(self) -> Connection:
-        return self._patiently(self._readers_connection)
+        return self._retry_connection(self._readers_connection)
 
     def _readers_connection(self) -> Connection:
         """A connection of the pool, which tries two and raises its own error if both were closed by the server."""
         if self._is_closed:
             raise FleetError(f"{self.name} is being closed", "the server is stopping: retry when a server runs again")
-        self.check_place()
+        self.check_file()
         try:
-            with self.errors():
+            with self.translated_errors():
                 return self._readers.connect()
         except InvalidRequestError as e:
             raise ConnectionLost(
                 f"the connection to {self.name} broke: {e}", "retry: the server restores the connection"
             ) from e
 
-    def _patiently(self, read: Callable[[], T]) -> T:
+    def _retry_connection(self, read: Callable[[], T]) -> T:
         """Call `read`, again for up to RECONNECT_S if the connection is lost."""
         started_s = time.monotonic()
         while True:
@@ -112,27 +112,27 @@ class Database:
         """Read all rows, again if the connection breaks. Raises FleetError as `reading` does."""
 
         def read() -> Sequence[Row[Any]]:
-            with self.errors(), self._readers_connection() as connection:
+            with self.translated_errors(), self._readers_connection() as connection:
                 return connection.execute(query, parameters).all()
 
-        return self._patiently(read)
+        return self._retry_connection(read)
 
     @contextmanager
-    def errors(self) -> Iterator[None]:
+    def translated_errors(self) -> Iterator[None]:
         """Translate errors of the driver and the file system inside the context to FleetError."""
         try:
             yield
         except DBAPIError as e:
-            raise self.trouble(e) from e
+            raise self.translate(e) from e
         except OSError as e:
             raise FleetError(
                 f"{self.name} cannot be opened: {e.strerror or e}", "check the folder and its permissions"
             ) from e
 
-    def trouble(self, error: DBAPIError) -> FleetError:
+    def translate(self, error: DBAPIError) -> FleetError:
         return translate_error(error, self._url)
 
-    def room(self) -> tuple[int | None, int | None]:
+    def disk_space(self) -> tuple[int | None, int | None]:
         """(bytes of the database, bytes free on its disk), or (None, None) if it is not a local file."""
         return sqlite.disk_space(self._path) if self._path else (None, None)
 
@@ -147,7 +147,7 @@ class Database:
         self._readers.dispose()
 
     def close(self) -> None:
-        self._opened.close()
+        self._resources.close()
 
     @property
     def _are_reading(self) -> bool:

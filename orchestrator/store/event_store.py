@@ -62,13 +62,13 @@ class EventStore:
     def __init__(self, url: str):
         self._database = Database(url)
         self.damage = DamageList()
-        self._ledger = JobCache()
-        self.jobs = JobTable(self._database, self._ledger, self.damage)
-        self._writer = StoreWriter(self._database, self._ledger, self.jobs, self.damage)
-        self.retention = Retention(self._database, self._writer, self._ledger, self.jobs)
+        self._cache = JobCache()
+        self.jobs = JobTable(self._database, self._cache, self.damage)
+        self._writer = StoreWriter(self._database, self._cache, self.jobs, self.damage)
+        self.retention = Retention(self._database, self._writer, self._cache, self.jobs)
         self.identity = self._database.identity
         self.benchmarks = BenchmarkLines(self._database, self._writer, self.damage)
-        self._once = IdempotentRequests(self._database, self._writer, self.damage)
+        self._idempotent_requests = IdempotentRequests(self._database, self._writer, self.damage)
         self._writer.start()
 
     def close(self) -> None:
@@ -99,14 +99,14 @@ class EventStore:
         numbers: list[int] = self._writer.submit(make_unit(new, strict)) if new else []
         return numbers
 
-    def once(self, key: str, digest: str, make: Callable[[], StoredResponse], stored: Stored = lambda _: None) -> Data:
+    def idempotent(self, key: str, digest: str, make: Callable[[], StoredResponse], stored: Stored = lambda _: None) -> Data:
         """Process one request like `once_each`; raises its error."""
-        (result,) = self.once_each([IdempotentRequest(key, digest, make)], stored)
+        (result,) = self.idempotent_each([IdempotentRequest(key, digest, make)], stored)
         if isinstance(result, Exception):
             raise result
         return result
 
-    def once_each(
+    def idempotent_each(
         self, requests: Sequence[IdempotentRequest], stored: Stored = lambda _: None
     ) -> list[Data | Exception]:
         """For each request, return the body that `make` returned when its key was first used, however often it is
@@ -115,13 +115,13 @@ class EventStore:
         Events and response of a request become durable in one transaction. Then `stored` is called with the records of
         its jobs, in the writer's thread, before any reader can see them. A key with another digest gives Conflict.
         """
-        return self._once.each(requests, stored)
+        return self._idempotent_requests.process(requests, stored)
 
     def read(self, after: int, limit: int | None = None) -> list[Event]:
         """Events with a number above `after`, oldest first."""
         return self._events(select(events).where(events.c.seq > after), limit)
 
-    def read_on(self, after: int, limit: int) -> tuple[list[Event], int]:
+    def read_with_end(self, after: int, limit: int) -> tuple[list[Event], int]:
         """Like `read`, and the number up to which all events were read; some numbers may be of removed jobs or damaged
         rows.
         """
@@ -157,13 +157,13 @@ class EventStore:
 
     def state(self) -> StoreState:
         """Current state of the store for `doctor` and `status`."""
-        size_bytes, free_bytes = self._database.room()
+        size_bytes, free_bytes = self._database.disk_space()
         error, failed_s = self._writer.trouble
         ago_s = time.monotonic() - failed_s if error else 0.0
         if (writing_s := self._writer.writing_s) > WRITING_LATE_S:
             error, ago_s = f"a write has not ended for {writing_s:.0f} s", 0.0
         try:
-            self._database.check_place()
+            self._database.check_file()
         except FleetError as e:
             error = error or str(e)
         return StoreState(self._database.name, error, ago_s, size_bytes, free_bytes, self.damage, self.reports_lost)
@@ -192,7 +192,7 @@ class EventStore:
             row | {"step": step if has_step else 0, "time": time_s if has_time else 0.0, "at": at}
         )
 
-    def told_at(self, job: str, epoch: int) -> int:
+    def stored_offset(self, job: str, epoch: int) -> int:
         """Offset up to which the attempt's events file is stored, according to its reports and checkpoints; 0 if none.
 
         `at` only grows within an attempt, and so do epochs, so the newest rows are sufficient.

@@ -63,25 +63,25 @@ class IdempotentRequests:
         self._changed = threading.Condition()
         self._in_use: set[str] = set()
 
-    def each(self, batch: Sequence[IdempotentRequest], stored: Stored) -> list[Told]:
+    def process(self, batch: Sequence[IdempotentRequest], stored: Stored) -> list[Told]:
         """Return the response or the error of each request, in order."""
         results: dict[int, Told] = {}
         while remaining := [n for n in range(len(batch)) if n not in results]:
             # Of requests with the same key only the first is in this round; the others follow in later rounds.
             first = {batch[n].key or n: n for n in reversed(remaining)}
-            results |= self._each({n: batch[n] for n in sorted(first.values())}, stored)
+            results |= self._process({n: batch[n] for n in sorted(first.values())}, stored)
         return [results[n] for n in range(len(batch))]
 
-    def _each(self, batch: dict[int, IdempotentRequest], stored: Stored) -> dict[int, Told]:
+    def _process(self, batch: dict[int, IdempotentRequest], stored: Stored) -> dict[int, Told]:
         """Process requests with different keys, by index."""
         results: dict[int, Told] = {n: error for n, one in batch.items() if (error := _wrong(one.key))}
         keys = {one.key: n for n, one in batch.items() if one.key and n not in results}
-        with self._using(keys) as late:
-            results |= {keys[row.key]: self._repeated(batch[keys[row.key]], row) for row in self._known(keys)}
-            return results | self._answered({n: one for n, one in batch.items() if n not in results}, stored, late)
+        with self._reserve_keys(keys) as late:
+            results |= {keys[row.key]: self._stored_outcome(batch[keys[row.key]], row) for row in self._stored_rows(keys)}
+            return results | self._process_new({n: one for n, one in batch.items() if n not in results}, stored, late)
 
     @contextmanager
-    def _using(self, keys: Collection[str]) -> Iterator[set[str]]:
+    def _reserve_keys(self, keys: Collection[str]) -> Iterator[set[str]]:
         """Reserve all keys at once, so that no thread waits for keys while it holds others. Raises FleetError after
         LIMIT_S. Keys that are added to the yielded set stay in use afterwards (see `_keep`).
         """
@@ -103,16 +103,16 @@ class IdempotentRequests:
             self._in_use.difference_update(keys)
             self._changed.notify_all()
 
-    def _keep(self, key: str, unit: UnitOfWork, late: set[str]) -> None:
+    def _keep_reserved(self, key: str, unit: UnitOfWork, late: set[str]) -> None:
         """Keep the key in use until the unit is done: until then the response cannot be looked up."""
         late.add(key)
         unit.done.add_done_callback(lambda _: self._free({key}))
 
-    def _known(self, keys: Collection[str]) -> Sequence[Row[Any]]:
+    def _stored_rows(self, keys: Collection[str]) -> Sequence[Row[Any]]:
         certain = [key for key in keys if key not in self._writer.doubtful]
         return self._database.rows(KNOWN, keys=certain) if certain else []
 
-    def _repeated(self, request: IdempotentRequest, row: Row[Any]) -> Told:
+    def _stored_outcome(self, request: IdempotentRequest, row: Row[Any]) -> Told:
         if row.digest != request.digest:
             return Conflict(f"the idempotency key {request.key[:40]!r} was used with another request", "use a new key")
         try:
@@ -124,18 +124,18 @@ class IdempotentRequests:
                 "find its job with `polyfleet jobs`, and restore the database from a backup",
             )
 
-    def _answered(self, batch: dict[int, IdempotentRequest], stored: Stored, late: set[str]) -> dict[int, Told]:
+    def _process_new(self, batch: dict[int, IdempotentRequest], stored: Stored, late: set[str]) -> dict[int, Told]:
         """Make and store responses; make one again if an id was in use."""
         results: dict[int, Told] = {}
         for tries_left in reversed(range(DRAWS)):
             waiting = {n: one for n, one in batch.items() if n not in results}
             if not waiting:
                 break
-            outcomes = self._drawn(waiting, stored, late)
+            outcomes = self._try_new(waiting, stored, late)
             results |= {n: one for n, one in outcomes.items() if not (tries_left and isinstance(one, EventIgnored))}
         return results
 
-    def _drawn(self, batch: dict[int, IdempotentRequest], stored: Stored, late: set[str]) -> dict[int, Told]:
+    def _try_new(self, batch: dict[int, IdempotentRequest], stored: Stored, late: set[str]) -> dict[int, Told]:
         results: dict[int, Told] = {}
         units: dict[int, UnitOfWork] = {}
         for n, one in batch.items():
@@ -150,7 +150,7 @@ class IdempotentRequests:
             if isinstance(result, Exception):
                 results[n] = result
             if isinstance(result, CommitPending) and batch[n].key:
-                self._keep(batch[n].key, units[n], late)
+                self._keep_reserved(batch[n].key, units[n], late)
         return results
 
 

@@ -30,7 +30,7 @@ class EventIgnored(PolyfleetError):
 
 def is_open(record: Record) -> bool:
     """Return whether the job can still change: it has not ended, or its attempt still has devices."""
-    return record.job.state not in TERMINAL or record.live is not None
+    return record.job.state not in TERMINAL or record.live_attempt is not None
 
 
 @dataclass(slots=True)
@@ -40,12 +40,12 @@ class Batch:
     `before` contains jobs that are not in the cache, `numbers` the numbers of new jobs, by id.
     """
 
-    known: Callable[[str], Record | None]
+    find: Callable[[str], Record | None]
     before: dict[str, Record]
     after: dict[str, Record] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
 
-    def take(self, events: Iterable[Event], strict: bool) -> None:
+    def add(self, events: Iterable[Event], strict: bool) -> None:
         """Apply `events`, except invalid ones. With `strict`, raise EventIgnored if any is invalid, and apply none."""
         changed: dict[str, Record] = {}
         new: dict[str, int] = {}
@@ -64,7 +64,7 @@ class Batch:
         self.after |= changed
 
     def _before(self, job: str) -> Record | None:
-        return self.known(job) or self.before.get(job)
+        return self.find(job) or self.before.get(job)
 
 
 def apply_event(record: Record | None, event: Event) -> tuple[str, Record | None]:
@@ -83,7 +83,7 @@ class JobCache:
         self._lock = threading.Lock()
         self._open: dict[str, Record] = {}
         self._ended: OrderedDict[str, Record] = OrderedDict()
-        self._ended_kept = ended_kept
+        self._max_ended = ended_kept
 
     def get(self, job: str) -> Record | None:
         with self._lock:
@@ -110,16 +110,16 @@ class JobCache:
                 if record.job.id not in self._open and not is_open(record):
                     self._put(record)
 
-    def forget(self, jobs: Iterable[str]) -> None:
+    def remove(self, jobs: Iterable[str]) -> None:
         with self._lock:
             for job in jobs:
                 self._ended.pop(job, None)
 
-    def forget_all(self) -> None:
+    def clear_open(self) -> None:
         with self._lock:
             self._open.clear()
 
-    def turn(self, load: Callable[[list[str]], Iterable[Record]], events: Iterable[Event]) -> Batch:
+    def begin_batch(self, load: Callable[[list[str]], Iterable[Record]], events: Iterable[Event]) -> Batch:
         """Begin a transaction with `events`; `load` reads records that are not in memory."""
         jobs = dict.fromkeys(event.job for event in events)
         unknown = [job for job in jobs if not job.startswith(NODE) and self.get(job) is None]
@@ -133,7 +133,7 @@ class JobCache:
         self._open.pop(job, None)
         self._ended[job] = record
         self._ended.move_to_end(job)
-        while len(self._ended) > self._ended_kept:
+        while len(self._ended) > self._max_ended:
             self._ended.popitem(last=False)
 
 

@@ -65,13 +65,13 @@ class JobTable:
     """
 
     def __init__(self, database: "Database", ledger: JobCache, damage: DamageList):
-        self._database, self._ledger, self._damage = database, ledger, damage
+        self._database, self._cache, self._damage = database, ledger, damage
         self.damaged: dict[str, str] = {}
         self.acknowledged = 0
 
     def open(self) -> list[Record]:
         """All open jobs in the order of submission. Reads no row."""
-        return self._ledger.open()
+        return self._cache.open()
 
     def load(self, connection: Connection) -> None:
         """Load open jobs into memory. A row that cannot be read is rebuilt from its events; so are all rows if there
@@ -90,24 +90,24 @@ class JobTable:
                     continue
                 if row.damaged:
                     self.damaged[row.id] = row.damaged
-                self._ledger.put((record,))
+                self._cache.put((record,))
         if unreadable:
-            self._load_anew(connection, unreadable)
+            self._load_rebuilt(connection, unreadable)
 
-    def _load_anew(self, connection: Connection, ids: list[str]) -> None:
+    def _load_rebuilt(self, connection: Connection, ids: list[str]) -> None:
         """Rebuild rows and load them, keeping the order of submission."""
         job_count = "1 job" if len(ids) == 1 else f"{len(ids):,} jobs"
         long_work.warning("rebuilding %s from the log of events: rows are damaged or of another version", job_count)
         job_rows.rebuild_some(connection, ids, self._damage)
-        records = {record.job.id: record for record in self._ledger.open()}
-        self._ledger.forget_all()
+        records = {record.job.id: record for record in self._cache.open()}
+        self._cache.clear_open()
         self.damaged |= dict.fromkeys(ids, "its row and its events cannot be read")
         query = select(*READ).where(jobs.c.open).order_by(jobs.c.number)
         for row in connection.execute(query):
             if row.id in records:
-                self._ledger.put((records[row.id],))
+                self._cache.put((records[row.id],))
             elif record := self._read(row):
-                self._ledger.put((record,))
+                self._cache.put((record,))
         damage_query = select(jobs.c.id, jobs.c.damaged).where(jobs.c.id.in_(bindparam("ids", expanding=True)))
         for chunk in _chunks(ids):
             for job, why in connection.execute(damage_query, {"ids": chunk}):
@@ -137,13 +137,13 @@ class JobTable:
 
     def get(self, job: str) -> Record | None:
         """Record of a job by its full id."""
-        if record := self._ledger.get(job):
+        if record := self._cache.get(job):
             return record
         if not _storable(job):
             return None
         with self._database.reading() as connection:
             records = [r for r in self.load_some(connection, [job]) if r.seq <= self.acknowledged]
-        self._ledger.put_ended(records)
+        self._cache.put_ended(records)
         return records[0] if records else None
 
     def page(self, states: Iterable[str], name: str, before: int | None, limit: int) -> JobPage:
@@ -155,12 +155,12 @@ class JobTable:
             more, numbers = len(numbers) > limit, numbers[:limit]
             newest = select(*READ, METRICS).where(jobs.c.number.in_(numbers)).order_by(jobs.c.number)
             rows = connection.execute(newest).all() if numbers else []
-            pairs = [(row, self._ledger.get(row.id) or self._record(connection, row)) for row in rows]
+            pairs = [(row, self._cache.get(row.id) or self._record(connection, row)) for row in rows]
         chosen = [(row, record) for row, record in pairs if record and _is_in(record, requested_states)]
         metrics = {row.id: self._metrics(row) for row, _ in chosen}
         return JobPage([record for _, record in chosen], numbers[-1] if more else None, metrics)
 
-    def ids_from(self, prefix: str) -> list[str]:
+    def ids_with_prefix(self, prefix: str) -> list[str]:
         """Ids of jobs with that prefix, at most `MANY`."""
         query = select(jobs.c.id).where(jobs.c.id >= prefix, jobs.c.id <= prefix + LAST).order_by(jobs.c.id)
         if not prefix or not _storable(prefix):
@@ -168,7 +168,7 @@ class JobTable:
         with self._database.reading() as connection:
             return list(connection.scalars(query.limit(MANY)))
 
-    def naming(self, text: str) -> str:
+    def newest_containing(self, text: str) -> str:
         """Id of the newest job whose data contains `text`, "" if there is none. Reads rows until it is found."""
         query = select(jobs.c.id).where(jobs.c.data.contains(text, autoescape=True)).order_by(jobs.c.number.desc())
         with self._database.reading() as connection:
@@ -192,12 +192,12 @@ class JobTable:
         with self._database.reading() as connection:
             return _storable(job) and connection.scalar(query) is not None
 
-    def distrusted(self, ids: list[str]) -> dict[str, str]:
+    def damaged_histories(self, ids: list[str]) -> dict[str, str]:
         """Open jobs of `ids` whose events have an unusable row or do not lead to the cached record, with the reason."""
         reasons = {}
         with self._database.reading() as connection:
             for folded in job_rows.fold_jobs(connection, ids, self._damage):
-                cached = self._ledger.get(folded.job)
+                cached = self._cache.get(folded.job)
                 same_age = cached and folded.record and folded.record.seq == cached.seq
                 if folded.damaged:
                     reasons[folded.job] = folded.damaged

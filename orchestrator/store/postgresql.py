@@ -95,16 +95,16 @@ class Lock:
         self._session = f"polyfleet on {socket.gethostname()[:24]}, process {os.getpid()} {secrets.token_hex(4)}"
         self._engine = _engine(url, LOCK_WAIT_S, self._session, poolclass=NullPool, isolation_level="AUTOCOMMIT")
         self._connection: Connection | None = None
-        self.hold()
+        self.ensure()
 
-    def hold(self) -> None:
+    def ensure(self) -> None:
         """Acquire the lock again if its session has ended. Raises FleetError as the constructor does."""
-        if self._connection is not None and not self._lives(self._connection):
+        if self._connection is not None and not self._is_alive(self._connection):
             self.close()
         if self._connection is None:
             connection = self._engine.connect()
             try:
-                self._take(connection)
+                self._acquire(connection)
             except BaseException:
                 connection.close()
                 raise
@@ -119,7 +119,7 @@ class Lock:
                 self._connection.close()
             self._connection = None
 
-    def _lives(self, connection: Connection) -> bool:
+    def _is_alive(self, connection: Connection) -> bool:
         try:
             connection.execute(text("SELECT 1"))
         except DBAPIError:
@@ -127,7 +127,7 @@ class Lock:
             return False
         return True
 
-    def _take(self, connection: Connection) -> None:
+    def _acquire(self, connection: Connection) -> None:
         """Acquire the lock. If a lost session of this process still has it, end that session first."""
         deadline = time.monotonic() + LOCK_WAIT_S
         while not connection.scalar(TAKE, {"ours": OUR_LOCK}):

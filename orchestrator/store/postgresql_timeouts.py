@@ -33,7 +33,7 @@ class _Cutter(threading.Thread):
 
     deadlines: ClassVar[dict[object, tuple[float, int]]] = {}
     lock: ClassVar[threading.Lock] = threading.Lock()
-    now: ClassVar["_Cutter | None"] = None
+    running: ClassVar["_Cutter | None"] = None
 
     def __init__(self) -> None:
         super().__init__(name="store-patience", daemon=True)
@@ -55,9 +55,9 @@ def _waiting(descriptor: int, limit_s: float | None) -> Iterator[None]:
     call = object()
     with _Cutter.lock:
         _Cutter.deadlines[call] = (time.monotonic() + limit_s, descriptor)
-        if _Cutter.now is None:
-            _Cutter.now = _Cutter()
-            _Cutter.now.start()
+        if _Cutter.running is None:
+            _Cutter.running = _Cutter()
+            _Cutter.running.start()
     try:
         yield
     finally:

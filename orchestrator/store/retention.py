@@ -38,7 +38,7 @@ class Retention:
     """Removes old data. Each call is one transaction of the store's writer and may raise FleetError."""
 
     def __init__(self, database: "Database", writer: "StoreWriter", ledger: JobCache, table: "JobTable"):
-        self._database, self._writer, self._ledger, self._table = database, writer, ledger, table
+        self._database, self._writer, self._cache, self._table = database, writer, ledger, table
 
     def remove_jobs(self, ended_before_s: float, up_to: int) -> int:
         """Remove some jobs that ended before `ended_before_s` and whose last event has at most number `up_to`. Return
@@ -49,7 +49,7 @@ class Retention:
             ids = list(connection.scalars(old.order_by(jobs.c.ended).limit(JOBS_AT_ONCE)))
         if ids:
             self._submit(lambda connection: self._remove(connection, ids))
-            self._ledger.forget(ids)
+            self._cache.remove(ids)
         return len(ids)
 
     def remove_rows(self) -> bool:
@@ -74,7 +74,7 @@ class Retention:
         with self._database.reading() as connection:
             return list(connection.scalars(query))
 
-    def places(self, node: str, after: AttemptFolderRef | None = None) -> list[AttemptFolderRef]:
+    def folders(self, node: str, after: AttemptFolderRef | None = None) -> list[AttemptFolderRef]:
         """Some folders that remain to be removed on a node, in the order of job and epoch, after `after`."""
         query = select(removals).where(removals.c.node == node).order_by(removals.c.job, removals.c.epoch)
         if after is not None:
@@ -84,7 +84,7 @@ class Retention:
                 AttemptFolderRef(row.node, row.job, row.epoch) for row in connection.execute(query.limit(ROWS_AT_ONCE))
             ]
 
-    def removed(self, folders: list[AttemptFolderRef]) -> None:
+    def folders_removed(self, folders: list[AttemptFolderRef]) -> None:
         """Record that these folders have been removed."""
         each = [and_(removals.c.job == p.job, removals.c.node == p.node, removals.c.epoch == p.epoch) for p in folders]
         if each:

@@ -53,7 +53,7 @@ class StoreWriter(threading.Thread):
 
     def __init__(self, database: Database, ledger: JobCache, table: JobTable, damage: DamageList):
         super().__init__(name="store-writer", daemon=True)
-        self._ledger, self._table, self._damage = ledger, table, damage
+        self._cache, self._table, self._damage = ledger, table, damage
         self.committed = threading.Condition()
         self.reports_lost = 0
         self._database = database
@@ -64,11 +64,11 @@ class StoreWriter(threading.Thread):
         self._connection: Connection | None = None
         self.trouble: tuple[str, float] = ("", 0.0)
         self._lost_s = 0.0
-        self._begun_s: float | None = None
+        self._write_started_s: float | None = None
         self.doubtful: set[str] = set()
         self._doubtful_jobs: set[str] = set()
         self._token = secrets.token_hex(16)
-        with database.errors(), database.connect() as connection, connection.begin():
+        with database.translated_errors(), database.connect() as connection, connection.begin():
             connection.execute(writers.delete())
             connection.execute(writers.insert().values(id=1, token=self._token))
             self.last_seq = _highest(connection, events)
@@ -96,11 +96,11 @@ class StoreWriter(threading.Thread):
             self._work.extend(units)
             self._wake.notify()
         if not wait_committed(units, started_s + WAIT_S):
-            self._take_back(units)
+            self._withdraw(units)
             wait_committed(units, started_s + limit_s)
         return [committed_result(unit) for unit in units]
 
-    def _take_back(self, units: Sequence[UnitOfWork]) -> None:
+    def _withdraw(self, units: Sequence[UnitOfWork]) -> None:
         """Withdraw units that still wait for their turn; nothing of them is stored."""
         own_ids = {id(unit) for unit in units}
         with self._wake:
@@ -121,7 +121,7 @@ class StoreWriter(threading.Thread):
     @property
     def writing_s(self) -> float:
         """Seconds since the current write began; 0 if there is none."""
-        started_s = self._begun_s
+        started_s = self._write_started_s
         return 0.0 if started_s is None else time.monotonic() - started_s
 
     def close(self) -> bool:
@@ -142,17 +142,17 @@ class StoreWriter(threading.Thread):
     def run(self) -> None:
         while batch := self._next():
             work, lines = batch
-            self._begun_s = started_s = time.monotonic()
+            self._write_started_s = started_s = time.monotonic()
             try:
-                self._written(work, lines)
+                self._write(work, lines)
             except FleetError as e:
                 is_outage = time.monotonic() - started_s > OUTAGE_S
-                self._failed([*work, *self._all_waiting()] if is_outage else work, lines, e)
+                self._fail([*work, *self._pop_waiting()] if is_outage else work, lines, e)
             except BaseException as e:
-                self._broke(work, lines, e)
+                self._fail_all(work, lines, e)
                 raise
             finally:
-                self._begun_s = None
+                self._write_started_s = None
 
     def _next(self) -> tuple[list[UnitOfWork], list[Row]] | None:
         """The next units and reports to write; None when closed and empty."""
@@ -171,26 +171,26 @@ class StoreWriter(threading.Thread):
             count += max(1, len(unit.events))
             yield unit
 
-    def _all_waiting(self) -> list[UnitOfWork]:
+    def _pop_waiting(self) -> list[UnitOfWork]:
         """Remove and return all waiting units: they fail together, so that none waits through further time-outs."""
         with self._wake:
             waiting, self._work = list(self._work), deque()
         return waiting
 
-    def _written(self, work: list[UnitOfWork], lines: list[Row]) -> None:
+    def _write(self, work: list[UnitOfWork], lines: list[Row]) -> None:
         """Commit; if the connection is lost, again on a new one for up to RECONNECT_S. Units with an action fail at
         once: if the lost commit succeeded after all, only events, keys and lines can be removed again.
         """
         while True:
             try:
-                with self._database.errors():
+                with self._database.translated_errors():
                     return self._commit(work, lines)
             except ConnectionLost as e:
                 now = time.monotonic()
                 self._lost_s = self._lost_s or now
                 if now - self._lost_s > RECONNECT_S:
                     raise
-                self._doubt(work)
+                self._mark_doubtful(work)
                 _refuse([unit for unit in work if unit.action], e)
                 work = [unit for unit in work if not unit.done.done()]
                 time.sleep(RECONNECT_PAUSE_S)
@@ -199,9 +199,9 @@ class StoreWriter(threading.Thread):
         connection = self._connected()
         lines = [row | {"seq": self.last_report + n} for n, row in enumerate(lines, start=1)]
         with connection.begin():
-            self._still_ours(connection)
-            changes = self._ledger.turn(partial(self._table.load_some, connection), (e for w in work for e in w.events))
-            work, rows = self._numbered(work, changes)
+            self._check_token(connection)
+            changes = self._cache.begin_batch(partial(self._table.load_some, connection), (e for w in work for e in w.events))
+            work, rows = self._number_units(work, changes)
             results = [unit.action(connection) if unit.action else None for unit in work]
             requests_done = [w.request for w in work if w.request]
             benchmark_rows = [row for w in work for row in w.benchmark_lines]
@@ -215,19 +215,19 @@ class StoreWriter(threading.Thread):
                 if values:
                     insert_rows(connection, table, values)
             self._table.write(connection, changes)
-        self._database.check_place()
+        self._database.check_file()
         self.last_report += len(lines)
         self._last_line += len(benchmark_rows)
         self._acknowledge(work, results, changes, len(rows))
 
-    def _numbered(self, work: list[UnitOfWork], changes: Batch) -> tuple[list[UnitOfWork], list[Row]]:
+    def _number_units(self, work: list[UnitOfWork], changes: Batch) -> tuple[list[UnitOfWork], list[Row]]:
         """Units with valid events, and the rows of their events; the other units fail."""
         valid: list[UnitOfWork] = []
         rows: list[Row] = []
         for unit in work:
             first = self.last_seq + len(rows) + 1
             try:
-                changes.take(numbered(unit.events, first), unit.strict)
+                changes.add(numbered(unit.events, first), unit.strict)
             except EventIgnored as e:
                 unit.done.set_exception(e)
                 continue
@@ -241,7 +241,7 @@ class StoreWriter(threading.Thread):
         for unit in work:
             if unit.stored is not None:
                 unit.stored([changes.after[job] for job in dict.fromkeys(event.job for event in unit.events)])
-        self._ledger.put(changes.after.values())
+        self._cache.put(changes.after.values())
         with self.committed:
             self.last_seq += written
             self._table.acknowledged = self.last_seq
@@ -250,15 +250,15 @@ class StoreWriter(threading.Thread):
             unit.done.set_result(result if unit.action else list(range(first, first + len(unit.rows))))
             first += len(unit.rows)
 
-    def _failed(self, work: list[UnitOfWork], lines: list[Row], error: FleetError) -> None:
+    def _fail(self, work: list[UnitOfWork], lines: list[Row], error: FleetError) -> None:
         """Fail units. If their commit succeeded after all, `_connected` removes their rows again."""
         log.error("%s", error)
         self.trouble = (str(error), time.monotonic())
         self.reports_lost += len(lines)
-        self._doubt(work)
+        self._mark_doubtful(work)
         _refuse(work, error)
 
-    def _doubt(self, work: list[UnitOfWork]) -> None:
+    def _mark_doubtful(self, work: list[UnitOfWork]) -> None:
         """Record that units may be stored, and drop the connection, if any: the next connection first removes them."""
         if self._connection is not None:
             self.doubtful |= {unit.request["key"] for unit in work if unit.request}
@@ -266,14 +266,14 @@ class StoreWriter(threading.Thread):
             self._connection.invalidate()
             self.disconnect()
 
-    def _broke(self, work: list[UnitOfWork], lines: list[Row], error: BaseException) -> None:
+    def _fail_all(self, work: list[UnitOfWork], lines: list[Row], error: BaseException) -> None:
         """Fail all waiting units after a bug ended the thread, so that no caller waits for it."""
         with self._wake:
             self._closing = True
             work, self._work = [*work, *self._work], deque()
-        self._failed(work, lines, FleetError(f"the job store stopped: {error!r}", "start the server again"))
+        self._fail(work, lines, FleetError(f"the job store stopped: {error!r}", "start the server again"))
 
-    def _still_ours(self, connection: Connection) -> None:
+    def _check_token(self, connection: Connection) -> None:
         """Check the writer's token. Its row stays locked until the commit, so no other server can write in between."""
         token = connection.scalar(select(writers.c.token).with_for_update())
         if token != self._token:
@@ -285,7 +285,7 @@ class StoreWriter(threading.Thread):
         if self._connection is None:
             self._connection = self._database.connect()
             with self._connection.begin():
-                self._still_ours(self._connection)
+                self._check_token(self._connection)
                 self._connection.execute(events.delete().where(events.c.seq > self.last_seq))
                 self._connection.execute(reports.delete().where(reports.c.seq > self.last_report))
                 self._connection.execute(benchmark_lines.delete().where(benchmark_lines.c.seq > self._last_line))

@@ -182,7 +182,7 @@ def _ignored(data: bytes, folder: Path) -> object:
     for file in (FILE, GIT_FILE):
         (folder / file).write_bytes(data)
     rules = ignored(folder).inside(folder, "")
-    return [rules.why(name, is_folder) for name in NAMES for is_folder in (True, False)]
+    return [rules.exclusion_reason(name, is_folder) for name in NAMES for is_folder in (True, False)]
 
 
 def _variables(data: bytes, folder: Path) -> object:
@@ -270,7 +270,7 @@ def _events(data: bytes, folder: Path) -> object:
     attempt = _attempt(folder)
     attempt.folder.outcome.unlink(missing_ok=True)
     attempt.folder.events.write_bytes(data)
-    told = attempt.report(0, "starting", 1000, 1 << 20)
+    told = attempt.status_if_changed(0, "starting", 1000, 1 << 20)
     if told is not None:
         assert all(isinstance(event.t, int | float) and abs(event.t) < 1e300 for event in told.events)
         assert AttemptStatus.parse(json.loads(json.dumps(told.to_plain(), allow_nan=False))) == told

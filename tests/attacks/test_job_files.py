@@ -193,7 +193,7 @@ def test_a_bad_line_alone_never_becomes_an_event(line, tmp_path):
     folder.events.write_text(line.replace('"NOW"', str(time.time())) + "\n", errors="surrogateescape")
     reader = RankFileReader(folder)
     assert reader.events(0, 10, 4 * LONGEST_LINE_BYTES).events == []
-    assert reader.refused == 1, reader.reason
+    assert reader.unusable_count == 1, reader.reason
 
 
 @pytest.mark.parametrize(
@@ -428,8 +428,8 @@ def test_no_bytes_in_any_file_raise_hang_or_are_stored_badly(tmp_path, store, ev
     folder.outcome.write_bytes(outcome)
     attempt, cursor = LocalAttempt(AttemptId("j", 1, 0), folder, 1.0), 0
     while cursor < folder.events.stat().st_size:
-        attempt.settle()
-        told = attempt.report(cursor, "", 100, 1 << 20)
+        attempt.check_supervisor()
+        told = attempt.status_if_changed(cursor, "", 100, 1 << 20)
         assert told is not None
         if attempt.unreadable:
             break
@@ -440,4 +440,4 @@ def test_no_bytes_in_any_file_raise_hang_or_are_stored_badly(tmp_path, store, ev
             store.append([Event("j", found.type, 1, found.t, plain)])
             assert store.events_of("j")[-1].data == plain
     ended = attempt.outcome
-    assert ended is None or Outcome.parse_of(("j", 1, 0), ended.to_plain()) == ended
+    assert ended is None or Outcome.parse_for(("j", 1, 0), ended.to_plain()) == ended

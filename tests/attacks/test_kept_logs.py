@@ -39,7 +39,7 @@ def ran(node, *words, epoch=1):
 def test_a_kept_log_reads_as_on_its_node_which_is_asked_no_more(node, agents, tmp_path):
     ran(node, "sh", "-c", "seq 100000; echo said >&2")
     there = lines(reader(agents), record())
-    KeptLogs(tmp_path / "kept", agents).keep("j", 1, 0, "n0")
+    KeptLogs(tmp_path / "kept", agents).copy("j", 1, 0, "n0")
     agents.asked.clear()
     logs = reader(agents, tmp_path / "kept")
     assert lines(logs, record(), limit_bytes=100_000) == there and len(there) == 100_001
@@ -53,7 +53,7 @@ def test_of_a_long_log_the_beginning_and_the_end_are_kept_and_the_gap_is_told(no
     monkeypatch.setattr(kept_logs, "FIRST_BYTES", 20_000)
     monkeypatch.setattr(kept_logs, "PAGE_BYTES", 7_000)
     ran(node, "seq", "20000")
-    KeptLogs(tmp_path / "kept", agents).keep("j", 1, 0, "n0")
+    KeptLogs(tmp_path / "kept", agents).copy("j", 1, 0, "n0")
     texts = [line["text"] for line in lines(reader(agents, tmp_path / "kept"), record())]
     [gap] = [i for i, text in enumerate(texts) if "bytes are left out here" in text]
     first, end = int(texts[gap - 1]), int(texts[gap + 1])
@@ -68,18 +68,18 @@ def test_a_gap_in_the_log_of_the_node_is_told_by_the_copy(node, agents, tmp_path
     ran(node, "seq", "60000")
     there = lines(reader(agents), record())
     assert any("bytes are left out here" in line["text"] for line in there)
-    KeptLogs(tmp_path / "kept", agents).keep("j", 1, 0, "n0")
+    KeptLogs(tmp_path / "kept", agents).copy("j", 1, 0, "n0")
     assert lines(reader(agents, tmp_path / "kept"), record()) == there
 
 
 def test_logs_of_jobs_that_were_removed_go(node, agents, tmp_path):
     ran(node, "true")
     kept = KeptLogs(tmp_path / "kept", agents)
-    kept.keep("j", 1, 0, "n0")
-    kept.remove_unknown(lambda job: job == "j")
-    assert kept.has("j", 1, 0)
-    kept.remove_unknown(lambda job: False)
-    assert not kept.has("j", 1, 0) and list((tmp_path / "kept").iterdir()) == []
+    kept.copy("j", 1, 0, "n0")
+    kept.remove_stale(lambda job: job == "j")
+    assert kept.is_copied("j", 1, 0)
+    kept.remove_stale(lambda job: False)
+    assert not kept.is_copied("j", 1, 0) and list((tmp_path / "kept").iterdir()) == []
 
 
 class Fleet:
@@ -108,6 +108,6 @@ def test_a_node_that_may_be_given_back_forgets_what_is_kept_and_waits_for_it_a_f
     keeping = Keeping(kept, Fleet(), jobs)
     keeping.pools = frozenset({"grown"})
     # A controller asks again and again.
-    wait_for(lambda: keeping.before(Forget(node, "j", 1), told.set) or told.is_set())
+    wait_for(lambda: keeping.preserve_before(Forget(node, "j", 1), told.set) or told.is_set())
     keeping.close()
     assert kept.asked == asked

@@ -118,7 +118,7 @@ def test_a_killed_node_is_started_again_alone_and_closed(fleet: FleetSpec, nobod
     before, repairs = current(), NodeRepair(print)
     os.umask(0o022)
     child("cpu-0", "raylet").kill()
-    wait(lambda: repairs.restart_lost().started == ("cpu-0",))
+    wait(lambda: repairs.restart_lost_nodes().started == ("cpu-0",))
     [node] = [p for p in current().processes if p.node == "cpu-0"]
     wait_until_started(node)
     assert current().address == before.address and current().processes[0] == before.processes[0]
@@ -130,10 +130,10 @@ def test_a_fleet_whose_state_server_is_killed_gets_it_back_with_its_state_and_st
     before, repairs = current(), NodeRepair(print)
     os.umask(0o077)
     child(HEAD, "gcs_server").kill()
-    wait(lambda: repairs.restart_lost().started == (HEAD,))
+    wait(lambda: repairs.restart_lost_nodes().started == (HEAD,))
     now = current()
     assert now.state == "up" and now.address == before.address and now.temp_dir == before.temp_dir
-    assert {p.node for p in now.living()} == {HEAD, "cpu-0"}
+    assert {p.node for p in now.running()} == {HEAD, "cpu-0"}
     assert_closed(nobody)
     assert embedded.up(fleet, print).processes == now.processes
 
@@ -146,7 +146,7 @@ def test_down_ends_what_a_killed_parent_left_and_spares_who_reads_its_logs(fleet
     reader = shell(["tail", "-s", f"{folder}/r/session_latest/logs/raylet.out"])
     for node in current().processes:
         psutil.Process(node.pid).kill()
-    wait(lambda: not current().living())
+    wait(lambda: not current().running())
     assert embedded.down(print) == []
     wait(lambda: not [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE])
     assert reader.poll() is None

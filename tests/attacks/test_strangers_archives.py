@@ -228,12 +228,12 @@ def test_python_users_are_warned(folder):
     package = pack(with_files(folder, ".env"))
     heard = []
     with Client("http://127.0.0.1:9", "token", progress=heard.append) as told, Client("http://127.0.0.1:9", "t") as api:
-        told.tell(package.left_out.told[0])
+        told.notify(package.left_out.told[0])
         with pytest.warns(UserWarning, match=r"credentials: \.env\."):
-            api.tell(package.left_out.told[0])
+            api.notify(package.left_out.told[0])
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            api.tell("")
+            api.notify("")
     assert heard == list(package.left_out.told)
 
 
@@ -246,7 +246,7 @@ def test_a_users_file_that_is_a_pipe_does_not_block(folder):
 def test_this_repository_leaves_no_file_of_its_own_behind():
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=Path(__file__).parent, capture_output=True, check=True)
     rules = ignore_file.ignored(Path("/nonexistent"))
-    assert [name for name in listed.stdout.decode().split("\0") if name and rules.why(name, False)] == []
+    assert [name for name in listed.stdout.decode().split("\0") if name and rules.exclusion_reason(name, False)] == []
 
 
 @drawn(extra=st.binary(max_size=40), seconds=st.integers(-(1 << 31), (1 << 31) - 1))

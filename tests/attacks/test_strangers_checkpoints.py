@@ -215,14 +215,14 @@ def test_an_agent_has_a_large_manifest_read_by_a_process_of_its_own(storage, tmp
     monkeypatch.setattr("workers.checkpoint.format.manifest_checks._parse", here)
     assert stored.list("")[0]["tensors"] == 1
     assert stored.describe(f"jobs/{name}")["step"] == 1
-    assert stored.step("jobs")["path"] == f"jobs/{name}"
+    assert stored.resolve("jobs")["path"] == f"jobs/{name}"
     with pytest.raises(CheckpointError, match="chunk 1 of 1 is not what was saved"):
         stored.verify(f"jobs/{name}")
     with pytest.raises(PolyfleetError, match="none of the 1 checkpoints"):
-        stored.step("jobs")
+        stored.resolve("jobs")
     incoming = CheckpointUploads(PoolStorage(tmp_path / "other"))
     assert incoming.begin("here", name, text)["missing"] == [["a.safetensors", 0]]
-    incoming.leave("here", name)
+    incoming.close("here", name)
 
 
 def test_a_listing_of_faults_takes_as_long_as_its_files_not_as_files_times_tensors(storage):
@@ -495,7 +495,7 @@ def test_a_tool_that_tells_nothing_ends_with_its_client(storage):
     tools = CheckpointTools(storage, "cpu", lambda pool: storage)
     number = tools.start("import", slow_import(storage))
     reader = wait_for_reader()
-    assert tools.news(number, 0, 0.1)["progress"] is None
+    assert tools.poll(number, 0, 0.1)["progress"] is None
     tools.stop(number)
     reader.wait(timeout=HANGS_S)
 
@@ -503,10 +503,10 @@ def test_a_tool_that_tells_nothing_ends_with_its_client(storage):
 def test_a_tool_that_nobody_asks_about_ends_by_itself(storage):
     tools = CheckpointTools(storage, "cpu", lambda pool: storage, forget_after_s=3.0)
     number = tools.start("import", slow_import(storage))
-    reader = wait_for_reader(lambda: tools.news(number, 0, 0.0))
+    reader = wait_for_reader(lambda: tools.poll(number, 0, 0.0))
     reader.wait(timeout=HANGS_S)
     with pytest.raises(UserError, match="the tool was stopped"):
-        tools.news(number, 0, 1.0)
+        tools.poll(number, 0, 1.0)
 
 
 def test_a_reader_dies_with_whoever_started_it(storage, tmp_path):

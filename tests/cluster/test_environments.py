@@ -194,7 +194,7 @@ def test_a_machine_without_its_packages_is_told(cache, monkeypatch):
 
 def test_a_python_without_its_packages_is_told(monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 15, 0))
-    assert Recipe("x", "", pythons=((3, 11), (3, 12))).unsupported() == (
+    assert Recipe("x", "", pythons=((3, 11), (3, 12))).unsupported_reason() == (
         "its packages exist for Python 3.11 to 3.12 only; this is 3.15"
     )
 

@@ -43,8 +43,8 @@ def test_without_a_fleet_there_is_no_record():
 
 
 def test_a_fleet_whose_head_is_gone_is_headless_an_attached_one_never():
-    assert record(temp_dir="/tmp/x", processes=(NodeProcess("head", "head", "", 1, 2.0),)).headless
-    assert not record().headless
+    assert record(temp_dir="/tmp/x", processes=(NodeProcess("head", "head", "", 1, 2.0),)).is_headless
+    assert not record().is_headless
 
 
 def test_many_makers_at_once_agree_on_one_token_of_mode_0600(tmp_path: Path):

@@ -76,16 +76,16 @@ def test_a_node_that_ends_again_and_again_is_held_with_the_reason(record: FleetR
     repairs = NodeRepair(said.append, clock)
     for now_s in (0.0, 10.0, 70.0):
         clock.now_s = now_s
-        assert repairs.restart_lost() == RepairResult(("cpu-0",))
+        assert repairs.restart_lost_nodes() == RepairResult(("cpu-0",))
         ended("cpu-0")
     clock.now_s = 80.0
-    held = repairs.restart_lost()
-    assert held.started == () and list(held.waiting) == ["cpu-0"]
+    held = repairs.restart_lost_nodes()
+    assert held.started == () and list(held.postponed) == ["cpu-0"]
     assert (
-        "node cpu-0 ended again after 3 restarts within 10 minutes; the next start is in 520 s" in held.waiting["cpu-0"]
+        "node cpu-0 ended again after 3 restarts within 10 minutes; the next start is in 520 s" in held.postponed["cpu-0"]
     )
     clock.now_s = 601.0
-    assert repairs.restart_lost().started == ("cpu-0",)
+    assert repairs.restart_lost_nodes().started == ("cpu-0",)
     ended("cpu-0")
     assert said == ["cpu-0 of fleet f has ended: restarting it"] * 4
 
@@ -93,7 +93,7 @@ def test_a_node_that_ends_again_and_again_is_held_with_the_reason(record: FleetR
 @pytest.mark.parametrize("state", ["starting", "stopping", "leaving", "left"])
 def test_only_a_fleet_that_is_up_is_repaired(record: FleetRecord, state: str):
     fleet_record.write(replace(record, state=state))
-    assert NodeRepair(print).restart_lost() == RepairResult()
+    assert NodeRepair(print).restart_lost_nodes() == RepairResult()
 
 
 def test_a_cluster_that_is_not_ours_has_no_lost_nodes(record: FleetRecord):
@@ -105,11 +105,11 @@ def test_nothing_is_repaired_while_up_or_down_is_at_work(record: FleetRecord, mo
     told: list[str] = []
     monkeypatch.setattr(embedded, "WAIT_S", 0.2)
     with fleet_lock():
-        assert NodeRepair(print).restart_lost() == RepairResult()
+        assert NodeRepair(print).restart_lost_nodes() == RepairResult()
         with pytest.raises(Conflict, match="another `polyfleet up` or `down` is running for this home"):
             down(told.append)
     assert told == ["waiting for another `polyfleet up` or `down` to end"]
-    assert NodeRepair(print).restart_lost().started == ("cpu-0",)
+    assert NodeRepair(print).restart_lost_nodes().started == ("cpu-0",)
     ended("cpu-0")
 
 
@@ -136,15 +136,15 @@ def test_a_head_that_cannot_be_started_again_is_tried_again_later(record: FleetR
     (tmp_path / "home" / "logs").touch()  # a file where the head's log belongs
     clock = Clock()
     repairs = NodeRepair(print, clock)
-    assert "could not be restarted" in repairs.restart_lost().waiting[HEAD]
+    assert "could not be restarted" in repairs.restart_lost_nodes().postponed[HEAD]
     now = fleet_record.read()
     assert now is not None and now.state == "up" and lost_nodes(now) == (HEAD,)
-    assert "next start is in 10 s" in repairs.restart_lost().waiting[HEAD]
+    assert "next start is in 10 s" in repairs.restart_lost_nodes().postponed[HEAD]
 
 
 def test_a_damaged_record_is_told_not_raised(record: FleetRecord):
     fleet_record.path().write_text("{")
-    assert "fleet.json is damaged" in NodeRepair(print).restart_lost().waiting[HEAD]
+    assert "fleet.json is damaged" in NodeRepair(print).restart_lost_nodes().postponed[HEAD]
 
 
 def test_a_node_that_is_to_be_started_again_is_told_and_ends_with_all_it_started(record: FleetRecord):
@@ -157,11 +157,11 @@ def test_a_node_that_is_to_be_started_again_is_told_and_ends_with_all_it_started
     worker = NodeProcess("worker", "cpu-0", "cpu", process.pid, process.created)
     up = replace(record, processes=(*record.processes, worker))
     fleet_record.write(replace(up, state="stopping"))
-    NodeRepair(print).end("cpu-0")
+    NodeRepair(print).stop_node("cpu-0")
     assert alive(process) and alive(child), "whoever stops the fleet ends it"
     fleet_record.write(up)
-    NodeRepair(print).end("cpu-1")
+    NodeRepair(print).stop_node("cpu-1")
     assert alive(process)
-    NodeRepair(print).end("cpu-0")
+    NodeRepair(print).stop_node("cpu-0")
     assert node.communicate(timeout=180)[0] == "told\n"
     assert not alive(process) and not alive(child)

@@ -85,8 +85,8 @@ def test_a_new_head_without_its_nodes_is_no_fleet_yet_and_whoever_comes_next_goe
     before = tmp_path / "pf-before"
     old = ray_process(shell, before / "n" / "cpu-0")
     fleet_record.write(replace(record, state="starting", previous_temp_dir=str(before)))
-    done = NodeRepair(print).restart_lost()
-    assert "node cpu-0 did not start: no device" in done.waiting[ray_head.HEAD]
+    done = NodeRepair(print).restart_lost_nodes()
+    assert "node cpu-0 did not start: no device" in done.postponed[ray_head.HEAD]
     now = fleet_record.read()
     assert now is not None and (now.state, now.before, lost_nodes(now)) == ("up", "", ("cpu-0",))
     assert old.wait(30) == -9 and now.head == record.head

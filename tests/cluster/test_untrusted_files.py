@@ -137,7 +137,7 @@ def test_a_reader_without_descriptors_blames_nobody(tmp_path: Path):
             read_bytes(tmp_path / "file", LIMIT)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert told.value.passing
+    assert told.value.is_transient
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False)

@@ -46,7 +46,7 @@ HANG_S = 120.0
 @cache
 def starter() -> SupervisorLauncher:
     """One for all agents of this process: each would take a process of its own to start supervisors."""
-    return SupervisorLauncher.begun()
+    return SupervisorLauncher.start_new()
 
 
 class KeyValueStore:
@@ -75,8 +75,8 @@ class RecordedAgent(Agent):
         where = (home / "nodes" / facts["node"], storage / facts["pool"], facts["node"], facts["pool"])
         identity, shared = fleet_identity(home), private_dir(home / "fences")
         super().__init__(*where, facts["backend"], identity, shared, starter())
-        self._fences._stored = lambda key, _limit_s: store.get(key)
-        self._place = replace(self._place, neighbours={pool: storage / pool for pool in facts["neighbours"]})
+        self._fences._read_store = lambda key, _limit_s: store.get(key)
+        self._identity = replace(self._identity, neighbours={pool: storage / pool for pool in facts["neighbours"]})
 
     def _discover(self) -> None:
         found = from_plain(NodeFacts, self.facts)
@@ -91,7 +91,7 @@ class RecordedAgent(Agent):
         """It would never end."""
 
     def _facts(self) -> dict[str, Any]:
-        self._told_s = time.monotonic()
+        self._facts_sent_s = time.monotonic()
         return self.facts
 
     def ran(self, attempt: AttemptId) -> None:
@@ -100,7 +100,7 @@ class RecordedAgent(Agent):
 
     def stop_all(self) -> None:
         """Ends what a test left running."""
-        for attempt in self._attempts.live():
+        for attempt in self._attempts.live_attempts():
             self._attempts.stop(attempt.id.job, attempt.id.epoch, "cancel")
 
 
@@ -212,7 +212,7 @@ class RecordedFleet:
     def down(self, service: Service) -> None:
         """As `polyfleet down` leaves it."""
         fleet_record.remove()
-        _until(service, lambda: service.runtime.trouble)
+        _until(service, lambda: service.runtime.problem)
 
     def lose(self, service: Service, node: str) -> None:
         """Ray lists it no longer."""
@@ -233,13 +233,13 @@ class RecordedFleet:
     def tell(self, service: Service, node: str, **facts: Any) -> None:
         """From its agent's next answer on."""
         self.agent(node).facts |= facts
-        self.agent(node)._told_s = float("-inf")
+        self.agent(node)._facts_sent_s = float("-inf")
         wanted = from_plain(NodeFacts, self.agent(node).facts)
         _until(service, lambda: (agent := service.agents.get(node)) is not None and agent.facts == wanted)
 
     def wait_until_known(self, service: Service) -> None:
         """Until every node has told its facts, and what runs there."""
-        _until(service, lambda: not service.runtime.trouble)
+        _until(service, lambda: not service.runtime.problem)
         _until(service, lambda: len(service.runtime.snapshot().devices) == len(self.facts))
         _until(service, lambda: all(devices.schedulable for devices in service.runtime.snapshot().devices))
 
@@ -248,7 +248,7 @@ class RecordedFleet:
         recorded = fleet_record.read()
         assert recorded is not None
         fleet_record.write(replace(recorded, state="stopping"))
-        _until(service, lambda: service.runtime.trouble)
+        _until(service, lambda: service.runtime.problem)
 
     def close(self, service: Service) -> None:
         """Of a service that is closed: threads it has left must not reach the real Ray once that is put back. Asked for

@@ -182,7 +182,7 @@ class HereTools(CheckpointService):
         super().__init__(live.service.agents)
         self._home, self._before, self.ran = live.home, before, []
 
-    def watched(self, node, verb, arguments, progress):
+    def run_tool(self, node, verb, arguments, progress):
         self.ran.append(verb)
         self._before(verb)
         given = {"source": arguments["source"]["uri"].replace("s3://", "memory://")}

@@ -30,7 +30,7 @@ def test_the_pools_of_the_example_that_grow_are_groups_and_the_others_are_not():
         kind="nvidia:H100-80GB",
         devices=8,
         resources={"CPU": 192.0, "GPU": 8.0},
-        most=4,
+        max_nodes=4,
         memory_bytes=h100.memory_bytes,
         price_per_hour=2.5,
     )
@@ -57,7 +57,7 @@ def test_cpus_and_what_is_emulated_on_them_are_called_as_discovery_calls_them():
 def test_a_record_tells_the_same_groups_as_its_file():
     fleet = load_fleet(ENGINES)
     assert node_groups.of_pools(embedded.plain_pools(fleet)) == node_groups.of_fleet(fleet)
-    assert node_groups.Known().of({"p": {"max_nodes": 3}}) == (), "of another version, say: then nothing grows"
+    assert node_groups.Known().groups({"p": {"max_nodes": 3}}) == (), "of another version, say: then nothing grows"
 
 
 def test_a_pool_that_grows_has_to_say_what_a_node_has():

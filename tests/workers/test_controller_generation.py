@@ -55,14 +55,14 @@ def test_a_new_controller_hears_of_every_epoch_that_ran_or_was_stopped_here(make
 @pytest.mark.parametrize("generation", [None, "7", -1, True, 1.5])
 def test_a_generation_is_a_whole_number(tmp_path, generation):
     with pytest.raises(UserError, match="is not a controller's generation"):
-        ControllerGeneration(tmp_path / "generation").admit(generation)
+        ControllerGeneration(tmp_path / "generation").check_and_record(generation)
 
 
 def test_a_record_that_is_none_counts_as_no_controller(tmp_path):
     (tmp_path / "generation").write_text("seven")
     it = ControllerGeneration(tmp_path / "generation")
-    it.admit(2)
-    assert ControllerGeneration(tmp_path / "generation").seen == 2
+    it.check_and_record(2)
+    assert ControllerGeneration(tmp_path / "generation").newest == 2
 
 
 def test_the_refusal_crosses_ray(tmp_path):

@@ -106,9 +106,9 @@ def test_an_outcome_is_refused_with_its_field(change, why):
 
 
 def test_an_outcome_of_another_part_is_none_of_this_one():
-    assert Outcome.parse_of(("j", 3, 1), OUTCOME.to_plain()) == OUTCOME
+    assert Outcome.parse_for(("j", 3, 1), OUTCOME.to_plain()) == OUTCOME
     with pytest.raises(InvalidMessage, match=r"is not the outcome of j\.4\.1"):
-        Outcome.parse_of(("j", 4, 1), OUTCOME.to_plain())
+        Outcome.parse_for(("j", 4, 1), OUTCOME.to_plain())
 
 
 def test_a_report_has_an_outcome_when_its_attempt_has_ended_and_only_then():
@@ -122,10 +122,10 @@ def test_a_report_has_an_outcome_when_its_attempt_has_ended_and_only_then():
 
 def test_a_line_of_a_rank_is_an_event_that_says_where_it_ends():
     line = json.dumps({"t": 5.0, "rank": 0, "type": "report", "step": 1, "at": 7, "data": "x"}).encode()
-    assert RankEvent.of_line(line, 99, 0.0, 9.0) == RankEvent("report", 0, 5.0, 99, {"step": 1, "at": 7, "data": "x"})
-    assert RankEvent.of_line(line, 99, 6.0, 9.0).t == 6.0, "a clock that was set meanwhile is no fault of its line"
+    assert RankEvent.from_line(line, 99, 0.0, 9.0) == RankEvent("report", 0, 5.0, 99, {"step": 1, "at": 7, "data": "x"})
+    assert RankEvent.from_line(line, 99, 6.0, 9.0).t == 6.0, "a clock that was set meanwhile is no fault of its line"
     with pytest.raises(InvalidMessage, match="has the time -5, which is not a date"):
-        RankEvent.of_line(line.replace(b"5.0", b"-5"), 99, 6.0, 9.0)
+        RankEvent.from_line(line.replace(b"5.0", b"-5"), 99, 6.0, 9.0)
 
 
 def test_every_kind_of_failure_can_be_told():

@@ -52,7 +52,7 @@ def agent(tmp_path):
     yield it
     (tmp_path / "node" / "notice").unlink(missing_ok=True)
     it.stop(1, "j", 1, "cancel")
-    until(lambda: not it._attempts.live(), "nothing runs", it)
+    until(lambda: not it._attempts.live_attempts(), "nothing runs", it)
 
 
 def until(true, what, agent):
@@ -134,7 +134,7 @@ def test_a_training_saves_within_its_grace_and_what_it_saved_before_a_sudden_end
         for pid in (of.reaper.pid, of.supervisor.pid, *tree):
             process_tree.send(pid, signal.SIGKILL)
     outcome = ended(agent)
-    newest = load(tmp_path / "storage" / PoolCheckpoints(PoolStorage(tmp_path / "storage")).step("c")["path"]).step
+    newest = load(tmp_path / "storage" / PoolCheckpoints(PoolStorage(tmp_path / "storage")).resolve("c")["path"]).step
     assert (outcome.state, newest) == (("lost", 1) if killed == "at once" else ("preempted", 2))
 
 

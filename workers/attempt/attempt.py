@@ -43,20 +43,20 @@ class LocalAttempt:
         self.id = attempt
         self.folder = folder
         self.lease_s = lease_s
-        self.life = SupervisorHandle(folder, lease_s)
-        self.starting = False
-        self.gone = False
-        self.draining = False
+        self.supervisor = SupervisorHandle(folder, lease_s)
+        self.is_starting = False
+        self.is_removed = False
+        self.is_draining = False
         self.reader = RankFileReader(folder)
         self.unreadable = _reason(read_json(folder.unreadable))
         self._ended: Outcome | None = None
         self._no_outcome: tuple[int, int] | None = None
         self._ending = threading.Lock()
         self._drain_until_s = 0.0
-        self._cut = False
+        self._is_cut_off = False
         self._paused_until_s = 0.0
-        self._looked_s = 0.0
-        self._troubles = 0
+        self._checked_s = 0.0
+        self._trouble_count = 0
 
     @property
     def outcome(self) -> Outcome | None:
@@ -65,8 +65,8 @@ class LocalAttempt:
             try:
                 self._ended = read_outcome(self.folder.outcome, self.id)
             except UnreadableFile as e:
-                self._spoil_by("outcome.json", e)
-                self._no_outcome = None if e.passing else current_stamp
+                self._handle_unreadable("outcome.json", e)
+                self._no_outcome = None if e.is_transient else current_stamp
         if self._ended is None or not self.unreadable:
             return self._ended
         failure = self._failure("unreadable", self.unreadable)
@@ -79,37 +79,37 @@ class LocalAttempt:
         return "running" if self.folder.started.exists() else "starting"
 
     @property
-    def live(self) -> bool:
+    def is_live(self) -> bool:
         return self.outcome is None
 
-    def settle(self) -> None:
+    def check_supervisor(self) -> None:
         """Check the supervisor; if it exited without an outcome, clean up and record the attempt as lost."""
         now = time.monotonic()
-        if self.starting or self.outcome is not None or now - self._looked_s < LOOK_FOR_SUPERVISOR_S:
+        if self.is_starting or self.outcome is not None or now - self._checked_s < LOOK_FOR_SUPERVISOR_S:
             return
-        self._looked_s = now
-        self.reader.inspect()
+        self._checked_s = now
+        self.reader.check_files()
         if self.unreadable:
             with suppress(OSError):  # the disk may be full; the attempt then ends with its lease, which is not renewed
                 self.stop("cancel")
-        self.gone = not self.folder.path.is_dir()
-        if self.gone or self.life.goes_on() or self.outcome is not None or not self._ending.acquire(blocking=False):
+        self.is_removed = not self.folder.path.is_dir()
+        if self.is_removed or self.supervisor.is_healthy() or self.outcome is not None or not self._ending.acquire(blocking=False):
             return
-        if self.starting:  # `begin` was called after the check above
+        if self.is_starting:  # `begin` was called after the check above
             self._ending.release()
             return
         threading.Thread(target=self._end, name=f"end {self.id}", daemon=True).start()
 
-    def begin(self) -> bool:
+    def mark_starting(self) -> bool:
         """Mark it as starting.
 
         Return False if it is being ended, or has ended, without ever having had a supervisor. An earlier agent was then
         killed during the start, and the controller may have replaced the attempt as lost.
         """
-        self.starting = True
+        self.is_starting = True
         if self._ending.locked() or (self.outcome is not None and not self.folder.supervisor.exists()):
-            self.starting = False
-        return self.starting
+            self.is_starting = False
+        return self.is_starting
 
     def _end(self) -> None:
         """Kill its processes and record it as lost.
@@ -117,9 +117,9 @@ class LocalAttempt:
         Runs in a thread: processes that fork or hang take seconds.
         """
         try:
-            self.life.end()
+            self.supervisor.kill()
             if self.outcome is None:
-                self._ended = Outcome(*self.id, "lost", {}, self._why_lost(), ended_s=time.time())
+                self._ended = Outcome(*self.id, "lost", {}, self._lost_failure(), ended_s=time.time())
                 with suppress(OSError):  # a later agent comes to the same result
                     reserved_files.replace_or_use_reserve(
                         self.folder.outcome, json.dumps(self._ended.to_plain()), durable=True
@@ -129,13 +129,13 @@ class LocalAttempt:
 
     def renew(self, requested_s: float | None = None) -> None:
         """Renew its full lease from `requested_s` on (default: now), unless it never got a supervisor."""
-        if self.starting or self.life.recorded is not None:
-            self.life.renew(requested_s)
+        if self.is_starting or self.supervisor.pids is not None:
+            self.supervisor.renew(requested_s)
 
-    def _why_lost(self) -> Failure:
+    def _lost_failure(self) -> Failure:
         """Failure of a lost attempt, of kind `storage` if a full disk ended the supervisor silently."""
         try:
-            stderr = read_bytes(self.folder.complaints, MOST_COMPLAINT_BYTES).decode(errors="replace")
+            stderr = read_bytes(self.folder.supervisor_log, MOST_COMPLAINT_BYTES).decode(errors="replace")
         except (FileNotFoundError, UnreadableFile):
             stderr = ""
         last_line = (stderr.strip().splitlines() or ["killed from outside, or the node went down"])[-1]
@@ -153,7 +153,7 @@ class LocalAttempt:
             node, rank = "", 0
         return Failure(rank, node, kind, message[:LONGEST_TEXT])
 
-    def spoil(self, reason: str) -> None:
+    def mark_unreadable(self, reason: str) -> None:
         """Stop it because the files of its ranks cannot be read. It ends as failed, of kind `unreadable`."""
         if self.unreadable:
             return
@@ -162,29 +162,29 @@ class LocalAttempt:
         with suppress(OSError):  # the disk may be full; a new agent notices the same again
             write_json(self.folder.unreadable, {"reason": reason})
 
-    def _spoil_by(self, name: str, error: UnreadableFile) -> None:
-        if error.passing:
-            self.trouble(f"{name} {error.why}")
+    def _handle_unreadable(self, name: str, error: UnreadableFile) -> None:
+        if error.is_transient:
+            self.log_trouble(f"{name} {error.why}")
         else:
-            self.spoil(f"{name} {error.why}")
+            self.mark_unreadable(f"{name} {error.why}")
 
-    def trouble(self, why: str) -> None:
+    def log_trouble(self, why: str) -> None:
         """Note that the node cannot check this attempt now. Logs the 1st, 2nd, 4th, 8th, … time."""
-        self._troubles += 1
-        if self._troubles & (self._troubles - 1) == 0:
-            log.error("attempt %s cannot be checked now: %s (%d times)", self.id, why, self._troubles)
+        self._trouble_count += 1
+        if self._trouble_count & (self._trouble_count - 1) == 0:
+            log.error("attempt %s cannot be checked now: %s (%d times)", self.id, why, self._trouble_count)
 
     @property
-    def poison(self) -> dict[str, Any] | None:
+    def unusable_data(self) -> dict[str, Any] | None:
         """{"count", "reason"} of data that its ranks wrote and that cannot be used; None if there was none."""
-        count, reason = self.reader.refused, self.unreadable or self.reader.reason
+        count, reason = self.reader.unusable_count, self.unreadable or self.reader.reason
         return {"count": max(count, 1), "reason": reason} if reason else None
 
-    def report(self, cursor: int, last_phase: str, max_lines: int, max_bytes: int) -> AttemptStatus | None:
+    def status_if_changed(self, cursor: int, last_phase: str, max_lines: int, max_bytes: int) -> AttemptStatus | None:
         """Return its status if the phase is not `last_phase` or there are events from `cursor` on, else None."""
         phase = self.phase
         batch = self._events(cursor, phase == "ended", max_lines, max_bytes)
-        phase = "running" if self.draining else phase
+        phase = "running" if self.is_draining else phase
         if phase == last_phase and batch.cursor == cursor:
             return None
         outcome = self.outcome if phase == "ended" else None
@@ -196,17 +196,17 @@ class LocalAttempt:
         The end of the attempt is reported after all its events, but at most DRAIN_S later.
         """
         now, batch = time.monotonic(), EventBatch([], cursor, False)
-        if self.draining and now >= self._drain_until_s and not self._cut:
-            self._cut = True
-            self.reader.refuse(f"events.jsonl was not read to its end: reading took longer than {DRAIN_S:.0f} s")
-        if not (self.unreadable or self._cut or (now < self._paused_until_s and not has_ended)):
+        if self.is_draining and now >= self._drain_until_s and not self._is_cut_off:
+            self._is_cut_off = True
+            self.reader.count_unusable(f"events.jsonl was not read to its end: reading took longer than {DRAIN_S:.0f} s")
+        if not (self.unreadable or self._is_cut_off or (now < self._paused_until_s and not has_ended)):
             try:
                 batch = self.reader.events(cursor, max_lines, max_bytes)
             except UnreadableFile as e:
-                self._spoil_by("events.jsonl", e)
+                self._handle_unreadable("events.jsonl", e)
             self._paused_until_s = now + BACKLOG_PAUSE_S if batch.more else 0.0
-        self.draining = has_ended and batch.more
-        if self.draining and not self._drain_until_s:
+        self.is_draining = has_ended and batch.more
+        if self.is_draining and not self._drain_until_s:
             self._drain_until_s = now + DRAIN_S
         return batch
 
@@ -219,14 +219,14 @@ class LocalAttempt:
             return
         if requested in ("", "preempt"):
             reserved_files.replace_or_use_reserve(self.folder.stop, f"{how}\n".rjust(STOP_BYTES))
-        self.life.wake()
+        self.supervisor.wake()
 
-    def forget(self) -> None:
+    def remove_rank_files(self) -> None:
         """Remove what the ranks wrote, keep logs and records. Raises UserError while it runs.
 
         The removal comes first: on a disk without free files only it makes space for the mark `forgotten`.
         """
-        if self.live:
+        if self.is_live:
             raise UserError(f"attempt {self.id} has not ended", "stop it first")
         folder_removal.remove(self.folder.shared)
         replace_text(self.folder.removed_mark, "")
@@ -237,7 +237,7 @@ class LocalAttempt:
         `more`: it has more lines now; `ended`: there will be no more. A part that the log no longer has is replaced by
         a line with its size.
         """
-        has_ended = not self.live
+        has_ended = not self.is_live
         try:
             piece = log_files.read(self.folder.log(rank), offset, limit_bytes)
         except FileNotFoundError:

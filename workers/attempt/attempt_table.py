@@ -44,7 +44,7 @@ def _adopted(attempt: AttemptId, folder: AttemptFolder) -> LocalAttempt | None:
         if not folder.order.exists():
             return None
     broken = LocalAttempt(attempt, folder, SHORTEST_LEASE_S)
-    if broken.live:
+    if broken.is_live:
         LOG.error("attempt %s: its order cannot be read; it is told to save and stop", attempt)
         with suppress(OSError):  # the disk may be full; it then runs until the next agent stops it
             broken.stop("preempt")
@@ -60,25 +60,25 @@ class AttemptTable:
         self._epochs: dict[str, int] = {}
         self._ids: dict[str, set[AttemptId]] = {}  # of all attempts with a folder here, by job
         names = sorted(entry.name for entry in os.scandir(folder))
-        self._attempts = {a.id: a for a in self._on_disk(names)}
+        self._attempts = {a.id: a for a in self._load(names)}
         self._renewed_s = 0.0
-        self._wakes = self._rings = 0
-        wakeup_pipe.watch(folder, self, AttemptTable._look_now)
+        self._wakes = self._changes = 0
+        wakeup_pipe.watch(folder, self, AttemptTable._notify_waiters)
 
-    def _on_disk(self, names: list[str]) -> Iterator[LocalAttempt]:
+    def _load(self, names: list[str]) -> Iterator[LocalAttempt]:
         """Yield the attempts that an earlier agent left. Being in the table is all that a running one needs."""
         for name in names:
             folder, attempt = AttemptFolder(self._folder / name), parse(name)
             if attempt is None:
                 continue
-            self._saw(attempt.job, attempt.epoch)
+            self._record_epoch(attempt.job, attempt.epoch)
             self._ids.setdefault(attempt.job, set()).add(attempt)
             if folder.removed_mark.exists():
                 continue
             if local_attempt := _adopted(attempt, folder):
                 yield local_attempt
 
-    def _saw(self, job: str, epoch: int) -> None:
+    def _record_epoch(self, job: str, epoch: int) -> None:
         """Record an epoch of a job, and move the job to the end: the newest jobs come last."""
         self._epochs[job] = max(epoch, self._epochs.pop(job, 0))
 
@@ -87,7 +87,7 @@ class AttemptTable:
         with self._changed:
             return sorted(attempt for attempt in self._ids.get(job, ()) if attempt.epoch == epoch)
 
-    def _dropped(self, attempt: AttemptId) -> None:
+    def _drop_id(self, attempt: AttemptId) -> None:
         """Drop the id of an attempt whose folder was removed."""
         with self._changed:
             ids = self._ids.get(attempt.job, set())
@@ -102,12 +102,12 @@ class AttemptTable:
 
     def log(self, job: str, epoch: int, rank: int, offset: int, limit_bytes: int) -> dict[str, Any]:
         """Read a rank's log; see LocalAttempt.log. Raises NotFound for an attempt that this node never had."""
-        return self._logged(job, epoch, rank).log(rank, offset, limit_bytes)
+        return self._attempt_with_log(job, epoch, rank).log(rank, offset, limit_bytes)
 
     def log_tail(self, job: str, epoch: int, rank: int, count: int) -> dict[str, int]:
-        return self._logged(job, epoch, rank).log_tail(rank, count)
+        return self._attempt_with_log(job, epoch, rank).log_tail(rank, count)
 
-    def _logged(self, job: str, epoch: int, rank: int) -> LocalAttempt:
+    def _attempt_with_log(self, job: str, epoch: int, rank: int) -> LocalAttempt:
         """The part of the attempt whose rank this is: of several node ranks here, only one has its log."""
         ids = self._ids_of(job, epoch)
         if not ids:
@@ -118,16 +118,16 @@ class AttemptTable:
 
     def folder(self, job: str, epoch: int) -> Path:
         """Folder that the ranks of the attempt write to, of its first part on this node. Raises NotFound."""
-        attempts = self._of(job, epoch)
+        attempts = self._attempts_of(job, epoch)
         if not attempts:
             raise NotFound(
                 f"attempt {epoch} of {job} does not run on node {self._node}", "`polyfleet show` lists its nodes"
             )
         return attempts[0].folder.shared
 
-    def running(self, job: str, epoch: int, rank: int) -> AttemptFolder:
+    def running_folder(self, job: str, epoch: int, rank: int) -> AttemptFolder:
         """Folder of the attempt that runs this rank here. Raises NotFound; Conflict if it is not running."""
-        for attempt in self._of(job, epoch):
+        for attempt in self._attempts_of(job, epoch):
             order: Any = read_json(attempt.folder.order)
             if order is None or not order["first_rank"] <= rank < order["first_rank"] + order["ranks"]:
                 continue
@@ -138,32 +138,32 @@ class AttemptTable:
             return attempt.folder
         raise NotFound(f"rank {rank} of {job} does not run on node {self._node}", "`polyfleet show` lists its nodes")
 
-    def _of(self, job: str, epoch: int) -> list[LocalAttempt]:
+    def _attempts_of(self, job: str, epoch: int) -> list[LocalAttempt]:
         with self._changed:
             return [a for a in self._attempts.values() if (a.id.job, a.id.epoch) == (job, epoch)]
 
-    def poison(self) -> dict[str, dict[str, Any]]:
+    def unusable_data(self) -> dict[str, dict[str, Any]]:
         """Attempts whose ranks wrote data that cannot be used: {key: {"count", "reason"}}."""
         with self._changed:
             attempts = list(self._attempts.values())
-        return {str(a.id): problem for a in attempts if (problem := a.poison)}
+        return {str(a.id): problem for a in attempts if (problem := a.unusable_data)}
 
-    def known(self) -> list[str]:
+    def keys(self) -> list[str]:
         """Keys of all attempts in the table."""
         with self._changed:
             return [str(attempt) for attempt in self._attempts]
 
-    def live(self) -> list[LocalAttempt]:
+    def live_attempts(self) -> list[LocalAttempt]:
         with self._changed:
             attempts = list(self._attempts.values())
-        return [a for a in attempts if a.live]
+        return [a for a in attempts if a.is_live]
 
     def renew(self, requested_s: float | None = None) -> None:
         """Renew all leases in full from `requested_s` on, the time of the controller's call (default: now)."""
         requested_s = None if requested_s is None else min(requested_s, lease.now_s())
         if time.monotonic() - self._renewed_s >= RENEW_AT_MOST_EVERY_S:
             self._renewed_s = time.monotonic()
-            for attempt in self.live():
+            for attempt in self.live_attempts():
                 if attempt.unreadable:
                     continue  # if its supervisor does not stop it, it ends with its lease
                 try:
@@ -171,7 +171,7 @@ class AttemptTable:
                 except OSError as e:
                     LOG.error("attempt %s: its lease cannot be written: %s", attempt.id, e)
 
-    def news(
+    def wait_for_changes(
         self, cursors: Mapping[str, int], last_phases: Mapping[str, str], timeout_s: float, gather_s: float = 0.0
     ) -> list[AttemptStatus]:
         """Wait for changes and return the statuses of all changed attempts.
@@ -181,29 +181,29 @@ class AttemptTable:
         """
         started_s, wakes = time.monotonic(), self._wakes
         while True:
-            rings = self._rings
-            statuses, live = self._look(cursors, last_phases)
+            rings = self._changes
+            statuses, live = self._poll(cursors, last_phases)
             waited_s = time.monotonic() - started_s
             phase_changed = any(status.phase != last_phases.get(status.key) for status in statuses)
             if phase_changed or waited_s >= timeout_s or self._wakes != wakes or (statuses and waited_s >= gather_s):
                 return statuses
             left_s = (min(gather_s, timeout_s) if statuses else timeout_s) - waited_s
             with self._changed:
-                if self._rings == rings:  # else something changed during the poll, which may have missed it
+                if self._changes == rings:  # else something changed during the poll, which may have missed it
                     self._changed.wait(min(left_s, LOOK_EVERY_S) if live and not statuses else left_s)
 
-    def _look_now(self) -> None:
+    def _notify_waiters(self) -> None:
         with self._changed:
-            self._rings += 1
+            self._changes += 1
             self._changed.notify_all()
 
-    def wake(self) -> None:
+    def interrupt_wait(self) -> None:
         """Let `news` return at once: something about the node itself has changed."""
         with self._changed:
             self._wakes += 1
-            self._look_now()
+            self._notify_waiters()
 
-    def _look(self, cursors: Mapping[str, int], last_phases: Mapping[str, str]) -> tuple[list[AttemptStatus], bool]:
+    def _poll(self, cursors: Mapping[str, int], last_phases: Mapping[str, str]) -> tuple[list[AttemptStatus], bool]:
         """Poll all attempts once, with equal shares of the limits.
 
         Returns the changed ones, and whether others may change without a wake-up.
@@ -211,23 +211,23 @@ class AttemptTable:
         with self._changed:
             attempts = list(self._attempts.values())
         share = max(1, len(attempts))
-        statuses = [self._ask(a, cursors.get(str(a.id), 0), last_phases.get(str(a.id), ""), share) for a in attempts]
-        return [status for status in statuses if status is not None], any(a.live or a.draining for a in attempts)
+        statuses = [self._poll_attempt(a, cursors.get(str(a.id), 0), last_phases.get(str(a.id), ""), share) for a in attempts]
+        return [status for status in statuses if status is not None], any(a.is_live or a.is_draining for a in attempts)
 
-    def _ask(self, attempt: LocalAttempt, cursor: int, last_phase: str, share: int) -> AttemptStatus | None:
+    def _poll_attempt(self, attempt: LocalAttempt, cursor: int, last_phase: str, share: int) -> AttemptStatus | None:
         """Poll one attempt. An error with it does not affect the others."""
         lines, size = max(LEAST_LINES, MOST_LINES // share), max(2 * LONGEST_LINE_BYTES, MOST_BYTES // share)
         try:
-            attempt.settle()
-            if attempt.gone:
+            attempt.check_supervisor()
+            if attempt.is_removed:
                 with self._changed:
                     self._attempts.pop(attempt.id, None)
-                    self._dropped(attempt.id)
+                    self._drop_id(attempt.id)
                 return None
-            return attempt.report(cursor, last_phase, lines, size)
+            return attempt.status_if_changed(cursor, last_phase, lines, size)
         except OSError as e:  # the node's fault: no disk space, no file descriptors
-            attempt.trouble(str(e))
+            attempt.log_trouble(str(e))
         except Exception as e:
             LOG.exception("attempt %s", attempt.id)
-            attempt.spoil(f"files that its ranks wrote cannot be processed: {e!r}")
+            attempt.mark_unreadable(f"files that its ranks wrote cannot be processed: {e!r}")
         return None

@@ -42,12 +42,12 @@ class AttemptManager(AttemptTable):
         super().__init__(folder, node)
         for parent in (folder, AttemptFolder(folder / "any").shared.parent):
             folder_removal.resume(parent)
-        self._stopped = StoppedEpochs(folder.with_name("stopped.json"))
-        for job, epoch in self._stopped.epochs().items():
-            self._saw(job, epoch)
-        self._storage, self._packages, self._threads = storage, code_archives, threads
+        self._stopped_epochs = StoppedEpochs(folder.with_name("stopped.json"))
+        for job, epoch in self._stopped_epochs.epochs().items():
+            self._record_epoch(job, epoch)
+        self._storage, self._code_archives, self._threads = storage, code_archives, threads
         self._data = DataCache(storage)
-        self._fences, self._starter = fences or FenceReader(), starter or SupervisorLauncher()
+        self._fences, self._launcher = fences or FenceReader(), starter or SupervisorLauncher()
 
     def start(self, order: Order, secrets: Mapping[str, str], interface: str = "") -> None:
         """Start the ranks of an order.
@@ -62,7 +62,7 @@ class AttemptManager(AttemptTable):
         _check(order, attempt)
         self._end_older(attempt)
         requested_s = lease.now_s()
-        self._refuse_fenced(attempt)
+        self._check_fence(attempt)
         folder = AttemptFolder(self._folder / str(attempt))
         with self._starting(attempt, folder, order) as lock:
             if lock is None:
@@ -70,9 +70,9 @@ class AttemptManager(AttemptTable):
             try:
                 order = folder_setup.resolve_paths(order, self._storage)
                 node_context = folder_setup.NodeContext(
-                    self._node, self._packages, self._fences.folder, os.environ, interface
+                    self._node, self._code_archives, self._fences.folder, os.environ, interface
                 )
-                with self._data.used(order.data) as data, self._starter.supervisor(folder, lock) as begin:
+                with self._data.lock_data(order.data) as data, self._launcher.supervisor(folder, lock) as begin:
                     folder_setup.create_folder(folder, order, node_context, self._threads(order), requested_s, data)
                     begin(secrets)  # from now on the supervisor holds the locks of the data
             except (UserError, FleetError):
@@ -80,12 +80,12 @@ class AttemptManager(AttemptTable):
                 raise
             except OSError as e:
                 self._undo(attempt, folder)
-                raise self._no_folder(e) from e
+                raise self._folder_error(e) from e
 
-    def _no_folder(self, e: OSError) -> FleetError:
+    def _folder_error(self, e: OSError) -> FleetError:
         return FleetError(f"node {self._node} cannot create the attempt's folder: {e}", "free disk space on that node")
 
-    def _refuse_fenced(self, attempt: AttemptId) -> None:
+    def _check_fence(self, attempt: AttemptId) -> None:
         try:
             fence = self._fences.epoch(attempt.job)
         except FenceUnreadable as e:
@@ -96,7 +96,7 @@ class AttemptManager(AttemptTable):
         if attempt.epoch < fence:
             raise EpochPast(f"attempt {attempt.epoch} of {attempt.job} was superseded by attempt {fence}", fence)
 
-    def _refuse_past(self, attempt: AttemptId, folder: AttemptFolder) -> None:
+    def _check_not_superseded(self, attempt: AttemptId, folder: AttemptFolder) -> None:
         newest = self._epochs.get(attempt.job, 0)
         if newest > attempt.epoch:
             message = (
@@ -106,7 +106,7 @@ class AttemptManager(AttemptTable):
         if folder.removed_mark.exists():
             message = f"attempt {attempt.epoch} of {attempt.job} has already run on node {self._node}"
             raise EpochPast(message, attempt.epoch)
-        if not folder.supervisor.exists() and self._stopped.has(attempt.job, attempt.epoch):
+        if not folder.supervisor.exists() and self._stopped_epochs.contains(attempt.job, attempt.epoch):
             message = f"attempt {attempt.epoch} of {attempt.job} was stopped before it was started on this node"
             raise EpochPast(message, attempt.epoch)
 
@@ -115,11 +115,11 @@ class AttemptManager(AttemptTable):
 
         Raises FleetError if one does not end in time.
         """
-        older = [a for a in self.live() if a.id.job == attempt.job and a.id.epoch < attempt.epoch]
+        older = [a for a in self.live_attempts() if a.id.job == attempt.job and a.id.epoch < attempt.epoch]
         for other in older:
             other.stop("fence")
         until = time.monotonic() + END_OLDER_S
-        while older := [a for a in older if a.live]:
+        while older := [a for a in older if a.is_live]:
             if time.monotonic() >= until:
                 raise FleetError(
                     f"attempt {older[0].id} is still stopping on node {self._node}",
@@ -127,25 +127,25 @@ class AttemptManager(AttemptTable):
                 )
             time.sleep(LOOK_EVERY_S)
             for other in older:
-                other.settle()
+                other.check_supervisor()
 
     @contextmanager
     def _starting(self, attempt: AttemptId, folder: AttemptFolder, order: Order) -> Iterator[int | None]:
         """Yield the lock that the supervisor will inherit, or None if there is or was a supervisor already."""
         with self._changed:
-            self._refuse_past(attempt, folder)
+            self._check_not_superseded(attempt, folder)
             local_attempt = self._attempts.get(attempt) or LocalAttempt(attempt, folder, order.lease_s)
             try:
                 folder.path.mkdir(mode=0o700, exist_ok=True)
-                lock = None if local_attempt.starting or folder.supervisor.exists() else lease.try_lock(folder.lock)
+                lock = None if local_attempt.is_starting or folder.supervisor.exists() else lease.try_lock(folder.lock)
             except OSError as e:
                 with suppress(OSError):  # it is not empty if an earlier agent left files in it
                     folder.path.rmdir()
-                raise self._no_folder(e) from e
+                raise self._folder_error(e) from e
             self._attempts[attempt] = local_attempt
-            self._saw(attempt.job, attempt.epoch)
+            self._record_epoch(attempt.job, attempt.epoch)
             self._ids.setdefault(attempt.job, set()).add(attempt)
-            if lock is not None and not local_attempt.begin():
+            if lock is not None and not local_attempt.mark_starting():
                 os.close(lock)
                 message = (
                     f"attempt {attempt.epoch} of {attempt.job} ended on node {self._node} before its ranks started"
@@ -157,20 +157,20 @@ class AttemptManager(AttemptTable):
             if lock is not None:
                 os.close(lock)
                 with self._changed:
-                    local_attempt.starting = False
-                    self._look_now()
+                    local_attempt.is_starting = False
+                    self._notify_waiters()
 
     def _undo(self, attempt: AttemptId, folder: AttemptFolder) -> None:
         """Remove the attempt's folders, and kill a supervisor that started after the start had failed."""
-        if (local_attempt := self._attempts.get(attempt)) and local_attempt.life.recorded:
-            local_attempt.life.end()
+        if (local_attempt := self._attempts.get(attempt)) and local_attempt.supervisor.pids:
+            local_attempt.supervisor.kill()
         with self._changed:
             self._attempts.pop(attempt, None)
             if group := supervisor_handle.cgroup_of(folder):
                 group.remove(0.0)
             for path in (folder.shared, folder.path):  # by renaming them: a late supervisor cannot write to them
                 folder_removal.remove(path)
-            self._dropped(attempt)
+            self._drop_id(attempt)
 
     def stop(self, job: str, epoch: int, how: str) -> None:
         """Stop an attempt.
@@ -178,23 +178,23 @@ class AttemptManager(AttemptTable):
         If it is not in the table, its start may still arrive and is then refused. Raises FleetError if that cannot be
         recorded on disk and no fence above its epoch prevents the start either.
         """
-        attempts = self._of_or_never(job, epoch, how != "preempt")
+        attempts = self._find_or_forbid_start(job, epoch, how != "preempt")
         for attempt in attempts:
             attempt.stop(how)
-        self._look_now()
-        self._note_stopped(attempts, job, epoch)
+        self._notify_waiters()
+        self._save_stopped(attempts, job, epoch)
 
-    def forget(self, job: str, epoch: int) -> None:
+    def remove_rank_files(self, job: str, epoch: int) -> None:
         """Remove what its ranks wrote. Raises UserError while it runs.
 
         If it is not in the table, it is never started, as after `stop`.
         """
-        attempts = self._of_or_never(job, epoch, False)
+        attempts = self._find_or_forbid_start(job, epoch, False)
         for attempt in attempts:
-            attempt.forget()
+            attempt.remove_rank_files()
             with self._changed:
                 self._attempts.pop(attempt.id, None)
-        self._note_stopped(attempts, job, epoch)
+        self._save_stopped(attempts, job, epoch)
 
     def remove(self, attempts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
         """Remove all files of these (job, epoch), logs and records included.
@@ -205,8 +205,8 @@ class AttemptManager(AttemptTable):
 
     def _remove(self, job: str, epoch: int) -> bool:
         with self._changed:
-            attempts = self._of(job, epoch)
-            if any(a.live or a.starting for a in attempts):
+            attempts = self._attempts_of(job, epoch)
+            if any(a.is_live or a.is_starting for a in attempts):
                 return False
             for attempt in attempts:
                 del self._attempts[attempt.id]
@@ -214,32 +214,32 @@ class AttemptManager(AttemptTable):
                 folder = AttemptFolder(self._folder / str(id_here))
                 folder_removal.remove(folder.shared)
                 folder_removal.remove(folder.path)
-                self._dropped(id_here)
-            if job not in self._ids and not self._stopped.has(job, 0):
+                self._drop_id(id_here)
+            if job not in self._ids and not self._stopped_epochs.contains(job, 0):
                 self._epochs.pop(job, None)
         return True
 
-    def _of_or_never(self, job: str, epoch: int, final: bool) -> list[LocalAttempt]:
+    def _find_or_forbid_start(self, job: str, epoch: int, final: bool) -> list[LocalAttempt]:
         """Return the job's attempts of this epoch.
 
         If there are none, or if `final`, note that no other may start. Both happen under the lock, so that no start
         comes between.
         """
         with self._changed:
-            attempts = self._of(job, epoch)
+            attempts = self._attempts_of(job, epoch)
             if (final or not attempts) and parse(f"{job}.{epoch}.0") is not None:
-                self._stopped.add(job, epoch)
-                self._saw(job, epoch)
+                self._stopped_epochs.add(job, epoch)
+                self._record_epoch(job, epoch)
             return attempts
 
-    def _note_stopped(self, attempts: list[LocalAttempt], job: str, epoch: int) -> None:
+    def _save_stopped(self, attempts: list[LocalAttempt], job: str, epoch: int) -> None:
         """Save the stopped epochs.
 
         Raises FleetError if that fails and the stopped attempt could still be started. It cannot if there are
         `attempts`, whose own records show the stop (the next stop saves the epochs), or if a fence is above the epoch.
         """
         try:
-            self._stopped.save()
+            self._stopped_epochs.save()
         except OSError as e:
             if attempts or self._is_fenced(job, epoch):
                 return

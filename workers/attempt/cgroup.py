@@ -24,7 +24,7 @@ class Hierarchy(NamedTuple):
     """The group in which others can be created, or the reason why there is none."""
 
     root: Path | None
-    why_not: str = ""
+    unavailable_reason: str = ""
 
 
 def find(environ: Mapping[str, str] = os.environ, top: Path = Path("/")) -> Hierarchy:
@@ -105,7 +105,7 @@ class ControlGroup:
     def __init__(self, path: Path):
         self.path = path
 
-    def make(self, limits: Mapping[str, str]) -> bool:
+    def create(self, limits: Mapping[str, str]) -> bool:
         """Create it.
 
         Returns False if the kernel refuses. Limits whose controller is not available are skipped.
@@ -121,7 +121,7 @@ class ControlGroup:
             _write(self.path / file, value)
         return True
 
-    def opened(self) -> int | None:
+    def open_folder(self) -> int | None:
         """Open a descriptor of its folder, to start processes in it. None if there is no group."""
         with suppress(OSError):
             return os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

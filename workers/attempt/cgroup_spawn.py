@@ -23,8 +23,8 @@ class Started(NamedTuple):
     """A started process; `out` and `err` are non-blocking descriptors to read its stdout and stderr from."""
 
     pid: int
-    out: int
-    err: int
+    stdout: int
+    stderr: int
 
 
 def start(

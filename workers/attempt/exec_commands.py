@@ -42,9 +42,9 @@ class Guest:
     `pid`: its command, which leads a session; 0 before it has requested one.
     """
 
-    line: socket.socket
+    connection: socket.socket
     pid: int = 0
-    ended: bool = False
+    has_ended: bool = False
     kill_at_s: float = float("inf")
 
 
@@ -63,8 +63,8 @@ class Beside:
     ):
         self._ranks = {int(rank["rank"]): rank for rank in ranks}
         self._secrets, self._group, self._selector = secrets, group, selector
-        self._door: socket.socket | None = None
-        self._guests: set[Guest] = set()
+        self._socket: socket.socket | None = None
+        self._connections: set[Guest] = set()
 
     def open(self) -> None:
         """Start to accept commands, on Linux and if the disk has space for the socket."""
@@ -79,42 +79,42 @@ class Beside:
             listener.close()
             return
         listener.setblocking(False)
-        self._door = listener
-        self._selector.register(listener, selectors.EVENT_READ, self._enter)
+        self._socket = listener
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
-    def _enter(self) -> None:
-        assert self._door is not None
+    def _accept(self) -> None:
+        assert self._socket is not None
         with suppress(OSError):
-            line, _ = self._door.accept()
+            line, _ = self._socket.accept()
             line.setblocking(False)
             client = Guest(line)
-            self._guests.add(client)
-            self._selector.register(line, selectors.EVENT_READ, lambda: self._hear(client))
+            self._connections.add(client)
+            self._selector.register(line, selectors.EVENT_READ, lambda: self._receive(client))
 
-    def _hear(self, client: Guest) -> None:
+    def _receive(self, client: Guest) -> None:
         """Read a request, or notice that the agent has closed the connection."""
         try:
-            data, descriptors, _, _ = socket.recv_fds(client.line, LONGEST_BYTES, 3, socket.MSG_CMSG_CLOEXEC)
+            data, descriptors, _, _ = socket.recv_fds(client.connection, LONGEST_BYTES, 3, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return
         except OSError:
             data, descriptors = b"", []
         try:
-            if data and not client.pid and not client.ended:
-                self._begin(client, data, descriptors)
+            if data and not client.pid and not client.has_ended:
+                self._try_start(client, data, descriptors)
                 return
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        self._leave(client)
+        self._disconnect(client)
 
-    def _begin(self, client: Guest, data: bytes, descriptors: list[int]) -> None:
+    def _try_start(self, client: Guest, data: bytes, descriptors: list[int]) -> None:
         try:
             client.pid = self._start(data, descriptors)
             _tell(client, {"pid": client.pid})
         except _RefusedError as e:
             _tell(client, {"error": str(e)})
-            self._leave(client)
+            self._disconnect(client)
 
     def _start(self, data: bytes, descriptors: list[int]) -> int:
         """Start the requested command and return its pid. Raises _RefusedError."""
@@ -122,7 +122,7 @@ class Beside:
         rank = self._ranks.get(request["rank"])
         if rank is None or len(descriptors) != 3:
             raise _RefusedError(f"rank {request['rank']} does not run on this node")
-        if sum(client.pid > 0 for client in self._guests) >= MOST:
+        if sum(client.pid > 0 for client in self._connections) >= MOST:
             raise _RefusedError(f"{MOST} commands run beside this attempt already, the maximum")
         environ = rank["environment"] | self._secrets | secret_names(self._secrets) | request["environment"]
         command = request["command"] or [_shell(environ)]
@@ -139,19 +139,19 @@ class Beside:
             if group is not None:
                 os.close(group)
 
-    def reaped(self, pid: int, code: int) -> None:
+    def on_exit(self, pid: int, code: int) -> None:
         """Report the exit code if the child that has ended is a command."""
-        for client in self._guests:
-            if client.pid == pid and not client.ended:
-                client.ended = True
+        for client in self._connections:
+            if client.pid == pid and not client.has_ended:
+                client.has_ended = True
                 _tell(client, {"code": code})
 
-    def _leave(self, client: Guest) -> None:
+    def _disconnect(self, client: Guest) -> None:
         """Close the connection and send SIGHUP to its command; `look` sends SIGKILL later."""
         self._close(client)
         processes = _session(client.pid) if client.pid else set()
         if not processes:
-            self._guests.discard(client)
+            self._connections.discard(client)
             return
         client.kill_at_s = lease.now_s() + GRACE_S
         for pid in processes:
@@ -160,33 +160,33 @@ class Beside:
 
     def processes(self) -> set[int]:
         """Processes of all commands."""
-        return set().union(*(_session(client.pid) for client in self._guests if client.pid))
+        return set().union(*(_session(client.pid) for client in self._connections if client.pid))
 
-    def look(self) -> None:
+    def kill_overdue(self) -> None:
         """Kill commands whose grace time after SIGHUP has passed. Called regularly."""
         now_s = lease.now_s()
-        for client in [g for g in self._guests if g.kill_at_s <= now_s]:
+        for client in [g for g in self._connections if g.kill_at_s <= now_s]:
             process_tree.kill_tree(partial(_session, client.pid))
-            self._guests.discard(client)
+            self._connections.discard(client)
 
-    def end(self) -> None:
+    def kill_all(self) -> None:
         """Kill all commands at once and accept no others: the attempt ends."""
-        if self._door is not None:
-            self._selector.unregister(self._door)
-            self._door.close()
-            self._door = None
+        if self._socket is not None:
+            self._selector.unregister(self._socket)
+            self._socket.close()
+            self._socket = None
             with suppress(OSError):
                 Path(DOOR).unlink()
-        for client in self._guests:
+        for client in self._connections:
             self._close(client)  # before the kill, so that the agent reports the end of the attempt, not an exit code
             if client.pid:
                 process_tree.kill_tree(partial(_session, client.pid))
-        self._guests.clear()
+        self._connections.clear()
 
     def _close(self, client: Guest) -> None:
-        if client.line.fileno() >= 0:
-            self._selector.unregister(client.line)
-            client.line.close()
+        if client.connection.fileno() >= 0:
+            self._selector.unregister(client.connection)
+            client.connection.close()
 
 
 class _RefusedError(Exception):
@@ -232,4 +232,4 @@ def _session(leader: int) -> set[int]:
 
 def _tell(client: Guest, message: dict[str, Any]) -> None:
     with suppress(OSError):  # the agent has closed the connection
-        client.line.send(json.dumps(message).encode())
+        client.connection.send(json.dumps(message).encode())

@@ -42,7 +42,7 @@ class FenceReading(NamedTuple):
     """A fence as it was read. `asked_s`: when the earliest request that got a reply was sent."""
 
     epoch: int
-    asked_s: float
+    requested_s: float
 
 
 class FenceReader:
@@ -56,14 +56,14 @@ class FenceReader:
         self, fleet: str = "", folder: Path | None = None, stored: Callable[[str, float], bytes | None] | None = None
     ):
         self.folder = folder
-        self._fleet, self._stored = fleet, stored
-        self._rest_until_s = 0.0
+        self._fleet, self._read_store = fleet, stored
+        self._retry_at_s = 0.0
 
     def epoch(self, job: str) -> int:
         """The job's fence, 0 if none was raised. Raises FenceUnreadable if no source responds."""
-        return self.known(job, float("inf")).epoch
+        return self.read(job, float("inf")).epoch
 
-    def known(self, job: str, lease_s: float) -> FenceReading:
+    def read(self, job: str, lease_s: float) -> FenceReading:
         """Read a fence, like `epoch`, within a time that allows to renew a lease of `lease_s`."""
         epochs, why, started_s = [], "", lease.now_s()
         for read in (self._in_store, self._in_folder):
@@ -77,20 +77,20 @@ class FenceReader:
             raise FenceUnreadable(why)
         return FenceReading(
             max((reading.epoch for reading in readings), default=0),
-            min((reading.asked_s for reading in readings), default=started_s),
+            min((reading.requested_s for reading in readings), default=started_s),
         )
 
     def _in_store(self, job: str, lease_s: float) -> int | None:
         """Read the fence from Ray's store; None without a store."""
-        if self._stored is None:
+        if self._read_store is None:
             return None
-        if self.folder is not None and time.monotonic() < self._rest_until_s:
+        if self.folder is not None and time.monotonic() < self._retry_at_s:
             raise FenceUnreadable("Ray's head did not respond to the last request")
         limit_s = min(STORE_LIMIT_S, lease_s * (SHARE_BESIDE_FOLDER if self.folder else SHARE_OF_LEASE))
         try:
-            return _number(self._stored(FENCE_KEY.format(fleet=self._fleet, job=job), limit_s))
+            return _number(self._read_store(FENCE_KEY.format(fleet=self._fleet, job=job), limit_s))
         except FenceUnreadable:
-            self._rest_until_s = time.monotonic() + STORE_REST_S
+            self._retry_at_s = time.monotonic() + STORE_REST_S
             raise
 
     def _in_folder(self, job: str, _lease_s: float) -> int | None:
@@ -136,7 +136,7 @@ def renew_or_stop(attempts: "Iterable[LocalAttempt]", reader: FenceReader) -> No
 
 def _check(attempt: "LocalAttempt", fences: FenceReader, lease_s: float) -> None:
     with suppress(FenceUnreadable):
-        epoch, requested_s = fences.known(attempt.id.job, lease_s)
+        epoch, requested_s = fences.read(attempt.id.job, lease_s)
         if epoch > attempt.id.epoch:
             LOG.warning("attempt %s is stopped: attempt %d of its job has superseded it", attempt.id, epoch)
             attempt.stop("fence")

@@ -55,7 +55,7 @@ class NodeContext(NamedTuple):
     """
 
     node: str
-    packages: NodeCodeArchives
+    code_archives: NodeCodeArchives
     fences: Path | None
     environ: Mapping[str, str]
     interface: str = ""
@@ -80,7 +80,7 @@ def create_folder(
     for rank in sorted({work_rank(order, local) for local in range(order.ranks)}):
         folder.work(rank).mkdir(mode=0o700)
         if order.code_archive:
-            context.packages.unpack(order.code_archive, folder.work(rank))
+            context.code_archives.unpack(order.code_archive, folder.work(rank))
         link(folder.work(rank), order.data, data)
     if order.checkpoint_root:
         root = Path(order.checkpoint_root)
@@ -89,7 +89,7 @@ def create_folder(
             rename_unfinished_saves(root)
         folder_of(root, order.epoch).mkdir(exist_ok=True, mode=0o700)
     write_json(folder.order, order.to_plain())
-    write_json(folder.told, order.to_plain())
+    write_json(folder.shared_order, order.to_plain())
     locks = sorted(str(lock) for _, lock in data.values())
     write_json(folder.launch, launch_record(folder, order, context, threads) | {"data_locks": locks})
     for path, size_bytes in RESERVES.items():
@@ -135,7 +135,7 @@ def _group(folder: AttemptFolder, environ: Mapping[str, str]) -> Path | None:
     """Create the control group of the ranks and return its path; None if there can be none."""
     root = cgroup.find(environ).root
     path = root / cgroup.name(folder.path) if root else None
-    return path if root and path and cgroup.ControlGroup(path).make(cgroup.limits(root, environ)) else None
+    return path if root and path and cgroup.ControlGroup(path).create(cgroup.limits(root, environ)) else None
 
 
 def log_limit_bytes(environ: Mapping[str, str]) -> int:

@@ -62,7 +62,7 @@ class SharedFolder:
 
     def __init__(self, shared: Path):
         self.shared = shared
-        self.told = shared / "order.json"
+        self.shared_order = shared / "order.json"
         self.events = shared / "events.jsonl"
         self.result = shared / "result.json"
         self.works = shared / "work"
@@ -94,7 +94,7 @@ class AttemptFolder(SharedFolder):
         self.stop = path / "stop"
         self.started = path / "started"
         self.outcome = path / "outcome.json"
-        self.complaints = path / "supervisor.log"
+        self.supervisor_log = path / "supervisor.log"
         self.unreadable = path / "unreadable"
         self.removed_mark = path / "removed"
 

@@ -45,12 +45,12 @@ class Hang(NamedTuple):
 class _Still(NamedTuple):
     """Last progress of the ranks that have made steps, time since the newest step, and its limit."""
 
-    begun: dict[int, RankProgress]
+    beats: dict[int, RankProgress]
     limit_s: float
-    for_s: float
+    silent_s: float
 
-    def asked(self, ranks: Mapping[int, int]) -> dict[int, int]:
-        return {pid: rank for pid, rank in ranks.items() if rank in self.begun}
+    def ranks_with_steps(self, ranks: Mapping[int, int]) -> dict[int, int]:
+        return {pid: rank for pid, rank in ranks.items() if rank in self.beats}
 
 
 class HangDetector:
@@ -58,41 +58,41 @@ class HangDetector:
 
     def __init__(self, folder: AttemptFolder, task: str, hang_after_s: float):
         self._folder = folder
-        self._steps = task == "train"
+        self._counts_steps = task == "train"
         self._hang_after_s = hang_after_s
         self._stacks = _Stacks(folder)
-        self._again_s = 0.0
-        self._output = False
-        self._mark = (lease.now_s(), 0.0)
+        self._retry_at_s = 0.0
+        self._has_output = False
+        self._last_active = (lease.now_s(), 0.0)
         self._checked_s = lease.now_s()
 
-    def heard(self) -> None:
+    def on_output(self) -> None:
         """Record that a rank wrote output."""
-        self._output = True
+        self._has_output = True
 
-    def look(self, ranks: Mapping[int, int], others: Callable[[], set[int]] = set) -> Hang | None:
+    def check(self, ranks: Mapping[int, int], others: Callable[[], set[int]] = set) -> Hang | None:
         """Check for a hang. Called a few times a second; collecting stacks takes several calls.
 
         `ranks`: running ranks by pid. `others`: processes of the attempt whose CPU time does not count.
         """
         if not ranks or self._hang_after_s < 0:
             return None
-        if self._steps:
-            return self._without_steps(ranks)
-        return self._idle(ranks, others) if self._hang_after_s else None
+        if self._counts_steps:
+            return self._check_steps(ranks)
+        return self._check_idle(ranks, others) if self._hang_after_s else None
 
-    def last_words(self, ranks: Mapping[int, int]) -> dict[int, str]:
+    def stacks_on_cancel(self, ranks: Mapping[int, int]) -> dict[int, str]:
         """Stacks of a training that is being cancelled, if it made no step for half of the limit; else {}.
 
         The reason may be a hang that another node detected a moment sooner. Called until the ranks have ended, or until
         there are stacks.
         """
-        still = self._still(ranks) if self._steps and self._hang_after_s >= 0 else None
-        if still is None or still.for_s < still.limit_s / 2 or not self._stacks.sample(still.asked(ranks), 1):
+        still = self._step_gap(ranks) if self._counts_steps and self._hang_after_s >= 0 else None
+        if still is None or still.silent_s < still.limit_s / 2 or not self._stacks.sample(still.ranks_with_steps(ranks), 1):
             return {}
-        return self._stacks.told(ranks)
+        return self._stacks.by_rank(ranks)
 
-    def _still(self, ranks: Mapping[int, int]) -> "_Still | None":
+    def _step_gap(self, ranks: Mapping[int, int]) -> "_Still | None":
         """Return the time since the last step; None before there are enough steps, and in a pause."""
         beats = {rank: beat for rank in ranks.values() if (beat := rank_progress.read(self._folder.beat(rank)))}
         min_steps = 1 if self._hang_after_s else LEAST_STEPS
@@ -102,39 +102,39 @@ class HangDetector:
         limit_s = self._hang_after_s or max(LEAST_S, *(P99_TIMES * beat.p99_s for beat in active.values()))
         return _Still(active, limit_s, lease.now_s() - max(beat.at_s for beat in active.values()))
 
-    def _without_steps(self, ranks: Mapping[int, int]) -> Hang | None:
-        still, now_s = self._still(ranks), lease.now_s()
-        if still is None or not still.for_s >= still.limit_s:
-            self._again_s = 0.0
-            self._stacks.forget()
+    def _check_steps(self, ranks: Mapping[int, int]) -> Hang | None:
+        still, now_s = self._step_gap(ranks), lease.now_s()
+        if still is None or not still.silent_s >= still.limit_s:
+            self._retry_at_s = 0.0
+            self._stacks.reset()
             return None
-        if now_s < self._again_s or not self._stacks.sample(still.asked(ranks), SAMPLES):
+        if now_s < self._retry_at_s or not self._stacks.sample(still.ranks_with_steps(ranks), SAMPLES):
             return None
-        if self._stacks.move(still.begun) and still.for_s < PATIENCE * still.limit_s:
-            self._again_s = now_s + still.limit_s
-            self._stacks.forget()
+        if self._stacks.has_moved(still.beats) and still.silent_s < PATIENCE * still.limit_s:
+            self._retry_at_s = now_s + still.limit_s
+            self._stacks.reset()
             return None
-        rank, why = _furthest_behind(ranks, still.begun)
-        message = f"rank {rank} made no step for {still.for_s:.0f} s, the limit is {still.limit_s:.0f} s{why}"
-        return Hang(rank, f"{message}; the stacks of all ranks are in their logs", self._stacks.told(ranks))
+        rank, why = _furthest_behind(ranks, still.beats)
+        message = f"rank {rank} made no step for {still.silent_s:.0f} s, the limit is {still.limit_s:.0f} s{why}"
+        return Hang(rank, f"{message}; the stacks of all ranks are in their logs", self._stacks.by_rank(ranks))
 
-    def _idle(self, ranks: Mapping[int, int], others: Callable[[], set[int]]) -> Hang | None:
+    def _check_idle(self, ranks: Mapping[int, int], others: Callable[[], set[int]]) -> Hang | None:
         now_s = lease.now_s()
-        if now_s - self._checked_s < min(self._hang_after_s / 10, 10.0) and not self._stacks.asked:
+        if now_s - self._checked_s < min(self._hang_after_s / 10, 10.0) and not self._stacks.is_sampling:
             return None
-        self._checked_s, (since_s, used_s) = now_s, self._mark
+        self._checked_s, (since_s, used_s) = now_s, self._last_active
         members = process_tree.tree([os.getpid()], self._folder.shared) - others()
         cpu_s = sum(map(process_tree.cpu_s, members))
         active = abs(cpu_s - used_s) > max(IDLE_CORES * (now_s - since_s), 0.03)
-        if self._output or active:
-            self._output, self._mark = False, (now_s, cpu_s)
-            self._stacks.forget()
+        if self._has_output or active:
+            self._has_output, self._last_active = False, (now_s, cpu_s)
+            self._stacks.reset()
             return None
         if now_s - since_s < self._hang_after_s or not self._stacks.sample(ranks, 1):
             return None
         message = f"no rank printed anything or used CPU time for {now_s - since_s:.0f} s"
         remedy = "the stacks of their processes are in their logs"
-        return Hang(min(ranks.values()), f"{message}; {remedy}", self._stacks.told(ranks))
+        return Hang(min(ranks.values()), f"{message}; {remedy}", self._stacks.by_rank(ranks))
 
 
 class _Sample(NamedTuple):
@@ -149,33 +149,33 @@ class _Stacks:
     def __init__(self, folder: AttemptFolder):
         self._folder = folder
         self._samples: list[dict[int, _Sample]] = []
-        self._from: dict[int, int] = {}
-        self._asked_s: float | None = None
+        self._offsets: dict[int, int] = {}
+        self._signalled_s: float | None = None
 
     @property
-    def asked(self) -> bool:
-        return self._asked_s is not None or bool(self._samples)
+    def is_sampling(self) -> bool:
+        return self._signalled_s is not None or bool(self._samples)
 
-    def forget(self) -> None:
-        self._samples, self._asked_s = [], None
+    def reset(self) -> None:
+        self._samples, self._signalled_s = [], None
 
     def sample(self, ranks: Mapping[int, int], count: int) -> bool:
         """Take the next step of sampling. Returns True once there are `count` samples."""
-        if self._asked_s is None:
-            self._ask(ranks)
-        elif time.monotonic() - self._asked_s >= SAMPLE_S:
-            self._asked_s = None
+        if self._signalled_s is None:
+            self._signal_ranks(ranks)
+        elif time.monotonic() - self._signalled_s >= SAMPLE_S:
+            self._signalled_s = None
             self._samples.append(
                 {rank: _Sample(self._read(rank), _wakes(pid), time.monotonic()) for pid, rank in ranks.items()}
             )
         return len(self._samples) >= count
 
-    def _ask(self, ranks: Mapping[int, int]) -> None:
+    def _signal_ranks(self, ranks: Mapping[int, int]) -> None:
         """Signal ranks that have created their file. Others have no handler yet: the signal would kill them."""
-        self._asked_s = time.monotonic()
+        self._signalled_s = time.monotonic()
         for pid, rank in ranks.items():
             try:
-                self._from[rank] = self._folder.stacks(rank).lstat().st_size
+                self._offsets[rank] = self._folder.stacks(rank).lstat().st_size
             except OSError:
                 continue
             process_tree.send(pid, SIGNAL)
@@ -184,17 +184,17 @@ class _Stacks:
         """The stacks that a rank wrote since it was asked; "" if it is stopped or cannot write them."""
         try:
             with open_untrusted(self._folder.stacks(rank)) as descriptor:
-                return os.pread(descriptor, MOST_STACK_BYTES, self._from.get(rank, 0)).decode(errors="replace")
+                return os.pread(descriptor, MOST_STACK_BYTES, self._offsets.get(rank, 0)).decode(errors="replace")
         except (OSError, UnreadableFile):
             return ""
 
-    def move(self, ranks: Mapping[int, RankProgress]) -> bool:
+    def has_moved(self, ranks: Mapping[int, RankProgress]) -> bool:
         """Return whether the main thread of any of these ranks moved between samples."""
         return any(
             _moved([sample[rank] for sample in self._samples if rank in sample], beat) for rank, beat in ranks.items()
         )
 
-    def told(self, ranks: Mapping[int, int]) -> dict[int, str]:
+    def by_rank(self, ranks: Mapping[int, int]) -> dict[int, str]:
         """Stacks by rank: its Python stacks, else what the kernel shows of its processes."""
         newest = self._samples[-1]
         stacks = {rank: sample.stacks for rank, sample in newest.items()}
@@ -225,7 +225,7 @@ def _main_thread(dump: str, thread: int) -> str:
 def _furthest_behind(ranks: Mapping[int, int], active: Mapping[int, RankProgress]) -> tuple[int, str]:
     """Return the rank that others may wait for, and details: a stopped one, else that with fewest steps."""
     for pid, rank in ranks.items():
-        if (status := process_tree.stat(pid)) and status.stopped:
+        if (status := process_tree.stat(pid)) and status.is_stopped:
             return rank, f"; a signal has stopped its process {pid}"
     rank = min(active, key=lambda r: (active[r].steps, r))
     beat = active[rank]

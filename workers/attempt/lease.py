@@ -81,7 +81,7 @@ class Lease:
             self._deadline_s = newest_s
         return self._deadline_s
 
-    def passed(self) -> bool:
+    def is_expired(self) -> bool:
         return now_s() >= self.deadline_s
 
     def renew(self, lease_s: float, requested_s: float | None = None) -> bool:

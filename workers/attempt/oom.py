@@ -49,7 +49,7 @@ class OomMonitor:
         self._sampled_s = time.monotonic()
         self._log = _KernelLog()
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Sample the counters. Called often, so that earlier kills do not count for a rank that is killed now."""
         if time.monotonic() - self._sampled_s >= SAMPLE_EVERY_S:
             self._before, self._last = self._last, self._counts()
@@ -60,16 +60,16 @@ class OomMonitor:
         own = self._group.killed_for_memory() if self._group is not None else 0
         return OomCounts(own, sum(map(_kills, self._groups)), int(kills[1]) if kills else 0)
 
-    def killed_in_attempt(self) -> bool:
+    def has_kill_in_attempt(self) -> bool:
         """Return whether the kernel lately killed any process of the attempt, as its control group shows."""
         return self._group is not None and self._group.killed_for_memory() > self._before.own
 
-    def killed(self, pid: int) -> bool:
+    def was_killed(self, pid: int) -> bool:
         """Return whether the kernel lately killed this process, which ended by SIGKILL.
 
         `pid` 0: unknown process.
         """
-        if self.killed_in_attempt():
+        if self.has_kill_in_attempt():
             return True
         now = self._counts()
         if now == self._before:

@@ -35,10 +35,10 @@ class FailedRank(NamedTuple):
     node: str
     pid: int
     code: int
-    said: Any
-    printed: str
-    says_full: bool
-    disk: str
+    failure_record: Any
+    stderr_reason: str
+    mentions_full_disk: bool
+    full_disk: str
     peak_bytes: int
 
 
@@ -49,10 +49,10 @@ class Preemption(NamedTuple):
     noted that their work is done. `command`: they run a user's command, not a task of ours.
     """
 
-    asked: frozenset[int] = frozenset()
-    noted: bool = False
-    done: frozenset[int] = frozenset()
-    command: bool = False
+    asked_ranks: frozenset[int] = frozenset()
+    has_note: bool = False
+    done_ranks: frozenset[int] = frozenset()
+    is_command: bool = False
 
 
 def state(why: str, codes: dict[int, int], ranks: int, preemption: Preemption) -> str:
@@ -75,12 +75,12 @@ def _stopped_early(codes: dict[int, int], ranks: int, preemption: Preemption) ->
     counts as done if every rank had ended before it was asked, or noted that it was done. A task of ours that raises
     has failed; if a command was asked to stop, its exit code may be due to that.
     """
-    if preemption.noted:
+    if preemption.has_note:
         return True
     failed = {rank for rank, code in codes.items() if code != 0 and code not in TERMINATED}
-    if failed - preemption.asked if preemption.command else failed:
+    if failed - preemption.asked_ranks if preemption.is_command else failed:
         return False
-    unfinished = preemption.asked - preemption.done
+    unfinished = preemption.asked_ranks - preemption.done_ranks
     return any(codes.values()) or len(codes) < ranks or any(rank in unfinished for rank in codes)
 
 
@@ -128,28 +128,28 @@ def _note(line: bytes) -> dict[str, Any]:
 def cause(rank: FailedRank, memory: OomMonitor) -> Failure:
     """Return the cause of a failure: a kill by the kernel, else the rank's own report, else its exit code."""
     failure = (
-        _said(rank) if isinstance(rank.said, dict) else failure_from_exit(rank.rank, rank.node, rank.code, rank.printed)
+        _said(rank) if isinstance(rank.failure_record, dict) else failure_from_exit(rank.rank, rank.node, rank.code, rank.stderr_reason)
     )
-    if rank.code in KILLED and memory.killed(rank.pid if rank.code == -signal.SIGKILL else 0):
+    if rank.code in KILLED and memory.was_killed(rank.pid if rank.code == -signal.SIGKILL else 0):
         process = f"rank {rank.rank}" if rank.code == -signal.SIGKILL else f"a process of rank {rank.rank}"
         failure = _of_kind(failure, "oom", f"{process} was killed by the kernel because memory ran out")
-    elif failure.kind != "oom" and memory.killed_in_attempt():
+    elif failure.kind != "oom" and memory.has_kill_in_attempt():
         failure = _of_kind(failure, "oom", f"{failure.message}; the kernel killed a process because memory ran out")
-    elif rank.said is None and (rank.says_full or rank.disk):
+    elif rank.failure_record is None and (rank.mentions_full_disk or rank.full_disk):
         failure = _of_kind(failure, "storage", failure.message)
     if failure.kind == "oom":
         peak = f"it held {size(rank.peak_bytes)}" if rank.peak_bytes else ""
         return _of_kind(failure, "oom", _joined(f"{failure.message}: ", peak, memory.limit()))
-    if failure.kind == "storage" and rank.disk and rank.disk not in failure.message:
-        return _of_kind(failure, "storage", f"{failure.message}; {rank.disk}")
+    if failure.kind == "storage" and rank.full_disk and rank.full_disk not in failure.message:
+        return _of_kind(failure, "storage", f"{failure.message}; {rank.full_disk}")
     return failure
 
 
 def _said(rank: FailedRank) -> Failure:
     """Failure that the rank itself reported."""
-    kind = rank.said["kind"] if rank.said.get("kind") in OF_A_CHILD else "user"
-    message, stacks = (str(rank.said.get(name, ""))[:LONGEST_TEXT] for name in ("message", "traceback"))
-    if kind == "user" and rank.disk and any(word in message for word in WRITERS_ERRORS):
+    kind = rank.failure_record["kind"] if rank.failure_record.get("kind") in OF_A_CHILD else "user"
+    message, stacks = (str(rank.failure_record.get(name, ""))[:LONGEST_TEXT] for name in ("message", "traceback"))
+    if kind == "user" and rank.full_disk and any(word in message for word in WRITERS_ERRORS):
         kind = "storage"
     return Failure(rank.rank, rank.node, kind, message, stacks, rank.code)
 

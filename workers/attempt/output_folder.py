@@ -70,22 +70,22 @@ class Outputs:
     """
 
     def __init__(self, folder: str, limit_bytes: int, allowed: str):
-        self._folder, self._limit_bytes, self._allowed = folder, limit_bytes, allowed
+        self._folder, self._limit_bytes, self._limit_text = folder, limit_bytes, allowed
         self._size_bytes = 0
-        self._due_s = lease.now_s() + FIRST_LOOK_S
-        self._measuring: threading.Thread | None = None
+        self._next_check_s = lease.now_s() + FIRST_LOOK_S
+        self._thread: threading.Thread | None = None
 
-    def look(self) -> str:
+    def check(self) -> str:
         """Return why the attempt must end, by the last measurement; "" if it need not. Does not wait."""
         if not self._limit_bytes:
             return ""
-        if lease.now_s() >= self._due_s and (self._measuring is None or not self._measuring.is_alive()):
-            self._due_s = float("inf")
-            self._measuring = threading.Thread(target=self._measure, name="outputs", daemon=True)
-            self._measuring.start()
+        if lease.now_s() >= self._next_check_s and (self._thread is None or not self._thread.is_alive()):
+            self._next_check_s = float("inf")
+            self._thread = threading.Thread(target=self._measure, name="outputs", daemon=True)
+            self._thread.start()
         return self._refusal()
 
-    def last_look(self) -> str:
+    def final_check(self) -> str:
         """Measure now, and return why the attempt has failed; "" if it has not."""
         if self._limit_bytes:
             self._measure()
@@ -95,13 +95,13 @@ class Outputs:
         started_s = lease.now_s()
         self._size_bytes = size_bytes(self._folder)
         duration_s = lease.now_s() - started_s
-        self._due_s = started_s + duration_s + max(LOOK_EVERY_S, REST * duration_s)
+        self._next_check_s = started_s + duration_s + max(LOOK_EVERY_S, REST * duration_s)
 
     def _refusal(self) -> str:
         if not self._limit_bytes or self._size_bytes <= self._limit_bytes:
             return ""
         size, maximum = (f"{count / 2**20:,.1f} MiB" for count in (self._size_bytes, self._limit_bytes))
-        return f"its folder POLYFLEET_OUTPUT_DIR has {size}, {self._allowed.format(maximum)}"
+        return f"its folder POLYFLEET_OUTPUT_DIR has {size}, {self._limit_text.format(maximum)}"
 
     def remove_empty(self) -> None:
         with suppress(OSError):

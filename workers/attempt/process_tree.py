@@ -45,8 +45,8 @@ class Stat(NamedTuple):
     parent: int
     session: int
     ticks: int
-    stopped: bool
-    kernels: bool = False
+    is_stopped: bool
+    is_kernel_thread: bool = False
 
 
 def adopt_orphans() -> None:
@@ -125,7 +125,7 @@ def tree(roots: Collection[int], folder: Path, session: Process | None = None) -
     if session is not None and not _may_be(session, processes):
         session = None
     mark = f"\0{MARK}={folder}\0".encode()
-    user_pids = (pid for pid, status in processes.items() if not status.kernels)
+    user_pids = (pid for pid, status in processes.items() if not status.is_kernel_thread)
     marked_pids = {pid for pid in user_pids if _is_marked(pid, mark)}
     members = [
         pid for pid, status in processes.items() if pid in roots or pid in marked_pids or _is_of(session, status)

@@ -36,12 +36,12 @@ class RankFileReader:
 
     def __init__(self, folder: AttemptFolder):
         self._folder = folder
-        self.refused, self.reason = 0, ""
-        self._judged = 0  # byte up to which unusable lines are counted: a new server reads from the start again
+        self.unusable_count, self.reason = 0, ""
+        self._counted_to = 0  # byte up to which unusable lines are counted: a new server reads from the start again
         self._since_s: float | None = None
         self._result: tuple[int, int] | None = None
         self._inspected: tuple[int, int] | None = None
-        self._strange: set[str] = set()
+        self._misplaced: set[str] = set()
 
     def events(self, cursor: int, max_lines: int, max_bytes: int) -> EventBatch:
         """Read events from byte `cursor` on. Raises UnreadableFile if the file is a pipe, a link or a folder."""
@@ -52,14 +52,14 @@ class RankFileReader:
         except FileNotFoundError:
             return EventBatch([], cursor, False)
         if size < cursor:
-            self.refuse(f"events.jsonl was cut from {cursor} bytes or more to {size}")
+            self.count_unusable(f"events.jsonl was cut from {cursor} bytes or more to {size}")
             return EventBatch([], size, False)
         complete_bytes = data.rfind(b"\n") + 1
         if complete_bytes:
             return self._lines(data[:complete_bytes], cursor, max_lines, cursor + len(data) < size)
         if len(data) <= LONGEST_LINE_BYTES:
             return EventBatch([], cursor, False)
-        self.refuse(f"a line of events.jsonl is longer than {LONGEST_LINE_BYTES} bytes; {size - cursor} were skipped")
+        self.count_unusable(f"a line of events.jsonl is longer than {LONGEST_LINE_BYTES} bytes; {size - cursor} were skipped")
         return EventBatch([], size, False)
 
     def _lines(self, data: bytes, cursor: int, max_lines: int, has_more: bool) -> EventBatch:
@@ -69,14 +69,14 @@ class RankFileReader:
         for line in lines:
             end = cursor + len(line) + 1
             try:
-                event = RankEvent.of_line(line, end, since_s, until_s)
+                event = RankEvent.from_line(line, end, since_s, until_s)
             except InvalidMessage as e:
-                if cursor >= self._judged and line.strip():
-                    self.refuse(f"a line of events.jsonl {e}")
+                if cursor >= self._counted_to and line.strip():
+                    self.count_unusable(f"a line of events.jsonl {e}")
             else:
                 events += [event] if event.type in TOLD else []
             cursor = end
-        self._judged = max(self._judged, cursor)
+        self._counted_to = max(self._counted_to, cursor)
         return EventBatch(events, cursor, bool(rest) or has_more)
 
     def _start_s(self) -> float:
@@ -85,12 +85,12 @@ class RankFileReader:
             self._since_s = self._folder.order.stat().st_mtime if self._folder.order.exists() else 0.0
         return self._since_s
 
-    def inspect(self) -> None:
+    def check_files(self) -> None:
         """Count an unreadable result, and files with names of the agent's own. Called while the ranks run."""
         for name in OF_THE_AGENT:
-            if name not in self._strange and os.path.lexists(self._folder.shared / name):
-                self._strange.add(name)
-                self.refuse(f"{name} was put where ranks write; it has no effect")
+            if name not in self._misplaced and os.path.lexists(self._folder.shared / name):
+                self._misplaced.add(name)
+                self.count_unusable(f"{name} was put where ranks write; it has no effect")
         current = stamp(self._folder.result)
         if (
             current == self._result and current != self._inspected
@@ -99,16 +99,16 @@ class RankFileReader:
             try:
                 read_json(self._folder.result, MOST_RESULT_BYTES)
             except UnreadableFile as e:
-                self.refuse(f"result.json {e.why}")
+                self.count_unusable(f"result.json {e.why}")
             except FileNotFoundError:
                 return
         self._result = current
 
-    def refuse(self, reason: str) -> None:
+    def count_unusable(self, reason: str) -> None:
         """Count data that cannot be used, and log the 1st, 2nd, 4th, 8th, … time."""
-        self.refused, self.reason = self.refused + 1, reason
-        if self.refused & (self.refused - 1) == 0:
-            log.warning("attempt %s: %s (%d so far)", self._folder.path.name, reason, self.refused)
+        self.unusable_count, self.reason = self.unusable_count + 1, reason
+        if self.unusable_count & (self.unusable_count - 1) == 0:
+            log.warning("attempt %s: %s (%d so far)", self._folder.path.name, reason, self.unusable_count)
 
 
 def read_outcome(path: Path, attempt: AttemptId) -> Outcome | None:
@@ -118,7 +118,7 @@ def read_outcome(path: Path, attempt: AttemptId) -> Outcome | None:
     except FileNotFoundError:
         return None
     try:
-        return Outcome.parse_of(attempt, data)
+        return Outcome.parse_for(attempt, data)
     except InvalidMessage as e:
         raise UnreadableFile(str(path), str(e)) from None
 

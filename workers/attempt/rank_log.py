@@ -34,7 +34,7 @@ class RankLog:
         self._rest = {"out": bytearray(), "err": bytearray()}
         self._unfinished: dict[str, str] = {}  # by stream: the part already written of a line that has not ended
         self._fed_s = {"out": 0.0, "err": 0.0}
-        self._lost = 0
+        self._lost_lines = 0
         self.errors = StderrTail()
         if redact.too_short:
             subject = "a secret is" if redact.too_short == 1 else f"{redact.too_short} secrets are"
@@ -50,7 +50,7 @@ class RankLog:
         end = max(rest.rfind(b"\n", search_from), rest.rfind(b"\r", search_from, len(rest) - 1)) + 1
         if end:
             block = bytes(rest[:end])
-            if partial_bytes := self._redact.begun(block):
+            if partial_bytes := self._redact.partial_line_bytes(block):
                 end = block.rfind(b"\n", 0, end - partial_bytes) + 1
             del rest[:end]
             self._write(stream, self._texts(block[:end]))
@@ -67,7 +67,7 @@ class RankLog:
             if rest and self._fed_s[stream] <= until_s:
                 self._fed_s[stream] = math.inf
                 clean = self._redact.clean(bytes(rest))
-                end = _whole_characters(clean, len(clean) - self._redact.started(clean))
+                end = _whole_characters(clean, len(clean) - self._redact.partial_bytes(clean))
                 end -= clean[:end].endswith(b"\r")
                 self._rest[stream] = bytearray(clean[end:])
                 *complete, last = END_OF_LINE.split(clean[:end])
@@ -99,12 +99,12 @@ class RankLog:
             self._unfinished[stream] = (((before or "") if len(texts) == 1 else "") + texts[-1])[:LONGEST_TEXT]
         stamp = _stamp()
         lines = [f"{stamp} {mark} {text}\n" for mark, text in zip(marks, texts, strict=True)]
-        if self._lost:
-            lines = [f"{stamp} {stream} [polyfleet: {self._lost} lines lost, the disk was full]\n", *lines]
+        if self._lost_lines:
+            lines = [f"{stamp} {stream} [polyfleet: {self._lost_lines} lines lost, the disk was full]\n", *lines]
         data = "".join(lines).encode()
         written = self._log.append(data)
         lost = data.count(b"\n", written)
-        self._lost = self._lost + lost - 1 if self._lost and not written else lost
+        self._lost_lines = self._lost_lines + lost - 1 if self._lost_lines and not written else lost
 
     def end(self, stream: str) -> None:
         """Write what is left of a stream that has ended."""

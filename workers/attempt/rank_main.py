@@ -39,19 +39,19 @@ OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "RESOURCE_EXHAU
 
 def main() -> int:
     folder, rank = SharedFolder(Path(os.environ["POLYFLEET_ATTEMPT_DIR"])), int(os.environ["RANK"])
-    redact = Redactor.of_rank(os.environ)
+    redact = Redactor.for_rank(os.environ)
     _tell_stacks(folder.stacks(rank))
     try:
         result = _run_task(folder, rank)
         if rank == 0:
-            replace_or_use_reserve(folder.result, json.dumps(redact.plain(_checked(result))))
+            replace_or_use_reserve(folder.result, json.dumps(redact.clean_data(_checked(result))))
     except SystemExit as e:
         return _exit_code(e)
     except BaseException as e:
         failure = failure_record(e, rank)
         print(failure["traceback"] or failure["message"], file=sys.stderr)  # noqa: T201 - the rank's log is its stderr
         with suppress(OSError):  # on a full disk the supervisor uses the exit code and the last line of our stderr
-            write_json(folder.failure(rank), redact.plain(failure, keys=False))
+            write_json(folder.failure(rank), redact.clean_data(failure, keys=False))
         return INTERRUPTED if isinstance(e, KeyboardInterrupt) else 1
     return 0
 
@@ -68,7 +68,7 @@ def _tell_stacks(path: Path) -> None:
 
 
 def _run_task(folder: SharedFolder, rank: int) -> dict[str, Any]:
-    order = read_json(folder.told)
+    order = read_json(folder.shared_order)
     task = importlib.import_module(f"workers.tasks.{order['task']}")
     context = importlib.import_module("workers.tasks.context").Context.from_attempt(folder.shared, rank, order)
     sys.path.insert(0, str(folder.work(rank)))

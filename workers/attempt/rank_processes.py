@@ -34,15 +34,15 @@ class RankProcesses:
     """
 
     def __init__(self, secrets: dict[str, str], log: Callable[[int], RankLog], on_output: Callable[[], None]):
-        self._secrets, self._log, self._heard = secrets, log, on_output
-        self._ends: list[int] = []  # pids in the order of their exits, as far as the kernel reported them
+        self._secrets, self._log, self._on_output = secrets, log, on_output
+        self._exit_pids: list[int] = []  # pids in the order of their exits, as far as the kernel reported them
         self.selector = selectors.DefaultSelector()
         self.logs: dict[int, RankLog] = {}
         self.running: dict[int, int] = {}
         self.codes: dict[int, int] = {}
         self.peaks: dict[int, int] = {}
 
-    def listen(self, on_signal: Callable[[int, Any], None]) -> None:
+    def install_signal_handlers(self, on_signal: Callable[[int, Any], None]) -> None:
         """Let signals make `turn` return at once: when a rank exits, or the agent wakes us.
 
         Must be called before the agent can know our pid: an unhandled SIGUSR1 would kill this process.
@@ -71,10 +71,10 @@ class RankProcesses:
         self.running[process.pid] = number
         with suppress(OSError, AttributeError):  # since Linux 5.3
             self.selector.register(os.pidfd_open(process.pid), selectors.EVENT_READ, (number, process.pid))
-        for stream, descriptor in (("out", process.out), ("err", process.err)):
+        for stream, descriptor in (("out", process.stdout), ("err", process.stderr)):
             self.selector.register(descriptor, selectors.EVENT_READ, (number, stream))
 
-    def turn(self, timeout_s: float) -> None:
+    def poll(self, timeout_s: float) -> None:
         """Wait for output or a signal, and read one piece of each stream, so that none can starve others.
 
         The selector reports exits of ranks in their order. Callbacks that other modules registered are called.
@@ -88,12 +88,12 @@ class RankProcesses:
                 continue
             number, stream = key.data
             if isinstance(stream, int):
-                self._ends.append(stream)
+                self._exit_pids.append(stream)
                 self._close(key.fd)
                 continue
             data = os.read(key.fd, READ_BYTES)
             if data:
-                self._heard()
+                self._on_output()
                 self.logs[number].feed(stream, data)
             else:
                 self._close(key.fd)
@@ -122,18 +122,18 @@ class RankProcesses:
                     ended.append((pid, number, os.waitstatus_to_exitcode(status)))
                 else:
                     other(pid, os.waitstatus_to_exitcode(status))
-        for pid, number, code in sorted(ended, key=self._when):
+        for pid, number, code in sorted(ended, key=self._exit_order):
             self.codes[number] = code
             yield pid, number, code
 
-    def _when(self, ended: tuple[int, int, int]) -> tuple[bool, int]:
+    def _exit_order(self, ended: tuple[int, int, int]) -> tuple[bool, int]:
         """Sort key for the order of exits: killed ranks first, then as the kernel reported them.
 
         The kernel closes a killed rank's files a moment before it reports the exit, and on a busy machine other ranks
         fail in that moment because they lost their connection to it.
         """
         pid, _, code = ended
-        return code != -signal.SIGKILL, self._ends.index(pid) if pid in self._ends else len(self._ends)
+        return code != -signal.SIGKILL, self._exit_pids.index(pid) if pid in self._exit_pids else len(self._exit_pids)
 
     def drain(self) -> None:
         """Read what is left in the pipes.
@@ -142,11 +142,11 @@ class RankProcesses:
         """
         until = lease.now_s() + DRAIN_S
         while len(self.selector.get_map()) > 1 and lease.now_s() < until:
-            self.turn(0.05)
+            self.poll(0.05)
         for log in self.logs.values():
             log.close()
 
-    def tell(self, lines: dict[int, list[str]]) -> None:
+    def write_lines(self, lines: dict[int, list[str]]) -> None:
         """Write lines of ours into the logs of these ranks."""
         for number, texts in lines.items():
             self.logs[number].end("err")

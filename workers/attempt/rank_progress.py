@@ -83,20 +83,20 @@ class ProgressWriter:
         self._saves = 0
         self._lock = threading.Lock()
 
-    def beat(self, kind: str, step: int | None = None) -> None:
+    def record_step(self, kind: str, step: int | None = None) -> None:
         """Record one step of this kind."""
         if self._descriptor is None:
             return
         with self._lock:
             now = lease.now_s()
             if self._at_s is not None and not self._pauses:
-                self._keep(now - self._at_s)
+                self._add_duration(now - self._at_s)
             self._at_s = now
             self._counts[kind] = self._counts.get(kind, 0) + 1
             self._step = self._step if step is None else step
             self._write()
 
-    def _keep(self, step_s: float) -> None:
+    def _add_duration(self, step_s: float) -> None:
         if len(self._steps_s) == KEPT_STEPS:
             self._sorted_s.pop(bisect_left(self._sorted_s, self._steps_s.popleft()))
         self._steps_s.append(step_s)

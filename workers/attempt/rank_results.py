@@ -29,7 +29,7 @@ class RankResults:
         """The failure record that a rank wrote; None if there is none that can be read."""
         try:
             data = untrusted_files.read_json(self._folder.failure(rank), MOST_FAILURE_BYTES)
-            record = self._redact.plain(data, keys=False)
+            record = self._redact.clean_data(data, keys=False)
         except (FileNotFoundError, UnreadableFile):
             return None
         return record if isinstance(record, dict) else None
@@ -37,20 +37,20 @@ class RankResults:
     def result(self) -> tuple[dict[str, Any], str]:
         """Return the result of rank 0, and why it cannot be read ("" if it can)."""
         try:
-            data = self._redact.plain(untrusted_files.read_json(self._folder.result, MOST_RESULT_BYTES))
+            data = self._redact.clean_data(untrusted_files.read_json(self._folder.result, MOST_RESULT_BYTES))
         except FileNotFoundError:
             return {}, ""
         except UnreadableFile as e:
             return {}, f"result.json {e.why}"
         return (data, "") if isinstance(data, dict) else ({}, "result.json is not a JSON object")
 
-    def remove(self, ranks: Iterable[int]) -> None:
+    def delete_files(self, ranks: Iterable[int]) -> None:
         """Remove the files, which contain secrets that are masked in the outcome."""
         for path in (self._folder.result, *map(self._folder.failure, ranks)):
             with suppress(OSError):
                 path.unlink()
 
-    def tell(self, outcome: Outcome) -> None:
+    def write_outcome(self, outcome: Outcome) -> None:
         """Write the outcome and wake the agent.
 
         On a full disk, drop what does not fit into the reserved space.

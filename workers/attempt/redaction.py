@@ -32,7 +32,7 @@ class Redactor:
         non_empty = [s for s in secrets if s]
         forms = _forms(s for s in non_empty if len(s) >= SHORTEST) if non_empty else []
         self.too_short = sum(len(s) < SHORTEST for s in non_empty)
-        self._all = forms
+        self._forms = forms
         self.longest = max(map(len, forms), default=0)
         self._short = [form for form in forms if len(form) < WINDOW_BYTES]
         self._by_gram: dict[int, list[bytes]] = defaultdict(list)
@@ -40,10 +40,10 @@ class Redactor:
             for gram in _grams(form):
                 self._by_gram[gram].append(form)
         self._grams = frozenset(self._by_gram)
-        self._several = _lines_of_several(forms)
+        self._by_line = _lines_of_several(forms)
 
     @classmethod
-    def of_rank(cls, environ: Mapping[str, str]) -> "Redactor":
+    def for_rank(cls, environ: Mapping[str, str]) -> "Redactor":
         """Create one for files that a rank itself writes.
 
         Must precede user code, which may change the environment.
@@ -74,27 +74,27 @@ class Redactor:
         likely = {form for gram in self._grams.intersection(aligned) for form in self._by_gram[gram]}
         return sorted(span for form in (*likely, *self._short) for span in _occurrences(data, form))
 
-    def started(self, data: bytes) -> int:
+    def partial_bytes(self, data: bytes) -> int:
         """Number of bytes at the end of `data` that may be the start of a secret."""
         tail = data[-self.longest :] if self.longest else b""
-        return max((n for n in range(1, len(tail) + 1) if any(f.startswith(tail[-n:]) for f in self._all)), default=0)
+        return max((n for n in range(1, len(tail) + 1) if any(f.startswith(tail[-n:]) for f in self._forms)), default=0)
 
-    def begun(self, lines: bytes) -> int:
+    def partial_line_bytes(self, lines: bytes) -> int:
         """Number of bytes at the end of these complete lines that may be the first lines of a longer secret."""
         last = lines[lines.rfind(b"\n", 0, -1) + 1 :]
-        likely = (*self._several.get(b"", ()), *self._several.get(last, ()))
+        likely = (*self._by_line.get(b"", ()), *self._by_line.get(last, ()))
         return max((at for form, at in likely if lines.endswith(form[:at])), default=0)
 
-    def plain(self, value: Any, *, keys: bool = True) -> Any:
+    def clean_data(self, value: Any, *, keys: bool = True) -> Any:
         """Mask secrets in JSON-like data. Numbers stay as they are; so do keys of ours, with `keys` false."""
         if not self.longest:
             return value
         if isinstance(value, str):
             return self(value)
         if isinstance(value, dict):
-            return {self.plain(k) if keys else k: self.plain(v, keys=keys) for k, v in value.items()}
+            return {self.clean_data(k) if keys else k: self.clean_data(v, keys=keys) for k, v in value.items()}
         if isinstance(value, list | tuple):
-            return [self.plain(v, keys=keys) for v in value]
+            return [self.clean_data(v, keys=keys) for v in value]
         return value
 
 

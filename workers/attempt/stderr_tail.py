@@ -33,7 +33,7 @@ class PrintedError(NamedTuple):
     """A line of the form `SomethingError: …`. `rank`: of the process that printed it, None if unknown."""
 
     rank: int | None
-    wraps: bool
+    is_wrapper: bool
     text: str
     line: int
 
@@ -50,13 +50,13 @@ class StderrTail:
     def add(self, texts: list[str], continues: bool = False) -> None:
         """Add lines. `continues`: the first one replaces the newest line, which was incomplete."""
         if continues:
-            self._forget_newest()
+            self._drop_newest()
         for text in texts:
             self._count += 1
             self._add(COLOUR.sub("", text[:MAX_CHARACTERS]))
         self._lines.extend(texts[-LAST_LINES:])
 
-    def _forget_newest(self) -> None:
+    def _drop_newest(self) -> None:
         if self._lines:
             self._lines.pop()
         if self._errors and self._errors[-1].line == self._count:
@@ -83,18 +83,18 @@ class StderrTail:
         """
         first_line = self._count - LAST_LINES
         recent = [error for error in self._errors if error.line > first_line]
-        if self._root_line > first_line or any(error.wraps for error in recent):
+        if self._root_line > first_line or any(error.is_wrapper for error in recent):
             recent = list(self._errors)
-        own = [error for error in recent if not error.wraps]
-        return _of_first_rank(own, self._root) or self._last_words()
+        own = [error for error in recent if not error.is_wrapper]
+        return _of_first_rank(own, self._root) or self._last_text()
 
-    def _last_words(self) -> str:
+    def _last_text(self) -> str:
         lines = [COLOUR.sub("", line).strip() for line in reversed(self._lines)]
         reason = next((line for line in lines if not WITHOUT_A_REASON.fullmatch(line)), "")
         return reason or next((line for line in lines if line), "")
 
     @property
-    def says_full(self) -> bool:
+    def mentions_full_disk(self) -> bool:
         """Return whether one of the last lines mentions a full disk."""
         return any(map(disk_full.mentions_full_disk, self._lines))
 

@@ -20,14 +20,14 @@ class StoppedEpochs:
         data: Any = read_json(path)
         entries = data.items() if isinstance(data, dict) else ()
         self._epochs = {job: epoch for job, epoch in entries if type(epoch) is int}
-        self._unsaved = False
+        self._has_unsaved = False
         self._lock = threading.Lock()
 
     def epochs(self) -> dict[str, int]:
         with self._lock:
             return dict(self._epochs)
 
-    def has(self, job: str, epoch: int) -> bool:
+    def contains(self, job: str, epoch: int) -> bool:
         with self._lock:
             return self._epochs.get(job, -1) >= epoch
 
@@ -35,7 +35,7 @@ class StoppedEpochs:
         """Record a stop in memory; `save` writes it to disk."""
         with self._lock:
             if epoch > self._epochs.pop(job, -1):
-                self._unsaved = True
+                self._has_unsaved = True
             self._epochs[job] = max(epoch, self._epochs.get(job, -1))
             while len(self._epochs) > MOST:
                 del self._epochs[next(iter(self._epochs))]
@@ -43,7 +43,7 @@ class StoppedEpochs:
     def save(self) -> None:
         """Write new stops to disk. Raises OSError."""
         with self._lock:
-            if self._unsaved:
+            if self._has_unsaved:
                 replace_text(self._path, json.dumps(self._epochs), durable=True)
                 write_durably(self._path.parent)
-                self._unsaved = False
+                self._has_unsaved = False

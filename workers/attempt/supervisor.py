@@ -65,36 +65,36 @@ class Supervisor:
         self.data = [hold(Path(lock)) for lock in self.launch["data_locks"]]  # until this process ends
         self.group = supervisor_handle.cgroup_of_record(self.launch)
         self.redact = Redactor(secrets.values())
-        self.left = RankResults(folder, self.redact)
+        self.results = RankResults(folder, self.redact)
         self.by_group = self.launch["task"] == "run"
         self.memory = OomMonitor(self.group)
         self.outputs = Outputs(self.launch["output"], *self.launch["output_limit"])
         self.failure: Failure | None = None
-        self.culprit: FirstFailure | None = None
-        self.stalls = HangDetector(folder, self.launch["task"], float(self.launch["hang_after_s"]))
-        self.ranks = RankProcesses(secrets, self._log, self.stalls.heard)
-        self.beside = Beside(self.launch["ranks"], secrets, self._opened_group, self.ranks.selector)
-        self.saves_first = False
-        self.told = False  # whether the stacks of the ranks were written to their logs
-        self.why = ""
-        self.asked: set[int] = set()  # ranks that still ran when they were first asked to stop
-        self.asked_at = float("inf")  # when that was, by the clock of the ranks' notes
+        self.first_failed: FirstFailure | None = None
+        self.hang_detector = HangDetector(folder, self.launch["task"], float(self.launch["hang_after_s"]))
+        self.ranks = RankProcesses(secrets, self._log, self.hang_detector.on_output)
+        self.commands = Beside(self.launch["ranks"], secrets, self._open_group, self.ranks.selector)
+        self.lets_saves_finish = False
+        self.has_written_stacks = False  # whether the stacks of the ranks were written to their logs
+        self.reason = ""
+        self.asked_ranks: set[int] = set()  # ranks that still ran when they were first asked to stop
+        self.requested_at = float("inf")  # when that was, by the clock of the ranks' notes
         self.ended_s: dict[int, float] = {}
         self.kill_at_s = float("inf")
-        self.looked_s = 0.0
+        self.checked_s = 0.0
 
     def run(self) -> None:
         _usual_priority()
         process_tree.adopt_orphans()
         self._start_all()
-        while self.ranks.running or self._lingers():
-            self.ranks.turn(LOOK_EVERY_S)
+        while self.ranks.running or self._command_saves():
+            self.ranks.poll(LOOK_EVERY_S)
             self._reap()
             self.ranks.flush()
-            if lease.now_s() - self.looked_s >= LOOK_EVERY_S:
-                self._look()
+            if lease.now_s() - self.checked_s >= LOOK_EVERY_S:
+                self._check()
             if not self.ranks.running:
-                self.beside.end()
+                self.commands.kill_all()
         self._kill()
         self.ranks.drain()
         self._finish()
@@ -102,37 +102,37 @@ class Supervisor:
     def _log(self, rank: int) -> RankLog:
         return RankLog(self.folder.log(rank), self.redact, self.launch["log_limit_bytes"])
 
-    def signalled(self, number: int, _frame: Any) -> None:
+    def on_signal(self, number: int, _frame: Any) -> None:
         """Handle a signal. SIGTERM: the machine shuts down, ranks may still save. SIGUSR1: the agent wakes us.
 
         The ranks may have got SIGTERM before us, so one that ended within the last second may have ended because of it.
         """
         if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            self._end("preempt")
+            self._stop_ranks("preempt")
             recent_s = lease.now_s() - SIGNALLED_TOGETHER_S
-            self.asked |= {n for n in self.ranks.logs if self.ended_s.get(n, lease.now_s()) > recent_s}
+            self.asked_ranks |= {n for n in self.ranks.logs if self.ended_s.get(n, lease.now_s()) > recent_s}
         if number != signal.SIGCHLD:
-            self.looked_s = 0.0
+            self.checked_s = 0.0
 
     def _start_all(self) -> None:
         """Start all ranks, unless the lease has expired: then a newer attempt may have replaced this one."""
-        if self.lease.passed():
-            self._end("lease")
-        group = self._opened_group()
+        if self.lease.is_expired():
+            self._stop_ranks("lease")
+        group = self._open_group()
         for rank in self.launch["ranks"]:
             with block_signals():  # so that a signal comes before a rank's start, or is passed on to the rank
-                if not self.why:
+                if not self.reason:
                     self._start(rank, group)
         if group is not None:
             os.close(group)
-        if not self.why:
+        if not self.reason:
             with suppress(OSError):  # on a full disk the agent continues to show the attempt as starting
                 reserved_files.replace_or_use_reserve(self.folder.started, f"{time.time():.3f}")
-            self.beside.open()
+            self.commands.open()
             wakeup_pipe.notify(self.folder.path.parent)
 
-    def _opened_group(self) -> int | None:
-        return self.group.opened() if self.group is not None else None
+    def _open_group(self) -> int | None:
+        return self.group.open_folder() if self.group is not None else None
 
     def _start(self, rank: dict[str, Any], group: int | None) -> None:
         try:
@@ -141,23 +141,23 @@ class Supervisor:
             number = rank["rank"]
             self.ranks.codes[number] = CANNOT_START
             self.failure = Failure(number, self.launch["node"], "start", e.message, exit_code=CANNOT_START)
-            self._end("failed")
+            self._stop_ranks("failed")
 
     def _reap(self) -> None:
-        for pid, number, code in self.ranks.reap(self.beside.reaped):
-            self._ended(pid, number, code)
+        for pid, number, code in self.ranks.reap(self.commands.on_exit):
+            self._on_exit(pid, number, code)
 
-    def _ended(self, pid: int, number: int, code: int) -> None:
+    def _on_exit(self, pid: int, number: int, code: int) -> None:
         """Record the exit of a rank.
 
         A failure ends all ranks: they would wait for it in a collective for ever.
         """
         self.ended_s[number] = lease.now_s()
-        if code != 0 and not self.why:
-            self.culprit = FirstFailure(number, pid, disk_full.full_disk(self._disks(number)))
-            self._end("failed")
-            if (self.left.failure(number) or {}).get("kind") == "nan":  # saves that have begun may finish
-                self.saves_first, self.kill_at_s = True, lease.now_s() + self.launch["grace_s"]
+        if code != 0 and not self.reason:
+            self.first_failed = FirstFailure(number, pid, disk_full.full_disk(self._disks(number)))
+            self._stop_ranks("failed")
+            if (self.results.failure(number) or {}).get("kind") == "nan":  # saves that have begun may finish
+                self.lets_saves_finish, self.kill_at_s = True, lease.now_s() + self.launch["grace_s"]
 
     def _disks(self, number: int) -> list[str]:
         """Folders that a rank writes to: its own, its checkpoints, temporary files, shared memory."""
@@ -165,81 +165,81 @@ class Supervisor:
         folders = [rank["environment"].get(name, "") for name in ("POLYFLEET_CHECKPOINT_DIR", "TMPDIR")]
         return [rank["folder"], *filter(None, folders), "/tmp", "/dev/shm"]  # noqa: S108 - only their free space is read
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Check lease, stop requests, hangs, the output folder's size and deadlines, and act on them."""
-        self.looked_s = lease.now_s()
-        if self.lease.passed():
-            self._end("lease")
+        self.checked_s = lease.now_s()
+        if self.lease.is_expired():
+            self._stop_ranks("lease")
         else:
-            self._end(supervisor_handle.requested_stop(self.folder.stop))
-        if not self.why and (hang := self.stalls.look(self.ranks.running, self.beside.processes)):
-            self._hangs(hang)
-        if not self.why and (refusal := self.outputs.look()):
-            self.failure = self._of_all("storage", refusal)
-            self._end("failed")
-        if self.why in ("cancel", "fence") and not self.told and (stacks := self.stalls.last_words(self.ranks.running)):
-            self._tell_stacks(stacks)
-        saves = self.saves_first and any(map(self._saves, self.ranks.running.values()))
-        if lease.now_s() >= self.kill_at_s or (self.saves_first and not saves):
+            self._stop_ranks(supervisor_handle.requested_stop(self.folder.stop))
+        if not self.reason and (hang := self.hang_detector.check(self.ranks.running, self.commands.processes)):
+            self._fail_as_hang(hang)
+        if not self.reason and (refusal := self.outputs.check()):
+            self.failure = self._node_failure("storage", refusal)
+            self._stop_ranks("failed")
+        if self.reason in ("cancel", "fence") and not self.has_written_stacks and (stacks := self.hang_detector.stacks_on_cancel(self.ranks.running)):
+            self._write_stacks(stacks)
+        saves = self.lets_saves_finish and any(map(self._is_saving, self.ranks.running.values()))
+        if lease.now_s() >= self.kill_at_s or (self.lets_saves_finish and not saves):
             self._kill()
-        self.beside.look()
-        self.memory.look()
+        self.commands.kill_overdue()
+        self.memory.sample()
 
-    def _saves(self, number: int) -> bool:
+    def _is_saving(self, number: int) -> bool:
         beat = rank_progress.read(self.folder.beat(number))
         return beat is not None and beat.saving
 
-    def _hangs(self, hang: Hang) -> None:
+    def _fail_as_hang(self, hang: Hang) -> None:
         """Fail because of a hang, with the stacks of the ranks in their logs and in the failure."""
         text = "\n".join(f"rank {number}:\n{stacks.rstrip()}" for number, stacks in hang.stacks.items())
-        self._tell_stacks(hang.stacks)
+        self._write_stacks(hang.stacks)
         text = self.redact(text)[:LONGEST_TEXT]
         self.failure = Failure(hang.rank, self.launch["node"], "hang", hang.message, text)
-        self._end("failed")
+        self._stop_ranks("failed")
 
-    def _tell_stacks(self, stacks_by_rank: dict[int, str]) -> None:
-        self.told = True
+    def _write_stacks(self, stacks_by_rank: dict[int, str]) -> None:
+        self.has_written_stacks = True
         heading = "[polyfleet: no progress; stacks of rank {}]"
-        self.ranks.tell({n: [heading.format(n), *stacks.rstrip().splitlines()] for n, stacks in stacks_by_rank.items()})
+        self.ranks.write_lines({n: [heading.format(n), *stacks.rstrip().splitlines()] for n, stacks in stacks_by_rank.items()})
 
     def _kill(self) -> None:
-        self.beside.end()
+        self.commands.kill_all()
         supervisor_handle.kill_all(self.folder, [os.getpid()])
 
-    def _end(self, why: str) -> None:
+    def _stop_ranks(self, why: str) -> None:
         """Start to stop the ranks for this reason, unless they are being stopped for a stronger one."""
-        if STRENGTH[why] <= STRENGTH[self.why]:
+        if STRENGTH[why] <= STRENGTH[self.reason]:
             return
-        self.why = why
+        self.reason = why
         graces_s = {"preempt": self.launch["grace_s"], "cancel": CANCEL_GRACE_S, "fence": CANCEL_GRACE_S}
         grace_s = graces_s.get(why, 0.0)
         self.kill_at_s = min(self.kill_at_s, lease.now_s() + grace_s)
-        self.looked_s = 0.0
-        self.asked_at = min(self.asked_at, time.time())
+        self.checked_s = 0.0
+        self.requested_at = min(self.requested_at, time.time())
         for pid, number in self.ranks.running.items() if grace_s else ():
             if process_tree.stat(pid) is not None:  # it still runs
-                self.asked.add(number)
+                self.asked_ranks.add(number)
             process_tree.send(pid, signal.SIGTERM, group=self.by_group)
 
-    def _lingers(self) -> bool:
+    def _command_saves(self) -> bool:
         """Return whether a preempted command whose shell has ended may still save in its child processes."""
-        may_save = self.why == "preempt" and self.by_group and lease.now_s() < self.kill_at_s
+        may_save = self.reason == "preempt" and self.by_group and lease.now_s() < self.kill_at_s
         return may_save and bool(process_tree.tree([os.getpid()], self.folder.shared))
 
     def _finish(self) -> None:
         self._reap()
-        result, unreadable = self.left.result()
-        state = outcome.state(self.why, self.ranks.codes, len(self.launch["ranks"]), self._preemption())
+        result, unreadable = self.results.result()
+        state = outcome.state(self.reason, self.ranks.codes, len(self.launch["ranks"]), self._preemption())
         failure = self._failure(state)
         if state == "succeeded" and unreadable:
-            state, failure = "failed", self._of_all("unreadable", unreadable)
-        elif state == "succeeded" and (refusal := self.outputs.last_look()):
-            state, failure = "failed", self._of_all("storage", refusal)
+            state, failure = "failed", self._node_failure("unreadable", unreadable)
+        elif state == "succeeded" and (refusal := self.outputs.final_check()):
+            state, failure = "failed", self._node_failure("storage", refusal)
         peak_bytes = (self.group.peak_bytes() if self.group else 0) or sum(self.ranks.peaks.values())
-        self.left.remove(self.ranks.codes)
+        self.results.delete_files(self.ranks.codes)
         if self.launch["checkpoint_root"]:
             self._remove_empty()
-        self.left.tell(Outcome(*self.attempt, state, self.ranks.codes, failure, result, time.time(), peak_bytes))
+        self.results.write_outcome(Outcome(*self.attempt, state, self.ranks.codes, failure, result, time.time(), peak_bytes))
         if self.group is not None and not self.group.remove(supervisor_handle.REMOVE_S):
             print(f"the control group {self.group.path} cannot be removed", file=sys.stderr)  # noqa: T201 - into supervisor.log
 
@@ -254,33 +254,33 @@ class Supervisor:
 
     def _preemption(self) -> outcome.Preemption:
         """Reaction of the ranks to a preemption. A result of a command means that all its ranks here are done."""
-        if self.why != "preempt":
+        if self.reason != "preempt":
             return outcome.Preemption()
-        early, done = outcome.noted(self.folder.events, self.asked_at)
+        early, done = outcome.noted(self.folder.events, self.requested_at)
         if self.by_group and os.path.lexists(self.folder.result):
             done = frozenset(self.ranks.codes)
-        return outcome.Preemption(frozenset(self.asked), early, done, self.by_group)
+        return outcome.Preemption(frozenset(self.asked_ranks), early, done, self.by_group)
 
     def _failure(self, state: str) -> Failure | None:
         if state == "lost":
-            return self._of_all("lost", "its lease passed: neither the server nor a fence could be reached")
+            return self._node_failure("lost", "its lease passed: neither the server nor a fence could be reached")
         if state == "preempted" and self.by_group and set(self.ranks.codes.values()) - outcome.TERMINATED - {0}:
             return self._first_failure()  # reported, but the attempt does not count as failed
         return (self.failure or self._first_failure()) if state == "failed" else None
 
-    def _of_all(self, kind: str, message: str) -> Failure:
+    def _node_failure(self, kind: str, message: str) -> Failure:
         """A failure of all ranks on this node, under the number of the first one."""
         return Failure(self.launch["ranks"][0]["rank"], self.launch["node"], kind, message)
 
     def _first_failure(self) -> Failure:
         """The failure of the rank that failed first."""
-        number, pid, disk = self.culprit or FirstFailure(outcome.first_bad(self.ranks.codes), 0, "")
-        record = self.left.failure(number)
+        number, pid, disk = self.first_failed or FirstFailure(outcome.first_bad(self.ranks.codes), 0, "")
+        record = self.results.failure(number)
         log, code, peak_bytes = self.ranks.logs[number], self.ranks.codes[number], self.ranks.peaks.get(number, 0)
         node = self.launch["node"]
         errors = log.errors
         failed_rank = outcome.FailedRank(
-            number, node, pid, code, record, errors.reason, errors.says_full, disk, peak_bytes
+            number, node, pid, code, record, errors.reason, errors.mentions_full_disk, disk, peak_bytes
         )
         return outcome.cause(failed_rank, self.memory)
 
@@ -303,7 +303,7 @@ def _put_on_record(folder: AttemptFolder) -> None:
         raise RuntimeError("the reaper has exited")
     supervisor_handle.write_pids(folder, own_process, reaper_process)
     null = os.open(os.devnull, os.O_RDWR)
-    errors = os.open(folder.complaints, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    errors = os.open(folder.supervisor_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for source, target in ((null, 0), (null, 1), (errors, 2)):
         os.dup2(source, target)
 
@@ -326,7 +326,7 @@ def supervise(path: Path, lock: int, launcher: int) -> int:
     if not secrets:  # the agent failed to prepare the folder and closed the pipe
         return 0
     supervisor = Supervisor(folder, attempt, json.loads(secrets))
-    supervisor.ranks.listen(supervisor.signalled)
+    supervisor.ranks.install_signal_handlers(supervisor.on_signal)
     _put_on_record(folder)
     os.write(launcher, b"1")
     os.close(launcher)

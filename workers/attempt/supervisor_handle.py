@@ -72,26 +72,26 @@ class SupervisorHandle:
         self._folder = folder
         self._lease = lease.Lease(folder.lease)
         self._lease_s = lease_s
-        self._recorded: SupervisorPids | None = None
+        self._pids: SupervisorPids | None = None
         self._end_by_s: dict[str, float] = {}
 
     @property
-    def recorded(self) -> SupervisorPids | None:
-        if self._recorded is None:
-            self._recorded = read_pids(self._folder.supervisor)
-        return self._recorded
+    def pids(self) -> SupervisorPids | None:
+        if self._pids is None:
+            self._pids = read_pids(self._folder.supervisor)
+        return self._pids
 
-    def goes_on(self) -> bool:
+    def is_healthy(self) -> bool:
         """Return False if the supervisor has ended, or did not end the attempt in time.
 
         Without a record the attempt may still be starting: then only its lease counts.
         """
         past_s = lease.now_s() - self._lease.deadline_s
-        if self.recorded is None:
+        if self.pids is None:
             return past_s < (LEASE_MARGIN_S if lease.is_locked(self._folder.lock) else 0.0)
-        return process_tree.stat_of(self.recorded.supervisor) is not None and past_s < LEASE_MARGIN_S and self._obeys()
+        return process_tree.stat_of(self.pids.supervisor) is not None and past_s < LEASE_MARGIN_S and self._follows_stop()
 
-    def _obeys(self) -> bool:
+    def _follows_stop(self) -> bool:
         """Return False if a stop request is overdue, counted from when this agent first saw it."""
         requested = requested_stop(self._folder.stop)
         if requested:
@@ -105,21 +105,21 @@ class SupervisorHandle:
 
     def renew(self, requested_s: float | None = None) -> bool:
         """Renew the lease, see Lease.renew, unless its supervisor is stopped or gone: it could not enforce it."""
-        if self.recorded is not None:
-            status = process_tree.stat_of(self.recorded.supervisor)
-            if status is None or status.stopped:
+        if self.pids is not None:
+            status = process_tree.stat_of(self.pids.supervisor)
+            if status is None or status.is_stopped:
                 return False
         return self._lease.renew(self._lease_s, requested_s)
 
     def wake(self) -> None:
         """Let the supervisor check for requests at once, even if it was stopped by a signal."""
-        if self.recorded is not None and process_tree.stat_of(self.recorded.supervisor):
-            process_tree.send(self.recorded.supervisor.pid, signal.SIGCONT)
-            process_tree.send(self.recorded.supervisor.pid, signal.SIGUSR1)
+        if self.pids is not None and process_tree.stat_of(self.pids.supervisor):
+            process_tree.send(self.pids.supervisor.pid, signal.SIGCONT)
+            process_tree.send(self.pids.supervisor.pid, signal.SIGUSR1)
 
-    def end(self) -> None:
+    def kill(self) -> None:
         """Kill the supervisor, then all other processes of the attempt, and last the reaper, their ancestor."""
-        pids = self.recorded
+        pids = self.pids
         running_pids = [p.pid for p in pids or () if process_tree.stat_of(p)]
         if pids and pids.supervisor.pid in running_pids:
             process_tree.send(pids.supervisor.pid, signal.SIGKILL)

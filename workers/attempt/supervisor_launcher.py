@@ -33,25 +33,25 @@ class SupervisorLauncher:
     """
 
     def __init__(self) -> None:
-        self._zygote: _ForkServer | None = None
+        self._fork_server: _ForkServer | None = None
         self._lock = threading.Lock()
 
     @classmethod
-    def begun(cls) -> "SupervisorLauncher":
+    def start_new(cls) -> "SupervisorLauncher":
         launcher = cls()
-        launcher.begin()
+        launcher.start()
         return launcher
 
-    def begin(self) -> None:
+    def start(self) -> None:
         if process_tree.LINUX:
             with self._lock, suppress(OSError):
-                self._zygote = _ForkServer()
+                self._fork_server = _ForkServer()
 
     def close(self) -> None:
         with self._lock:
-            if self._zygote is not None:
-                self._zygote.end()
-            self._zygote = None
+            if self._fork_server is not None:
+                self._fork_server.kill()
+            self._fork_server = None
 
     @contextmanager
     def supervisor(self, folder: AttemptFolder, lock: int) -> Iterator[Begin]:
@@ -61,8 +61,8 @@ class SupervisorLauncher:
         on record, else raises FleetError. A supervisor that gets no secrets exits.
         """
         with self._lock:
-            fork_server = self._zygote
-        pipes = fork_server.ask(folder, lock) if fork_server is not None else None
+            fork_server = self._fork_server
+        pipes = fork_server.request_supervisor(folder, lock) if fork_server is not None else None
         if fork_server is None or pipes is None:
             if fork_server is not None:
                 self._replace(fork_server)
@@ -70,11 +70,11 @@ class SupervisorLauncher:
                 yield begin
             return
         try:
-            yield partial(self._begun, fork_server, pipes, folder.path.name)
+            yield partial(self._send_secrets, fork_server, pipes, folder.path.name)
         finally:
             pipes.close()
 
-    def _begun(self, fork_server: "_ForkServer", pipes: "_Pipes", name: str, secrets: Mapping[str, str]) -> None:
+    def _send_secrets(self, fork_server: "_ForkServer", pipes: "_Pipes", name: str, secrets: Mapping[str, str]) -> None:
         try:
             reply = pipes.exchange(json.dumps(dict(secrets)).encode())
         except TimeoutError:
@@ -91,21 +91,21 @@ class SupervisorLauncher:
             "the fork server %d of supervisors has exited or does not respond: another one is started", fork_server.pid
         )
         if hangs:
-            fork_server.end()
+            fork_server.kill()
         else:
             fork_server.retire()
         with self._lock:
-            if self._zygote is fork_server:
-                self._zygote = None
+            if self._fork_server is fork_server:
+                self._fork_server = None
                 with suppress(OSError):
-                    self._zygote = _ForkServer()
+                    self._fork_server = _ForkServer()
 
 
 class _Pipes(NamedTuple):
     """Our ends of a supervisor's pipes: to write its secrets, and to read its reply."""
 
     secrets: int
-    said: int
+    reply: int
     closed: list[int]
 
     def exchange(self, secrets: bytes) -> bytes:
@@ -115,8 +115,8 @@ class _Pipes(NamedTuple):
         self._close(self.secrets)
         reply = b""
         while True:
-            _wait(self.said, select.POLLIN)
-            piece = os.read(self.said, 1 << 16)
+            _wait(self.reply, select.POLLIN)
+            piece = os.read(self.reply, 1 << 16)
             reply += piece
             if not piece:
                 return reply
@@ -133,7 +133,7 @@ class _Pipes(NamedTuple):
 
     def close(self) -> None:
         self._close(self.secrets)
-        self._close(self.said)
+        self._close(self.reply)
 
 
 def _wait(descriptor: int, event: int) -> None:
@@ -149,8 +149,8 @@ def _wait(descriptor: int, event: int) -> None:
 
 class _ForkServer:
     def __init__(self) -> None:
-        self._door, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._door.settimeout(START_TIMEOUT_S)
+        self._socket, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(START_TIMEOUT_S)
         with server_end:
             command = [
                 sys.executable,
@@ -165,12 +165,12 @@ class _ForkServer:
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
         self.pid = self._child.pid
-        self.end = weakref.finalize(self, _end, self._child, self._door)
+        self.kill = weakref.finalize(self, _end, self._child, self._socket)
 
     def retire(self) -> None:
         """Send no more requests: it exits after the last one. A thread waits for its exit."""
         with suppress(OSError):  # it has exited
-            self._door.shutdown(socket.SHUT_WR)
+            self._socket.shutdown(socket.SHUT_WR)
         threading.Thread(target=self._wait, name="zygote", daemon=True).start()
 
     def _wait(self) -> None:
@@ -180,7 +180,7 @@ class _ForkServer:
         """
         self._child.wait()
 
-    def ask(self, folder: AttemptFolder, lock: int) -> _Pipes | None:
+    def request_supervisor(self, folder: AttemptFolder, lock: int) -> _Pipes | None:
         """Request a supervisor; None if the fork server has exited."""
         secrets_out, secrets = os.pipe()
         reply, reply_in = os.pipe()
@@ -188,7 +188,7 @@ class _ForkServer:
         try:
             if len(request) > LONGEST_REQUEST:
                 raise OSError("the path is too long for a request")
-            socket.send_fds(self._door, [request], [lock, secrets_out, reply_in])
+            socket.send_fds(self._socket, [request], [lock, secrets_out, reply_in])
         except OSError:
             os.close(secrets)
             os.close(reply)

@@ -58,10 +58,10 @@ class BaseBackend(CompatMethods, ABC):
         self.libraries = libraries_of(config)
         if reason := self.unavailable_reason():
             raise BackendUnavailable(self.BACKEND_NAME, reason, enabled(config))
-        self.device_id = self._checked(device_id)
+        self.device_id = self._check_device_id(device_id)
         self.device = self._device(device_id)
         self._stacks: list[ExitStack] = []
-        self._answers: dict[torch.dtype, str] = {}
+        self._dtype_support: dict[torch.dtype, str] = {}
 
     # Availability
 
@@ -80,15 +80,15 @@ class BaseBackend(CompatMethods, ABC):
 
         Raises UserError for a number out of range.
         """
-        if device_id is None or self._checked(device_id) == self.device_id:
+        if device_id is None or self._check_device_id(device_id) == self.device_id:
             return device_description.device_info(self)
         return device_description.device_info(type(self)(self.config, device_id=device_id))
 
     def set_device(self, device_id: int) -> None:
         """Switch to another device of this process. Raises UserError for a number out of range."""
-        self.device = self._device(self._checked(device_id))
+        self.device = self._device(self._check_device_id(device_id))
         self.device_id = device_id
-        self._answers = {}
+        self._dtype_support = {}
         if self._stacks:
             self._select()
 
@@ -165,9 +165,9 @@ class BaseBackend(CompatMethods, ABC):
         Probed on the device, once per kind of device and set of libraries; results are cached in POLYFLEET_HOME.
         """
         requested = dtype_of(dtype)
-        if requested not in self._answers:
-            self._answers[requested] = dtype_probe.dtype_support_probe(self, requested)
-        return self._answers[requested]
+        if requested not in self._dtype_support:
+            self._dtype_support[requested] = dtype_probe.dtype_support_probe(self, requested)
+        return self._dtype_support[requested]
 
     def autocast(self, dtype: str | torch.dtype | None) -> AbstractContextManager[Any]:
         """Autocast context for a dtype; no effect for float32, None and "". Raises UserError if the dtype is absent."""
@@ -219,7 +219,7 @@ class BaseBackend(CompatMethods, ABC):
 
     # Hooks
 
-    def _checked(self, device_id: int) -> int:
+    def _check_device_id(self, device_id: int) -> int:
         count = self.count_devices()
         if isinstance(device_id, bool) or not isinstance(device_id, int) or not 0 <= device_id < count:
             raise UserError(

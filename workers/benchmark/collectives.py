@@ -35,7 +35,7 @@ def open_collective(case: Case, backend: BaseBackend, timer: Timer) -> PreparedC
         raise Unsupported("this process already belongs to a process group")
     group = _Group(case, backend)
     try:
-        first_call_s, is_correct = timer.alone(group.call), group.check()
+        first_call_s, is_correct = timer.single_call_s(group.call), group.check()
         accuracy = {"ok": is_correct, "reason": "" if is_correct else "the ranks' sum or parts are wrong"}
         facts = {"accuracy": accuracy, "first_call_s": first_call_s, "collective": backend.collective_backend}
         prepared = warmed_up(group.call, timer, facts)
@@ -65,7 +65,7 @@ class _Group:
         self._rank = _Rank(store, 0, case.definition.name, case.sizes["bytes"], case.sizes["ranks"], backend)
 
     def call(self) -> torch.Tensor:
-        self._rank.say(1)
+        self._rank.send_signal(1)
         return self._rank.communicate()
 
     def check(self) -> bool:
@@ -77,7 +77,7 @@ class _Group:
         if self._ended:
             return
         self._ended = True
-        self._rank.say(0)
+        self._rank.send_signal(0)
         dist.destroy_process_group()
         for child in self._children:
             try:
@@ -99,31 +99,31 @@ class _Rank:
             timeout=PATIENCE,
         )
         part = count // 4 // (ranks if name == "all-gather" else 1)
-        self._mine = torch.full((part,), float(rank + 1), device=backend.device)
-        self._all = torch.empty(part * ranks, device=backend.device)
-        self._word = torch.zeros(1, dtype=torch.int32, device=backend.device)
+        self._input = torch.full((part,), float(rank + 1), device=backend.device)
+        self._gathered = torch.empty(part * ranks, device=backend.device)
+        self._signal = torch.zeros(1, dtype=torch.int32, device=backend.device)
 
-    def say(self, signal: int) -> None:
-        self._word.fill_(signal)
-        dist.broadcast(self._word, 0)
+    def send_signal(self, signal: int) -> None:
+        self._signal.fill_(signal)
+        dist.broadcast(self._signal, 0)
 
-    def hear(self) -> int:
-        dist.broadcast(self._word, 0)
-        return int(self._word)
+    def receive_signal(self) -> int:
+        dist.broadcast(self._signal, 0)
+        return int(self._signal)
 
     def communicate(self) -> torch.Tensor:
         if self._name == "all-gather":
-            _gather(self._all, self._mine)
-            return self._all
-        summed = self._mine.clone()
+            _gather(self._gathered, self._input)
+            return self._gathered
+        summed = self._input.clone()
         dist.all_reduce(summed)
         return summed
 
     def expected(self) -> torch.Tensor:
         if self._name == "all-gather":
-            parts = [torch.full((len(self._mine),), float(rank + 1)) for rank in range(self._ranks)]
+            parts = [torch.full((len(self._input),), float(rank + 1)) for rank in range(self._ranks)]
             return torch.cat(parts)
-        return torch.full((len(self._mine),), float(sum(range(1, self._ranks + 1))))
+        return torch.full((len(self._input),), float(sum(range(1, self._ranks + 1))))
 
 
 def main(store: str, rank: str, name: str, count: str, ranks: str, backend: str) -> None:
@@ -131,7 +131,7 @@ def main(store: str, rank: str, name: str, count: str, ranks: str, backend: str)
 
     device_backend = backends.create(backend, 0 if backend == "cpu" else int(rank))
     member = _Rank(store, int(rank), name, int(count), int(ranks), device_backend)
-    while member.hear():
+    while member.receive_signal():
         member.communicate()
     dist.destroy_process_group()
 

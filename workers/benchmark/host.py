@@ -73,17 +73,17 @@ class Others:
     """Track other processes that used CPUs since the last call: {"name", "pid", "cpus"}, busiest first."""
 
     def __init__(self) -> None:
-        self._known = _process_times(())
-        self._at_s = time.monotonic()
+        self._last_times = _process_times(())
+        self._last_s = time.monotonic()
 
     def busiest(self, ours: Collection[int]) -> list[dict[str, Any]]:
         now, at_s = _process_times(ours), time.monotonic()
-        passed_s = max(at_s - self._at_s, 1e-3)
+        passed_s = max(at_s - self._last_s, 1e-3)
         rates: list[dict[str, Any]] = [
-            {"name": name, "pid": pid, "cpus": round((used_s - self._known.get(pid, (name, 0.0))[1]) / passed_s, 2)}
+            {"name": name, "pid": pid, "cpus": round((used_s - self._last_times.get(pid, (name, 0.0))[1]) / passed_s, 2)}
             for pid, (name, used_s) in now.items()
         ]
-        self._known, self._at_s = now, at_s
+        self._last_times, self._last_s = now, at_s
         busy = [rate for rate in rates if rate["cpus"] >= BUSY_CPUS]
         return sorted(busy, key=lambda rate: -rate["cpus"])[:NAMED]
 

@@ -103,7 +103,7 @@ def prepare_case(
         if facts["peak_memory_bytes"] is None:  # peak_of did not call it
             once()
 
-    facts |= repetition.settle(second)
+    facts |= repetition.detect_changes(second)
     call = repetition.call
     if settings.regime == "cold":
         call = _cold(settings, ready, repetition, cache_bytes)
@@ -234,7 +234,7 @@ def _checked(
 ) -> dict[str, Any]:
     """Measure the errors of the first call's output, or of its gradients."""
     if expected.output is None:
-        return {"ok": None, "reason": f"not checked: {expected.why_not}"}
+        return {"ok": None, "reason": f"not checked: {expected.reason}"}
     times = 3 if settings.train else 1  # backward and the step follow the forward
     rounding = accuracy.Rounding(dtype, times * settings.depth, times * settings.roundings)
     if not settings.train:

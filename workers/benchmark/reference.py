@@ -23,13 +23,13 @@ class ReferenceResult:
     dtype: str = "float64"
     output: Tensor | None = None
     gradients: tuple[Tensor, ...] = ()
-    why_not: str = ""
+    reason: str = ""
 
 
 def compute(built: Built, sample: Sample, train: bool, flops: float) -> ReferenceResult:
     """Compute the reference. `sample` is already rounded to the measured precision."""
     if flops > 20 * MOST_FLOPS:
-        return ReferenceResult(why_not=f"{flops:.2g} operations are too many for a reference on the CPU")
+        return ReferenceResult(reason=f"{flops:.2g} operations are too many for a reference on the CPU")
     dtype = torch.float64 if flops <= MOST_FLOPS else torch.float32
     module = copy.deepcopy(built.module).to(dtype)
     inputs = rounded(sample.copy(), dtype)
@@ -38,7 +38,7 @@ def compute(built: Built, sample: Sample, train: bool, flops: float) -> Referenc
     with torch.set_grad_enabled(train):
         output = module(*inputs.args, **inputs.kwargs)
     if not torch.equal(rng_state, torch.get_rng_state()):
-        return ReferenceResult(why_not="it draws random numbers (perhaps dropout), which differ between devices")
+        return ReferenceResult(reason="it draws random numbers (perhaps dropout), which differ between devices")
     if not train:
         return ReferenceResult(name, first_tensor(output).detach())
     loss = built.loss(output)  # its rounding to float32 is the same for every target

@@ -37,12 +37,12 @@ class Repetition:
         self._state = ModelState(forward) if isinstance(forward, nn.Module) else None
         self._changed_state: tuple[str, ...] = ()
         self._on_host = self._inputs_on_host()
-        self._given = sample if to_host else self._inputs.first()
+        self._first_inputs = sample if to_host else self._inputs.first()
 
     def first(self) -> Any:
-        return self._run(self._given)
+        return self._run(self._first_inputs)
 
-    def settle(self, second: Callable[[Callable[[], Any]], None]) -> dict[str, Any]:
+    def detect_changes(self, second: Callable[[Callable[[], Any]], None]) -> dict[str, Any]:
         """Detect what calls change: inputs by the first call, and the model's state by one more, which `second` makes.
 
         State that only the first call fills in, such as a table of angles, need not be restored. Returns
@@ -53,10 +53,10 @@ class Repetition:
             self._inputs.compare()
         elif changed := changed_names(self._on_host, self._inputs_on_host()):
             raise UserError(f"the kernels change {', '.join(changed)} in place", "write their result to a new tensor")
-        del self._given
+        del self._first_inputs
         before = self._state.digests() if self._state else {}
         self._inputs.refill(1)
-        second(lambda: self._run(self._inputs.take()))
+        second(lambda: self._run(self._inputs.next_input()))
         if self._state:
             self._changed_state = self._state.check(changed_names(before, self._state.digests()))
             if self._changed_state:
@@ -69,7 +69,7 @@ class Repetition:
     @property
     def call(self) -> Callable[[], Any]:
         run, sample, inputs = self._run, self._sample, self._inputs
-        return (lambda: run(inputs.take())) if inputs.changed else lambda: run(sample)
+        return (lambda: run(inputs.next_input())) if inputs.changed else lambda: run(sample)
 
     @property
     def refill(self) -> Refill:

@@ -47,14 +47,14 @@ class Session:
         self._backend, self._seed, self._user_build = backend, seed, user_build
         self._timer = Timer(backend)
         self._cache_bytes = _cache_bytes(backend)
-        self._arms: dict[str, PreparedCase] = {}
+        self._prepared_cases: dict[str, PreparedCase] = {}
         self._energy_source, self._joules = energy.counter(backend)
-        self._others = host.Others()
+        self._busy_processes = host.Others()
         self._verbs: dict[str, Callable[..., Any]] = {
             "describe": self.describe,
             "state": self.state,
-            "prepare": self._answer_open,
-            "run": self._answer_block,
+            "prepare": self._open_or_report,
+            "run": self._block_or_report,
             "energy": self.energy,
             "close": self.close,
         }
@@ -86,25 +86,25 @@ class Session:
 
     def state(self, ours: Sequence[int] = ()) -> Message:
         """Return the state of the machine and this device. `ours` are the process ids of the run."""
-        machine = host.state() | {"busiest": self._others.busiest(ours)}
+        machine = host.state() | {"busiest": self._busy_processes.busiest(ours)}
         device = _device_state(self._backend)
         if "pids" in device:
             device["others"] = [pid for pid in device.pop("pids") if pid not in (*ours, os.getpid())]
         return machine | ({"device": device} if device else {})
 
-    def open(self, measurement: str, case: Message) -> Message:
+    def open_case(self, measurement: str, case: Message) -> Message:
         """Prepare a case with the settings `case` under the id `measurement`, and return facts about it.
 
         Raises Unsupported with the reason if this device cannot run it, and any exception of the workload."""
         try:
-            self._arms[measurement] = self._open(case)
+            self._prepared_cases[measurement] = self._open(case)
         finally:
             gc.collect()
-        return self._arms[measurement].facts
+        return self._prepared_cases[measurement].facts
 
-    def block(self, measurement: str) -> Message:
+    def run_block(self, measurement: str) -> Message:
         """Time one block of a prepared case, and the latency of a single call. Raises what the workload raises."""
-        prepared = self._opened(measurement)
+        prepared = self._find_case(measurement)
         timer = prepared.timer or self._timer
         timed = timer.block(prepared.call, prepared.calls, prepared.parts, prepared.refill)
         return {
@@ -112,7 +112,7 @@ class Session:
             "parts_s": list(timed.parts_s),
             "cpu_s": timed.cpu_s,
             "preempted": timed.preempted,
-            "single_call_s": timer.alone(prepared.call, prepared.refill),
+            "single_call_s": timer.single_call_s(prepared.call, prepared.refill),
             "at": time.time(),
         }
 
@@ -121,7 +121,7 @@ class Session:
 
         Returns {} without a counter, or if inputs are restored between calls.
         """
-        prepared, calls = self._opened(measurement), 0
+        prepared, calls = self._find_case(measurement), 0
         if self._joules is None or prepared.refill is not None:  # the counter would include the restoring
             return {}
         joules, started = self._joules(), time.monotonic()
@@ -130,34 +130,34 @@ class Session:
         return {"joules_per_call": (self._joules() - joules) / calls, "watts": (self._joules() - joules) / elapsed_s}
 
     def close(self) -> Message:
-        for measurement in self._arms.values():
+        for measurement in self._prepared_cases.values():
             measurement.end()
-        self._arms.clear()
+        self._prepared_cases.clear()
         gc.collect()
         self._backend.empty_cache()
         return {}
 
-    def _answer_open(self, measurement: str, case: Message) -> Message:
+    def _open_or_report(self, measurement: str, case: Message) -> Message:
         """Call `open` and report exceptions of the workload, such as the user's own model, as its result:
         {"unsupported": reason} if this device cannot run it, {"failed": message} for any other."""
         try:
-            return self.open(measurement, case)
+            return self.open_case(measurement, case)
         except Unsupported as e:
             return {"unsupported": str(e)}
         except Exception as e:
             return {"failed": _told(e)}
 
-    def _answer_block(self, measurement: str) -> Message:
-        self._opened(measurement)
+    def _block_or_report(self, measurement: str) -> Message:
+        self._find_case(measurement)
         try:
-            return self.block(measurement)
+            return self.run_block(measurement)
         except Exception as e:
             return {"failed": _told(e)}
 
-    def _opened(self, measurement: str) -> PreparedCase:
-        if measurement not in self._arms:
+    def _find_case(self, measurement: str) -> PreparedCase:
+        if measurement not in self._prepared_cases:
             raise UserError(f"no measurement {measurement!r} is open", 'send "prepare" first')
-        return self._arms[measurement]
+        return self._prepared_cases[measurement]
 
     def _open(self, request: Message) -> PreparedCase:
         self._timer.case_s = request.get("case_s", inf)

@@ -38,7 +38,7 @@ def serve(folder: Path, handle: Callable[[Message], Any], stopped: Callable[[], 
         part = address.with_suffix(f".{os.getpid()}")
         part.write_text(json.dumps({"socket": path, "pid": os.getpid()}))
         part.replace(address)
-        idle_s, redact = 0.0, Redactor.of_rank(os.environ)
+        idle_s, redact = 0.0, Redactor.for_rank(os.environ)
         while idle_s < IDLE_TIMEOUT_S:
             if stopped():
                 return "stopped"
@@ -62,7 +62,7 @@ def _answer(connection: socket.socket, handle: Callable[[Message], Any], redact:
     except (OSError, UnreadableFile):
         return True
     ends = message.get("do") == "end"
-    response = json.dumps(redact.plain({"result": {}} if ends else _told(message, handle), keys=False))
+    response = json.dumps(redact.clean_data({"result": {}} if ends else _told(message, handle), keys=False))
     with suppress(OSError):
         connection.sendall(response.encode() + b"\n")
     return not ends

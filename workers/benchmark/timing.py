@@ -100,7 +100,7 @@ class Timer:
         self._backend.synchronize()
         return float(begin.elapsed_time(end)) / 1e3
 
-    def alone(self, call: Callable[[], Any], refill: Refill = None) -> float:
+    def single_call_s(self, call: Callable[[], Any], refill: Refill = None) -> float:
         """Seconds from the start of one call until it is done, by the host's clock: the latency of one request."""
         self._backend.synchronize()
         self._refill(refill, 1)

@@ -35,7 +35,7 @@ def prepare_transfer(case: Case, backend: BaseBackend, timer: Timer) -> Prepared
 
     lazy = name == "memory-copy" and backend.device.type == "xla"
     call = negate if lazy else up if name == "host-to-device" else copy
-    first_call_s = timer.alone(call)
+    first_call_s = timer.single_call_s(call)
     arrived = bool(torch.equal(-call().cpu() if lazy else target.cpu(), host.cpu()))
     accuracy = {"ok": arrived, "reason": "" if arrived else "the received bytes differ from those sent"}
     return warmed_up(

@@ -24,7 +24,7 @@ class SaveInProgress:
         self.path = prepared.to.path
         self.step = prepared.manifest.step
         self.blocked_s = blocked_s
-        self.answered = False
+        self.result_was_read = False
         self._saved: Saved | None = None
         self._error: BaseException | None = None
         # Not a daemon thread: a process that exits now still finishes its save.
@@ -36,7 +36,7 @@ class SaveInProgress:
     def done(self) -> bool:
         return not self._thread.is_alive()
 
-    def settle(self) -> None:
+    def wait_until_ended(self) -> None:
         """Wait until the save has ended, whether it succeeded or failed."""
         self._thread.join()
 
@@ -45,7 +45,7 @@ class SaveInProgress:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise TimeoutError(f"step {self.step} is still being saved after {timeout_s} s")
-        self.answered = True
+        self.result_was_read = True
         if self._error is not None:
             raise self._error
         assert self._saved is not None
@@ -101,16 +101,16 @@ class BackgroundSaver:
         saving.start()
         return saving
 
-    def settle(self, root: "str | os.PathLike[str]") -> None:
+    def wait_below(self, root: "str | os.PathLike[str]") -> None:
         """Wait until nothing is being written below `root`. Does not raise the save's errors."""
         last = self._last
         if last is not None and str(last.path).startswith(str(root).rstrip("/")):
-            last.settle()
+            last.wait_until_ended()
 
     def wait(self) -> Saved | None:
         """Wait until no save is in progress. Raises the error of the last save, once."""
         last, self._last = self._last, None
-        return last.result() if last is not None and not (last.done() and last.answered) else None
+        return last.result() if last is not None and not (last.done() and last.result_was_read) else None
 
 
 SHARED = BackgroundSaver()

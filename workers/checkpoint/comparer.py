@@ -70,9 +70,9 @@ def _partners(a: Manifest, b: Manifest) -> tuple[dict[str, str], list[str]]:
     partners: dict[str, str] = {}
     sentences: list[str] = []
     for entry in (e for e in a.entries if e in b.entries and a.entries[e].kind == b.entries[e].kind == "module"):
-        tensors_b = {name.removeprefix(f"{entry}/"): name for name in b.own(entry)}
+        tensors_b = {name.removeprefix(f"{entry}/"): name for name in b.module_tensors(entry)}
         try:
-            match = fit([name.removeprefix(f"{entry}/") for name in a.own(entry)], tensors_b, sides=("first", "second"))
+            match = fit([name.removeprefix(f"{entry}/") for name in a.module_tensors(entry)], tensors_b, sides=("first", "second"))
         except AmbiguousNamesError:
             continue
         if match is not None and match.stripped:
@@ -148,7 +148,7 @@ def _ulp(x: torch.Tensor, y: torch.Tensor) -> int:
 def _parts(reader: CheckpointReader, name: str) -> Iterator[torch.Tensor]:
     """Yield a tensor's elements in order, flat, AT_ONCE at a time, so that both sides match."""
     entry = reader.entry(name)
-    reader.prove(reader.chunks_of(entry.alias_of if entry.view else name))
+    reader.verify_chunks(reader.chunks_of(entry.alias_of if entry.view else name))
     count = math.prod(entry.shape)
     for start in range(0, count, AT_ONCE):
         yield read_elements(reader, reader.manifest.resolve(name), start, min(start + AT_ONCE, count))

@@ -69,9 +69,9 @@ def convert(
         report = LoadReport(str(reader.folder), reader.manifest.step, reader.manifest.producer)
         target_dtypes = {name: _wanted(policy, name, entry) for name, entry in reader.manifest.stored().items()}
         converted = _Converted(reader, policy, report, target_dtypes)
-        reader.prove(reader.all_chunks(), progress)
+        reader.verify_chunks(reader.all_chunks(), progress)
         converted.measure()
-        policy.judge(report)
+        policy.check_losses(report)
         folder = Path(root) / _name(reader, target_dtypes)
         exists = os.path.lexists(folder / NAME)
         manifest = _found(folder, target_dtypes) if exists else converted.write(files, Path(root), folder, kind)
@@ -101,7 +101,7 @@ def _found(folder: Path, target_dtypes: dict[str, str]) -> Manifest:
 
 
 def _wanted(policy: DtypePolicy, name: str, entry: TensorEntry) -> str:
-    return entry.dtype if entry.role in ("rng", "array") else policy.wanted(name, entry, "cpu")
+    return entry.dtype if entry.role in ("rng", "array") else policy.target_dtype(name, entry, "cpu")
 
 
 class _Converted:
@@ -110,18 +110,18 @@ class _Converted:
     def __init__(
         self, reader: CheckpointReader, policy: DtypePolicy, report: LoadReport, target_dtypes: dict[str, str]
     ):
-        self._reader, self._wanted = reader, target_dtypes
+        self._reader, self._target_dtypes = reader, target_dtypes
         self._stage = LoadStage(reader, policy, report, torch.device("cpu"))
 
     def measure(self) -> None:
         """Add to the report what the conversions change. Tensors that keep their dtype are not read."""
-        for name, dtype in self._wanted.items():
-            self._stage.note(name, bits.torch_dtype(dtype))
+        for name, dtype in self._target_dtypes.items():
+            self._stage.plan_parts(name, bits.torch_dtype(dtype))
         self._stage.rescale()
-        self._stage.rehearse()
+        self._stage.count_losses()
 
     def write(self, files: Files, root: Path, folder: Path, kind: str) -> Manifest:
-        layouts = lay_out([self._piece(name) for name in self._wanted], SHARD_BYTES)
+        layouts = lay_out([self._piece(name) for name in self._target_dtypes], SHARD_BYTES)
         staging = root / f"{PART}{folder.name}"
         with writer_lock(root):
             if os.path.lexists(folder / NAME):
@@ -135,7 +135,7 @@ class _Converted:
                     self._reader.manifest,
                     created=datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
                     files=shards,
-                    tensors=self._described(layouts),
+                    tensors=self._describe_tensors(layouts),
                 )
                 files.sync_folder(staging)
                 files.rename(staging, folder)
@@ -149,28 +149,28 @@ class _Converted:
         return manifest
 
     def _piece(self, name: str) -> TensorPiece:
-        entry, dtype = self._reader.entry(name), DTYPES[self._wanted[name]]
+        entry, dtype = self._reader.entry(name), DTYPES[self._target_dtypes[name]]
         count = int(np.prod(entry.shape, dtype=np.int64))
         shape = entry.shape if dtype.safetensors else (count * dtype.bytes,)
         return TensorPiece(name, dtype.code, shape, count * dtype.bytes, dtype.bytes, partial(self._read, name))
 
     def _read(self, name: str, start: int, stop: int, out: memoryview) -> None:
         """Write bytes start to stop of the converted tensor into `out`: read their elements and convert them."""
-        dtype = bits.torch_dtype(self._wanted[name])
+        dtype = bits.torch_dtype(self._target_dtypes[name])
         size = dtype.itemsize
         target = torch.from_numpy(np.frombuffer(out, np.uint8)).view(dtype)
-        self._stage.part(name, target, start // size, stop // size)
+        self._stage.copy_part(name, target, start // size, stop // size)
 
-    def _described(self, layouts: list[Layout]) -> dict[str, TensorEntry]:
+    def _describe_tensors(self, layouts: list[Layout]) -> dict[str, TensorEntry]:
         locations = {
             piece.key: Stored(layout.file, offset)
             for layout in layouts
             for piece, offset in zip(layout.pieces, layout.offsets, strict=True)
         }
         return {
-            name: replace(entry, dtype=self._wanted[name], shards=(locations[name],))
+            name: replace(entry, dtype=self._target_dtypes[name], shards=(locations[name],))
             if name in locations
-            else replace(entry, dtype=self._wanted[entry.alias_of] if entry.view else "")
+            else replace(entry, dtype=self._target_dtypes[entry.alias_of] if entry.view else "")
             for name, entry in self._reader.manifest.tensors.items()
         }
 

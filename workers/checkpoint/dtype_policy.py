@@ -41,19 +41,19 @@ class DtypePolicy:
             )
         self.on_lossy = on_lossy
         self._native = dtype == "native"
-        self._asked: Callable[[str, str], object] = dtype if callable(dtype) else lambda _, stored: stored
+        self._requested: Callable[[str, str], object] = dtype if callable(dtype) else lambda _, stored: stored
         mapping = {} if isinstance(dtype, str) or callable(dtype) else dtype
         self._mapping = {dtype_name(k): _known(v) for k, v in mapping.items()}
         for key in self._mapping:
             if not _is_pattern(key):
                 _known(key)
-        self._lacking = unsupported
+        self._unsupported = unsupported
         self._supported = None if supported is None else frozenset(dtype_name(d) for d in supported)
 
-    def wanted(self, name: str, tensor: TensorEntry, device_type: str) -> str:
+    def target_dtype(self, name: str, tensor: TensorEntry, device_type: str) -> str:
         """Return the dtype of `name` on a device. Raises CheckpointError if the device does not support it."""
-        unsupported = self._lacks(device_type)
-        requested = self._chosen(name, tensor)
+        unsupported = self._unsupported_on(device_type)
+        requested = self._requested_dtype(name, tensor)
         decision = decide_dtype(tensor, requested, unsupported)
         if decision.action == "keep":
             return requested
@@ -63,22 +63,22 @@ class DtypePolicy:
             f"{name} is {requested}: {decision.reason}", _remedy(decision.action, requested, decision.to)
         )
 
-    def _chosen(self, name: str, tensor: TensorEntry) -> str:
+    def _requested_dtype(self, name: str, tensor: TensorEntry) -> str:
         patterns = (to for key, to in self._mapping.items() if _is_pattern(key) and fnmatchcase(name, key))
         if match := next(patterns, ""):
             return match
         if tensor.role == "optimizer" and not tensor.shape:
             return tensor.dtype  # a step count is not a weight: bfloat16 counts only to 256
-        return self._mapping.get(tensor.dtype, "") or _known(self._asked(name, tensor.dtype))
+        return self._mapping.get(tensor.dtype, "") or _known(self._requested(name, tensor.dtype))
 
-    def admit(self, name: str, dtype: str, device_type: str) -> None:
+    def check_live_dtype(self, name: str, dtype: str, device_type: str) -> None:
         """Raise CheckpointError if a live tensor's dtype is not supported on its device."""
         if reason := unsupported_on_device(device_type).get(dtype):
             raise CheckpointError(
                 f"{name} is {dtype} on {device_type}: {reason}", "convert the model to another dtype first"
             )
 
-    def judge(self, report: LoadReport) -> None:
+    def check_losses(self, report: LoadReport) -> None:
         """Apply `on_lossy` to all conversions of the report. Raises CheckpointError for "error"."""
         lossy = report.lossy()
         if not lossy or self.on_lossy == "allow":
@@ -93,9 +93,9 @@ class DtypePolicy:
             raise CheckpointError(message, 'accept it with on_lossy="allow" (on the command line --on-lossy allow)')
         warnings.warn(LossyLoad(message), stacklevel=4)
 
-    def _lacks(self, device_type: str) -> Mapping[str, str]:
-        if self._lacking is not None:
-            return self._lacking
+    def _unsupported_on(self, device_type: str) -> Mapping[str, str]:
+        if self._unsupported is not None:
+            return self._unsupported
         return unsupported_on_device(device_type) if self._supported is None else unsupported_except(self._supported)
 
 

@@ -66,7 +66,7 @@ def verify(path: str | Path, progress: Progress | None = None, *, follow_links: 
     folder = checkpoint_folder(path, follow_links)
     try:
         with CheckpointReader(folder, follow_links) as reader:
-            problems = [fault.message for fault in reader.faults(progress)]
+            problems = [fault.message for fault in reader.damaged_chunks(progress)]
             size_bytes = reader.manifest.size_bytes()
             chunks = sum(len(file.xxh3_128) for file in reader.manifest.files.values())
             step = reader.manifest.step

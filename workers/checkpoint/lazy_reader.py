@@ -32,7 +32,7 @@ class OpenCheckpoint(CheckpointReader):
         return [*self.manifest.tensors]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.entry(self._known(name)).shape
+        return self.entry(self._check_name(name)).shape
 
     def tensor(self, name: str, index: Any = ...) -> torch.Tensor:
         """Return a tensor on the CPU, bit for bit as it was saved. `index`, a tuple of slices, selects a part.
@@ -41,12 +41,12 @@ class OpenCheckpoint(CheckpointReader):
         in this process. A part, or a tensor stored in several shards, is read into new memory, only the rows it needs.
         Raises NotFound, DamagedCheckpoint naming the chunk, and CheckpointError for an index that does not fit.
         """
-        entry = self.entry(self._known(name))
+        entry = self.entry(self._check_name(name))
         box = self._box(name, entry, index)
         if self._verify:
-            self.prove(self.chunks_of(entry.alias_of if entry.view else name))
+            self.verify_chunks(self.chunks_of(entry.alias_of if entry.view else name))
         if entry.view is None and box == full_box(entry.shape):
-            mapped = self._mapped(entry)
+            mapped = self._map_tensor(entry)
             return mapped if mapped is not None else read_new(self, name)
         part = torch.empty(box.shape, dtype=bits.torch_dtype(entry.dtype))
         fill(self, [TensorFill(self.manifest.resolve(name), part, box)])
@@ -60,7 +60,7 @@ class OpenCheckpoint(CheckpointReader):
                 f"{name} has the shape {list(entry.shape)}: {e}", "give ranges with step 1, such as [:8]"
             ) from e
 
-    def _mapped(self, entry: TensorEntry) -> torch.Tensor | None:
+    def _map_tensor(self, entry: TensorEntry) -> torch.Tensor | None:
         """Map the tensor from its file, or return None if its bytes are not contiguous, in order and aligned."""
         stored, dtype = entry.shards[0], bits.torch_dtype(entry.dtype)
         size_bytes = box_bytes(entry, stored)
@@ -73,7 +73,7 @@ class OpenCheckpoint(CheckpointReader):
             self._maps[stored.file] = mmap.mmap(self.descriptor(stored.file), 0, flags=mmap.MAP_PRIVATE)
         return torch.frombuffer(self._maps[stored.file], dtype=torch.uint8, count=size_bytes, offset=stored.offset)
 
-    def _known(self, name: str) -> str:
+    def _check_name(self, name: str) -> str:
         if name not in self.manifest.tensors:
             raise NotFound(f"{self.folder} has no tensor {name!r}", closest(name, self.names()))
         return name
@@ -90,5 +90,5 @@ def open_checkpoint(
         raise CheckpointError(f"verify is {verify!r}", "use one of chunks, full, none")
     checkpoint = OpenCheckpoint(checkpoint_folder(Path(path), follow_links), verify != "none", follow_links)
     if verify == "full":
-        checkpoint.prove(checkpoint.all_chunks())
+        checkpoint.verify_chunks(checkpoint.all_chunks())
     return checkpoint

@@ -110,13 +110,13 @@ def _load(
         staged_load = _Loading(stage, into, rank)
         stage.rescale()
         if verify in ("chunks", "full"):
-            stage.prove(progress, everything=verify == "full")
+            stage.verify_chunks(progress, everything=verify == "full")
         if policy.on_lossy == "error":
-            stage.rehearse()
-            reader.settle()
-            policy.judge(report)
+            stage.count_losses()
+            reader.finish_verification()
+            policy.check_losses(report)
         staged_load.apply(progress if verify == "once" else None)
-    policy.judge(report)
+    policy.check_losses(report)
     return Loaded(report.step, staged_load.state, report)
 
 
@@ -142,11 +142,11 @@ class _Loading:
         """
         on_bytes = _told_bytes(progress, self._stage.size_bytes())
         self._stage.fill_new(on_bytes)
-        self._stage.reader.settle()
+        self._stage.reader.finish_verification()
         for kind in ORDER:
             if kind == "module":
                 self._stage.fill_live(on_bytes)
-                self._stage.reader.settle()
+                self._stage.reader.finish_verification()
             if kind == "rng" and "xla" in self._live.device_types():
                 xla.wait_device_ops()  # these advance the device's random stream, so they end before it is set
             for apply in self._applies[kind]:
@@ -160,9 +160,9 @@ class _Loading:
         self.state[name] = plain(self._stage, name) if live is None else live
         if live is not None:
             kind = kind_of(name, live)
-            self._applies[kind] += self._staged(kind, name, live)
+            self._applies[kind] += self._stage_live(kind, name, live)
 
-    def _staged(self, kind: str, name: str, live: Any) -> list[Apply]:
+    def _stage_live(self, kind: str, name: str, live: Any) -> list[Apply]:
         check_kind(self._stage, name, kind, live)
         match kind:
             case "optimizer":

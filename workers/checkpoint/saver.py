@@ -77,7 +77,7 @@ class PreparedSave:
 
     def snapshot(self, arena: Arena) -> None:
         """Copy the tensors into `arena`; afterwards the live tensors may change."""
-        arena.take(self.layouts)
+        arena.copy_shards(self.layouts)
         self.arena = arena
 
 
@@ -158,8 +158,8 @@ def prepare(
     ranks = checkpoint_ranks(state)
     name = ranks.from_first(f"step-{step:08d}-{os.urandom(4).hex()}")
     to = destination(root, name, files or Files())
-    ranks.first_does(lambda: to.refuse_older_attempt(producer))
-    return ranks.all_or_none(lambda: PreparedSave(to, step, state, producer, ranks))
+    ranks.run_on_first(lambda: to.check_attempt(producer))
+    return ranks.check_all_ranks(lambda: PreparedSave(to, step, state, producer, ranks))
 
 
 def destination(root: "str | os.PathLike[str]", name: str, files: Files) -> Destination:
@@ -175,7 +175,7 @@ def write(prepared: PreparedSave, keep: int | None, progress: Progress | None) -
     """Write and commit. On failure, remove what was written of this checkpoint and raise CheckpointError."""
     started_s, to, ranks = time.perf_counter(), prepared.to, prepared.ranks
     try:
-        with to.held() if ranks.first else nullcontext():
+        with to.lock() if ranks.first else nullcontext():
             manifest = _write(prepared, progress)
             notes = _retain(to, keep) if ranks.first and keep is not None else ()
     except OSError as e:
@@ -191,19 +191,19 @@ def _retain(to: Destination, keep: int) -> tuple[str, ...]:
         check_not_replaced()
     except CheckpointError as e:
         return (f"nothing older was deleted: {e.message}",)
-    return to.retain(keep)
+    return to.apply_retention(keep)
 
 
 def _write(prepared: PreparedSave, progress: Progress | None) -> Manifest:
     to, ranks, manifest = prepared.to, prepared.ranks, prepared.manifest
     try:
-        ranks.first_does(lambda: to.begin(manifest.step, prepared.bytes * ranks.size, manifest.producer))
-        shards = ranks.all_or_none(lambda: to.put(prepared.layouts, prepared.arena, progress))
+        ranks.run_on_first(lambda: to.begin_save(manifest.step, prepared.bytes * ranks.size, manifest.producer))
+        shards = ranks.check_all_ranks(lambda: to.put(prepared.layouts, prepared.arena, progress))
         parts = _gathered(ranks, shards, prepared.tensors)
-        return ranks.first_does(lambda: _commit(prepared, parts)) or manifest
+        return ranks.run_on_first(lambda: _commit(prepared, parts)) or manifest
     except BaseException:
         if ranks.first:
-            to.undo()
+            to.abort_save()
         raise
 
 
@@ -214,7 +214,7 @@ def _gathered(ranks: CheckpointRanks, shards: dict[str, FileEntry], tensors: dic
     own = [{name: to_plain(entry) for name, entry in part.items()} for part in (shards, tensors)]
     return [
         (from_plain(dict[str, FileEntry], files), from_plain(dict[str, TensorEntry], entries))
-        for files, entries in ranks.gathered(own)
+        for files, entries in ranks.gather(own)
     ]
 
 
@@ -231,7 +231,7 @@ def _commit(prepared: PreparedSave, parts: "list[Part]") -> Manifest:
 def _mine(contents: Capture, ranks: CheckpointRanks) -> dict[str, torch.Tensor]:
     """Tensors that this rank writes: its parts of sharded tensors, and on rank 0 all others."""
     tensors = {}
-    for name, tensor in contents.own().items():
+    for name, tensor in contents.own_tensors().items():
         if not sharded.is_sharded(tensor):
             if ranks.first:
                 tensors[name] = tensor

@@ -76,7 +76,7 @@ def run(verb: str, arguments: dict[str, Any], progress: Progress | None = None) 
     if verb not in VERBS:
         raise UserError(f"no tool {verb!r}", nearest(verb, tuple(VERBS)))
     for name, use in TOOLS.get(verb, {}).items():
-        if is_uri(str(arguments.get(name))) and not use.stores:
+        if is_uri(str(arguments.get(name))) and not use.allows_stores:
             raise UserError(f"`{verb}` works on folders: {arguments[name]!r} is a URI", "copy it to this machine first")
     module, _, name = VERBS[verb].partition(":")
     function = getattr(import_module(f"workers.checkpoint.{module}"), name)

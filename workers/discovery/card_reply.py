@@ -21,7 +21,7 @@ class Answer:
         self._fields: Mapping[str, Any] = fields if isinstance(fields, Mapping) else {}
         self.missing: set[str] = set()
         self.invalid: dict[str, str] = {}
-        self.instead = "" if isinstance(fields, Mapping) else "nothing" if fields is None else _short(fields)
+        self.unexpected = "" if isinstance(fields, Mapping) else "nothing" if fields is None else _short(fields)
 
     @classmethod
     def of(cls, card: str, source: str, fields: Any) -> "Answer":
@@ -42,7 +42,7 @@ class Answer:
             return number
         if value is not None:
             self.invalid[name] = _short(value)
-        elif needed and not self.instead:
+        elif needed and not self.unexpected:
             self.missing.add(name)
         return None
 
@@ -55,8 +55,8 @@ class Answer:
     @property
     def problem(self) -> str:
         """Describe missing and invalid fields, "" if there are none."""
-        if self.instead:
-            return f"{self.source} reported {self.instead} instead of the data of the card"
+        if self.unexpected:
+            return f"{self.source} reported {self.unexpected} instead of the data of the card"
         values = " and ".join(f"{value} for {name}" for name, value in self.invalid.items())
         kind = "is not a valid number" if len(self.invalid) == 1 else "are not valid numbers"
         missing = [f"{self.source} reported no {name}" for name in sorted(self.missing)]

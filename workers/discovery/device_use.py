@@ -20,10 +20,10 @@ class LiveUse:
 
     def __init__(self, machine: Machine | None = None) -> None:
         self._machine = machine or Machine()
-        self._told: tuple[DeviceUse, ...] = ()
+        self._newest: tuple[DeviceUse, ...] = ()
         self._reading: threading.Thread | None = None
 
-    def look(self, devices: Sequence[Device]) -> tuple[DeviceUse, ...]:
+    def current(self, devices: Sequence[Device]) -> tuple[DeviceUse, ...]:
         """Read the current utilization; () while a reading is late, and for devices without one."""
         readable = [
             d for d in devices if d.backend in ("nvidia", "amd") and not d.emulated and not d.unavailable_reason
@@ -31,16 +31,16 @@ class LiveUse:
         if not readable:
             return ()
         if self._reading is None:
-            self._told = ()
+            self._newest = ()
             reading = threading.Thread(target=self._read, args=(readable,), name="use of devices", daemon=True)
             self._reading = reading  # the thread resets it when it ends
             reading.start()
             reading.join(WAIT_S)
-        return self._told
+        return self._newest
 
     def _read(self, devices: Sequence[Device]) -> None:
         try:
-            self._told = tuple(use for device in devices if (use := use_of(device, self._machine)) is not None)
+            self._newest = tuple(use for device in devices if (use := use_of(device, self._machine)) is not None)
         finally:
             self._reading = None
 

@@ -50,7 +50,7 @@ def _groups(machine: Machine) -> list[Finding]:
     groups = cgroup.find(machine.environ, machine.root)
     if groups.root is not None or not machine.text("proc/self/cgroup"):
         return []
-    message = f"attempts here cannot be limited, measured or killed as a control group each: {groups.why_not}"
+    message = f"attempts here cannot be limited, measured or killed as a control group each: {groups.unavailable_reason}"
     return [Finding("info", "control groups", message, cgroup.SERVICE)]
 
 

@@ -70,7 +70,7 @@ class Calls:
     """
 
     def __init__(self, nvml: Any, *arguments: Any):
-        self._nvml, self._given = nvml, arguments
+        self._nvml, self._arguments = nvml, arguments
         self.failed: dict[str, tuple[int, str]] = {}
 
     def __call__(self, name: str, *arguments: Any) -> Any:
@@ -82,7 +82,7 @@ class Calls:
             self.failed[name] = (FUNCTION_NOT_FOUND, "nvidia-ml-py has no such function")
             return None
         try:
-            return function(*self._given, *arguments)
+            return function(*self._arguments, *arguments)
         except self._nvml.NVMLError as e:
             self.failed[name] = (getattr(e, "value", 0), str(e))
         except UnicodeDecodeError:

@@ -78,7 +78,7 @@ class Kernels(Direct):
     # Products
 
     def _matmul(self, a_BMK: Tensor, b_BKN: Tensor, out_BMN: Tensor, a_transposed: bool, b_transposed: bool) -> None:
-        if self._left_to_torch(out_BMN, b_transposed):
+        if self._uses_torch(out_BMN, b_transposed):
             a, b = (
                 one.mT if is_transposed else one
                 for one, is_transposed in ((a_BMK, a_transposed), (b_BKN, b_transposed))
@@ -87,7 +87,7 @@ class Kernels(Direct):
             return
         self._product(a_BMK, b_BKN, out_BMN, a_BMK.shape[1 if a_transposed else 2], a_transposed, b_transposed, 1.0)
 
-    def _left_to_torch(self, out_BMN: Tensor, b_transposed: bool) -> bool:
+    def _uses_torch(self, out_BMN: Tensor, b_transposed: bool) -> bool:
         """Return whether torch computes a product: its BLAS is faster in float32, and in bfloat16 with CPU support.
 
         It is not faster in float16, nor for one row and a transposed matrix, which is read once. The options apply only
@@ -159,7 +159,7 @@ class Kernels(Direct):
         batch, groups, many, width = k_BGSD.shape
         queries, keys = q_BHTD.view(batch * groups, -1, width), k_BGSD.view(batch * groups, many, width)
         scores = out_BHTS.view(batch * groups, -1, many)
-        if self._left_to_torch(scores, True):
+        if self._uses_torch(scores, True):
             torch.baddbmm(scores, queries, keys.mT, beta=0, alpha=scale, out=scores)
             return
         self._product(queries, keys, scores, width, False, True, scale)

@@ -55,11 +55,11 @@ class Kernels(KernelBackend):
         }
 
     def synchronize(self) -> None:
-        self.driver.require_own_process()
+        self.driver.check_process()
         self.driver.queue.finish()
 
     def close(self) -> None:
-        self.driver.forget()
+        self.driver.release_kernels()
 
     def free_bytes(self) -> int | None:
         """Free memory of a CPU device; None for a GPU, since OpenCL does not report it."""
@@ -72,7 +72,7 @@ class Kernels(KernelBackend):
         if one.buffer is not None:
             return value if value.owner is self else self.to_device(value.owner.to_host(value))
         plain = one.tensor.cpu().contiguous()
-        return Resident(self, plain.shape, plain.dtype, self._asked(copied, plain))
+        return Resident(self, plain.shape, plain.dtype, self._call_driver(copied, plain))
 
     def to_host(self, value: Any) -> Tensor:
         one = operand("value", value)
@@ -80,12 +80,12 @@ class Kernels(KernelBackend):
             return one.tensor.cpu()
         host = torch.empty(one.tensor.shape, dtype=one.tensor.dtype)
         if host.numel():
-            self.driver.require_own_process()
-            self._asked(lambda driver: driver.cl.enqueue_copy(driver.queue, as_bytes(host), one.buffer))
+            self.driver.check_process()
+            self._call_driver(lambda driver: driver.cl.enqueue_copy(driver.queue, as_bytes(host), one.buffer))
         return host
 
     def _imported(self, tensor: Tensor, written: bool = False) -> Array:
-        array: Array = self._asked(imported, tensor, written)
+        array: Array = self._call_driver(imported, tensor, written)
         return array
 
     def _exported(self, array: Array, tensor: Tensor) -> None:
@@ -95,9 +95,9 @@ class Kernels(KernelBackend):
         return Array(buffer, like.shape, like.dtype)
 
     def _empty(self, shape: torch.Size, dtype: torch.dtype) -> Resident:
-        return Resident(self, shape, dtype, self._asked(empty, shape.numel() * dtype.itemsize))
+        return Resident(self, shape, dtype, self._call_driver(empty, shape.numel() * dtype.itemsize))
 
-    def _asked(self, function: Any, *arguments: Any) -> Any:
+    def _call_driver(self, function: Any, *arguments: Any) -> Any:
         try:
             return function(self.driver, *arguments)
         except PolyfleetError:
@@ -140,16 +140,16 @@ class Kernels(KernelBackend):
 
     def _layernorm(self, x_RC: Array, weight_C: Array | None, bias_C: Array | None, out_RC: Array, eps: float) -> None:
         rows, columns = x_RC.shape
-        weight_C, bias_C = self._alike(weight_C, bias_C)
+        weight_C, bias_C = self._same_dtype(weight_C, bias_C)
         options = real(eps), flag(weight_C is not None), flag(bias_C is not None)
         self._rows("layernorm", rows, x_RC, weight_C or bias_C, x_RC, weight_C, bias_C, out_RC, long(columns), *options)
 
-    def _alike(self, weight: Array | None, bias: Array | None) -> tuple[Array | None, Array | None]:
+    def _same_dtype(self, weight: Array | None, bias: Array | None) -> tuple[Array | None, Array | None]:
         """Convert both to one dtype, since programs are built with one for both."""
         if weight is None or bias is None or weight.dtype == bias.dtype:
             return weight, bias
         wide = (self.to_host(Resident(self, one.shape, one.dtype, one.buffer)).float() for one in (weight, bias))
-        first, second = (Array(self._asked(copied, one), one.shape, one.dtype) for one in wide)
+        first, second = (Array(self._call_driver(copied, one), one.shape, one.dtype) for one in wide)
         return first, second
 
     def _softmax(self, x_RC: Array, out_RC: Array) -> None:
@@ -228,7 +228,7 @@ class Kernels(KernelBackend):
         batch, heads, length, width = q_BHTD.shape
         groups, many, wide = v_BGSE.shape[1:]
         rows = batch * heads * length
-        sums = self._asked(empty, rows * wide * 4)
+        sums = self._call_driver(empty, rows * wide * 4)
         kind = 0 if mask_BHTS is None else MASKS.get(mask_BHTS.dtype, 3)
         sizes = map(long, (length, many, heads, groups, width, wide))
         self._launch(

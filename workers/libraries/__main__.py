@@ -33,7 +33,7 @@ def _row(library: Library) -> dict[str, Any]:
         "flags": torch_build.flags(library.settings),
         "enabled": library.switch.read() if library.switch is not None and not reason else None,
         "switch": how(library),
-        "provable": library.seen is not None and not reason,
+        "provable": library.observe is not None and not reason,
     }
 
 

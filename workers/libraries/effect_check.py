@@ -21,14 +21,14 @@ def check_effect(library: Library, on: bool) -> EffectCheck:
     Raises UserError if the library is unavailable, cannot be set to that state, or has no workload that shows it.
     """
     library.require()
-    if library.seen is None or (library.switch is None and not library.launcher and on not in library.fresh):
+    if library.observe is None or (library.switch is None and not library.launcher and on not in library.fresh):
         raise UserError(
             f"no check shows whether {library.display_name} is {_word(on)}",
             f"libraries with a check here: {', '.join(checkable_libraries())}",
         )
     if library.switch is not None:
         with library.enable() if on else library.disable():
-            is_on, evidence = library.seen()
+            is_on, evidence = library.observe()
     else:
         is_on, evidence = _in_a_fresh_process(library, on)
     return EffectCheck(library.name, on, is_on == on, evidence)
@@ -37,7 +37,7 @@ def check_effect(library: Library, on: bool) -> EffectCheck:
 def checkable_libraries() -> list[str]:
     from workers.libraries.registry import LIBRARIES
 
-    return [name for name, library in LIBRARIES.items() if library.seen is not None and library.available]
+    return [name for name, library in LIBRARIES.items() if library.observe is not None and library.available]
 
 
 def run_in_new_process(library: Library, on: bool, argv: list[str]) -> subprocess.CompletedProcess[str]:
@@ -46,7 +46,7 @@ def run_in_new_process(library: Library, on: bool, argv: list[str]) -> subproces
     Raises UserError if the library cannot be set to that state.
     """
     if not library.launcher and on not in library.fresh:
-        raise UserError(f"{library.display_name} cannot be switched {_word(on)}", library._otherwise(on))
+        raise UserError(f"{library.display_name} cannot be switched {_word(on)}", library._alternative(on))
     launcher = (
         [sys.executable, *library.launcher[1:], "--no-python", "--disable-numactl"] if library.launcher and on else []
     )

@@ -21,7 +21,7 @@ class EffectCheck:
     """Outcome of a library's workload: `effective` if it ran in the state that was `wanted`, with the evidence."""
 
     library: str
-    wanted: bool
+    expected: bool
     effective: bool
     evidence: str
 
@@ -46,7 +46,7 @@ class Library:
     switch: Switch | None = None
     fresh: Mapping[bool, Mapping[str, str]] = field(default_factory=dict)
     launcher: tuple[str, ...] = ()
-    seen: Callable[[], tuple[bool, str]] | None = None
+    observe: Callable[[], tuple[bool, str]] | None = None
 
     @property
     def available(self) -> bool:
@@ -73,7 +73,7 @@ class Library:
     def _switched(self, on: bool) -> Iterator[None]:
         """Set the switch, and restore it at the end. It applies to all threads: torch has one state per process."""
         if self.switch is None:
-            raise UserError(f"{self.display_name} cannot be switched in a running process", self._otherwise(on))
+            raise UserError(f"{self.display_name} cannot be switched in a running process", self._alternative(on))
         before = self.switch.read()
         self.switch.set(on)
         try:
@@ -81,7 +81,7 @@ class Library:
         finally:
             self.switch.set(before)
 
-    def _otherwise(self, on: bool) -> str:
+    def _alternative(self, on: bool) -> str:
         if self.launcher:
             return f"start the process through `{' '.join(self.launcher)}`"
         if self.fresh.get(on):

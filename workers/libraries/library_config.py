@@ -36,7 +36,7 @@ def parse_config(section: LibrariesConfig) -> tuple[list[str], list[str]]:
         LIBRARIES[name].require()
     for name in disabled:
         if LIBRARIES[name].switch is None:
-            remedy = LIBRARIES[name]._otherwise(False)
+            remedy = LIBRARIES[name]._alternative(False)
             raise UserError(f"libraries.disabled: {name} cannot be switched in a running process", remedy)
     remaining = {n for n, library in LIBRARIES.items() if library.available} - disabled
     if not (remaining if listed is None else listed):

@@ -7,7 +7,7 @@ from workers.libraries.registry import get_library
 
 
 def main(name: str) -> None:
-    observe = get_library(name).seen
+    observe = get_library(name).observe
     assert observe is not None
     is_on, evidence = observe()
     sys.stdout.write("\n" + json.dumps({"seen": is_on, "evidence": evidence}) + "\n")

@@ -23,7 +23,7 @@ def estimate(
             weights, activations_bytes=live, kv_cache_bytes=cached, total_bytes=weights + live + cached, found_by=FOUND
         )
     rule = find_optimizer(optimizer) if optimizer is not None else OptimizerFacts("", 0, 0)
-    saved = int(tokens * shape.kept_per_token * element)
+    saved = int(tokens * shape.saved_per_token * element)
     return _training(
         weights, rule.states * weights, saved, _backward(shape, tokens, element), _step(shape, rule, element)
     )
@@ -31,7 +31,7 @@ def estimate(
 
 def _backward(shape: TransformerShape, tokens: int, element: float) -> int:
     """Workspace of backward: gradients of log-softmax and logits, or those of one feed-forward layer if larger."""
-    return int(tokens * max(2 * shape.vocab, 2 * shape.feed) * element)
+    return int(tokens * max(2 * shape.vocab, 2 * shape.feed_forward_width) * element)
 
 
 def _step(shape: TransformerShape, rule: OptimizerFacts, element: float) -> int:

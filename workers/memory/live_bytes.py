@@ -18,7 +18,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
-        self._known: dict[int, weakref.finalize[Any, Any]] = {}
+        self._finalizers: dict[int, weakref.finalize[Any, Any]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -37,14 +37,14 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _add(self, storage: torch.UntypedStorage) -> int:
         key = id(storage)
-        if key in self._known:
+        if key in self._finalizers:
             return 0
         size = storage.nbytes()
-        self._known[key] = weakref.finalize(storage, self._drop, key, size)
+        self._finalizers[key] = weakref.finalize(storage, self._drop, key, size)
         self.now += size
         self.peak = max(self.peak, self.now)
         return size
 
     def _drop(self, key: int, size: int) -> None:
-        del self._known[key]
+        del self._finalizers[key]
         self.now -= size

@@ -44,9 +44,9 @@ class TraceRequest:
 class TracedBytes:
     """Bytes of the last training step: saved by forward, all gradients, gradients that are views, and the peaks."""
 
-    kept: int = 0
+    saved: int = 0
     gradients: int = 0
-    viewed: int = 0
+    view_gradients: int = 0
     forward: int = 0
     backward: int = 0
     step: int = 0
@@ -136,7 +136,7 @@ def _train(
     for weight in trained:
         weight.register_hook(lambda gradient: views.append(_views([gradient])))  # type: ignore[no-untyped-call]
     traced = _step(model, inputs, optimizer, request.loss, live)
-    traced.viewed = sum(views)
+    traced.view_gradients = sum(views)
     return (_compiled if request.xla else _eager)(weights_bytes, state, traced)
 
 
@@ -145,7 +145,7 @@ def _step(model: nn.Module, inputs: Sample, optimizer: Any, loss: Any, live: Liv
     traced, before = TracedBytes(), live.now
     with live:
         value = _loss(model(*inputs.args, **inputs.kwargs), loss)
-    traced.forward, traced.kept = live.peak, live.now - before
+    traced.forward, traced.saved = live.peak, live.now - before
     with live:
         value.backward()  # type: ignore[no-untyped-call]
         del value
@@ -163,9 +163,9 @@ def _eager(weights: int, state: int, traced: TracedBytes) -> MemoryEstimate:
     peak, total = max(
         ("forward", traced.forward), ("backward", traced.backward), ("step", traced.step), key=lambda p: p[1]
     )
-    accounted = weights + state + (traced.gradients if peak == "step" else traced.kept)
+    accounted = weights + state + (traced.gradients if peak == "step" else traced.saved)
     return MemoryEstimate(
-        weights, traced.gradients, state, traced.kept,
+        weights, traced.gradients, state, traced.saved,
         workspace_bytes=max(total - accounted, 0), total_bytes=total, peak=peak, found_by=TRACED,
     )  # fmt: skip
 
@@ -180,9 +180,9 @@ def _compiled(weights: int, state: int, traced: TracedBytes) -> MemoryEstimate:
     """
     temporaries = max(traced.backward, traced.step - traced.gradients) - weights - state
     return MemoryEstimate(
-        weights, traced.gradients, state, traced.kept,
-        workspace_bytes=max(traced.viewed + temporaries - traced.kept, 0),
-        total_bytes=weights + state + traced.gradients + traced.viewed + max(temporaries, traced.kept),
+        weights, traced.gradients, state, traced.saved,
+        workspace_bytes=max(traced.view_gradients + temporaries - traced.saved, 0),
+        total_bytes=weights + state + traced.gradients + traced.view_gradients + max(temporaries, traced.saved),
         peak="step", found_by=COMPILED,
     )  # fmt: skip
 

@@ -83,7 +83,7 @@ class TransformerShape:
         return self.kv_heads or self.heads
 
     @property
-    def feed(self) -> int:
+    def feed_forward_width(self) -> int:
         return self.intermediate or 4 * self.hidden
 
     @property
@@ -103,8 +103,8 @@ class TransformerShape:
         matrices, two norms. Once: embeddings, learned positions, the last norm, and a head unless it is tied.
         """
         attention = 2 * self.hidden * self.width + 2 * self.hidden * self.kv_width
-        feed_forward = (3 if self.gated else 2) * self.hidden * self.feed
-        biases = self.width + 2 * self.kv_width + 2 * self.hidden + (2 if self.gated else 1) * self.feed
+        feed_forward = (3 if self.gated else 2) * self.hidden * self.feed_forward_width
+        biases = self.width + 2 * self.kv_width + 2 * self.hidden + (2 if self.gated else 1) * self.feed_forward_width
         norm = (2 if self.bias else 1) * self.hidden
         per_layer = attention + feed_forward + (biases if self.bias else 0) + 2 * norm
         tables = self.vocab * (1 if self.tied_head else 2) + self.positions
@@ -112,10 +112,10 @@ class TransformerShape:
 
     @property
     def largest_weight(self) -> int:
-        return self.hidden * max(self.vocab, self.feed, self.width)
+        return self.hidden * max(self.vocab, self.feed_forward_width, self.width)
 
     @property
-    def kept_per_token(self) -> int:
+    def saved_per_token(self) -> int:
         """Elements per token that forward saves for backward, with fused attention (which recomputes its scores).
 
         Per layer: input and output of both norms (4 hidden), query, key and value, the attention's output (which the
@@ -123,7 +123,7 @@ class TransformerShape:
         (gate, its activation, up, their product). Once: input and output of the last norm, and the log-softmax of the
         logits (vocab). For GPT-2 that is 16 hidden per layer.
         """
-        feed_forward = (4 if self.gated else 2) * self.feed
+        feed_forward = (4 if self.gated else 2) * self.feed_forward_width
         per_layer = 4 * self.hidden + 2 * self.width + 2 * self.kv_width + feed_forward
         return self.layers * per_layer + 2 * self.hidden + self.vocab
 
@@ -134,7 +134,7 @@ class TransformerShape:
         In a feed-forward: the residual, the norm's output, the activation's input and output (and the gate). At the
         head: its input and the logits.
         """
-        return max(2 * self.hidden + (3 if self.gated else 2) * self.feed, self.hidden + self.vocab)
+        return max(2 * self.hidden + (3 if self.gated else 2) * self.feed_forward_width, self.hidden + self.vocab)
 
     @property
     def cached_per_token(self) -> int:

@@ -106,7 +106,7 @@ def _loaded(
             built = Path(folder) / f"{name}.so"
             compile_into(built, sources, flags, compiler)
             with suppress(OSError):
-                if stored := store.keep(name, key, built):
+                if stored := store.add(name, key, built):
                     return ctypes.CDLL(str(stored))
             return ctypes.CDLL(str(built))  # the file may be deleted once it is loaded
     except OSError as e:

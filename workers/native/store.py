@@ -40,7 +40,7 @@ class Store:
             path.unlink(missing_ok=True)
         return None
 
-    def keep(self, name: str, key: str, built: Path) -> Path | None:
+    def add(self, name: str, key: str, built: Path) -> Path | None:
         """Store the library atomically and durably, safe against concurrent writers. Return None if that fails."""
         if self.reason:
             return None

@@ -32,7 +32,7 @@ def compile_model(model: nn.Module, context: PassContext) -> nn.Module:
         raise SkipPass(f"{context.backend.kind} has no compiler")
     if context.compiled or model._compiled_call_impl is not None:
         raise SkipPass("the model is already compiled")
-    if traits.graph_captures and (context.sample is None or context.learns(model)):
+    if traits.graph_captures and (context.sample is None or context.is_training(model)):
         context.details["compile"] = "XLA's own, inherent: each new graph is compiled when it first runs"
         return model
     if traits.compiler == "ipex":
@@ -47,7 +47,7 @@ def compiled_with(model: nn.Module, context: PassContext, compiler: str, mode: s
     """Compile with a backend of torch.compile: now if there is a sample for inference, else at the first call."""
     description = f"{compiler}, {mode}" if mode else compiler
     model._compiled_call_impl = torch.compile(_own_frame(model), backend=compiler, mode=mode)
-    if context.sample is None or context.learns(model):
+    if context.sample is None or context.is_training(model):
         context.details["compile"] = f"{description}, at the first call"
         return model
     sample = context.sample.copy()
@@ -91,14 +91,14 @@ class _Packed:
     """
 
     def __init__(self, model: nn.Module):
-        self._model, self._seen, self._packed = model, self._state(model), _optimised(model)
+        self._model, self._packed_state, self._packed = model, self._state(model), _optimised(model)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         model = self._model
         if model.training or torch.is_grad_enabled():
             return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-        if (now := self._state(model)) != self._seen:
-            self._seen, self._packed = now, _optimised(model)
+        if (now := self._state(model)) != self._packed_state:
+            self._packed_state, self._packed = now, _optimised(model)
         return self._packed(*args, **kwargs)
 
     @staticmethod
@@ -120,7 +120,7 @@ def _optimised(model: nn.Module) -> nn.Module:
 
 
 def _ipex(model: nn.Module, context: PassContext) -> nn.Module:
-    if context.learns(model):
+    if context.is_training(model):
         raise SkipPass("IPEX repacks weights for training in a layout that checkpoints cannot store")
     try:
         model._compiled_call_impl = _Packed(model)

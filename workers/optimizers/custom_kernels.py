@@ -69,7 +69,7 @@ def prepare_model_with_custom_kernels(
     if fitted.chosen:
         _require_close(model_copy, inputs, expected)
     applied = ["placement", *([f"custom_kernels: {fitted}"] if fitted.chosen else [])]
-    skipped = fitted.left if fitted.chosen else {"custom_kernels": _why(fitted), **fitted.left}
+    skipped = fitted.unchanged_modules if fitted.chosen else {"custom_kernels": _why(fitted), **fitted.unchanged_modules}
     backend.report = PreparedModel(model_copy, applied, skipped)
     return backend.report
 
@@ -83,7 +83,7 @@ def restore_model(model: nn.Module) -> nn.Module:
 def _fitted(model: nn.Module, sample: Sample, context: PassContext) -> Fitted:
     try:
         return kernel_insertion.fit(
-            model, sample, context.backend.device, learns=context.learns(model), compiled=context.compiles
+            model, sample, context.backend.device, learns=context.is_training(model), compiled=context.compiles
         )
     except (TypeError, RuntimeError) as e:
         kernel_insertion.restore(model)
@@ -103,7 +103,7 @@ def _require_close(model: nn.Module, sample: Sample, expected: list[torch.Tensor
 
 def _why(fitted: Fitted) -> str:
     """Why no kernels are used: the most frequent reason."""
-    reasons = list(fitted.left.values())
+    reasons = list(fitted.unchanged_modules.values())
     if not reasons:
         return "no module of the model computes an operation that kernels implement"
     most = max(dict.fromkeys(reasons), key=reasons.count)

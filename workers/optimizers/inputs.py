@@ -56,7 +56,7 @@ class Inputs:
             self._copies = []  # freed before new ones are made, because both might not fit
             self._copies, self._next = [self._sample.copy() for _ in range(calls)], 0
 
-    def take(self) -> Sample:
+    def next_input(self) -> Sample:
         """Return the next input. It is kept until the next `refill`, because freeing memory also takes time."""
         if not self.changed:
             return self._sample

@@ -34,7 +34,7 @@ def channels_last(model: nn.Module, context: PassContext) -> nn.Module:
 
 
 def fold_conv_bn(model: nn.Module, context: PassContext) -> nn.Module:
-    if context.learns(model):
+    if context.is_training(model):
         raise SkipPass("batch norm learns during training: call model.eval() first for inference")
     try:
         pairs = batch_norm_folding.pairs(model)

@@ -88,15 +88,15 @@ class ModelOptimizer:
         chosen = OptimizationLevel.from_string(level)
         _require_number("tolerance", tolerance, 1, "write a relative error of at least 0 and below 1")
         _require_number("memory_bytes", memory_bytes, float("inf"), "write the bytes that a training step may use")
-        context = self._work(model, sample_input, dtype, tolerance, for_training, memory_bytes)
+        context = self._make_context(model, sample_input, dtype, tolerance, for_training, memory_bytes)
         if context.sample is None:
-            return self._unmeasured(model, chosen, context, inplace)
+            return self._optimize_unmeasured(model, chosen, context, inplace)
         with self.backend:
             trials = _Trials(model, context, tolerance).run(chosen)
             final = trials.build(model) if inplace else trials.current
             return final, trials.result(final, chosen)
 
-    def _work(
+    def _make_context(
         self,
         model: nn.Module,
         sample_input: Any,
@@ -122,7 +122,7 @@ class ModelOptimizer:
         native = [d for d in (torch.bfloat16, torch.float16) if self.backend.supports_dtype(d)]
         return native[0] if native else torch.float32
 
-    def _unmeasured(
+    def _optimize_unmeasured(
         self, model: nn.Module, level: OptimizationLevel, context: PassContext, inplace: bool
     ) -> tuple[nn.Module, OptimizationResult]:
         own_model = _on_device(model if inplace else deep_copy(model), context)
@@ -138,10 +138,10 @@ class _Trials:
     """Trials of passes: those kept so far, with measurements. A candidate is always built from a fresh copy."""
 
     def __init__(self, model: nn.Module, context: PassContext, tolerance: float | None):
-        self.model, self.work, self.tolerance = model, context, tolerance
-        self.kept: list[passes.Pass] = []
+        self.model, self.pass_context, self.tolerance = model, context, tolerance
+        self.accepted: list[passes.Pass] = []
         self.skipped: dict[str, str] = {}
-        self.races: dict[str, TimingComparison] = {}
+        self.comparisons: dict[str, TimingComparison] = {}
         self.details: dict[str, str] = {}
         self.compile_s = 0.0
         self.warnings: list[str] = []
@@ -149,10 +149,10 @@ class _Trials:
         self.timer = Timer(context.backend)
         self.kind = context.backend.kind
         self.base = self.build(deep_copy(model))
-        self.want = self._reference()
+        self.expected = self._reference()
         actual = self._outcome(self.base)
-        self.current, self.error = self.base, largest_difference(actual, self.want)
-        if reason := self._unjudged(actual):
+        self.current, self.error = self.base, largest_difference(actual, self.expected)
+        if reason := self._unreliable_reason(actual):
             self.warnings.append(reason)
 
     def run(self, level: OptimizationLevel) -> "_Trials":
@@ -161,16 +161,16 @@ class _Trials:
                 self.skipped[one.name] = "the model's result cannot be checked: see the warnings"
                 continue
             try:
-                self._try(one)
+                self._try_pass(one)
             except SkipPass as e:
                 self.skipped[one.name] = str(e)
         return self
 
     def build(self, own_model: nn.Module, extra: "passes.Pass | None" = None) -> nn.Module:
         """Apply the kept passes, and `extra`, to a model that we own. Raises SkipPass if `extra` does not apply."""
-        selected = [*self.kept, *([extra] if extra else [])]
-        self.work.details, self.work.compile_mode = {}, compile_mode_of(self.work.backend.config)
-        prepared = passes.apply(_on_device(own_model, self.work), selected, self.work)
+        selected = [*self.accepted, *([extra] if extra else [])]
+        self.pass_context.details, self.pass_context.compile_mode = {}, compile_mode_of(self.pass_context.backend.config)
+        prepared = passes.apply(_on_device(own_model, self.pass_context), selected, self.pass_context)
         if extra is not None and extra.name in prepared.skipped:
             raise SkipPass(prepared.skipped[extra.name])
         if prepared.skipped:
@@ -179,37 +179,37 @@ class _Trials:
             )
         return prepared.model
 
-    def _try(self, one: passes.Pass) -> None:
-        if one.name == "max_autotune" and not any(p.name == "compile" for p in self.kept):
+    def _try_pass(self, one: passes.Pass) -> None:
+        if one.name == "max_autotune" and not any(p.name == "compile" for p in self.accepted):
             raise SkipPass("the compiler was not kept")
         started = perf_counter()
         candidate = self.build(deep_copy(self.model), one)
         actual = self._outcome(candidate)
         built_s = perf_counter() - started
-        error = largest_difference(actual, self.want)
+        error = largest_difference(actual, self.expected)
         if reason := trial.not_finite(actual):
             raise SkipPass(f"rolled back: {reason}")
         if not error.max_rel <= (limit := self._limit(one)):
             raise SkipPass(f"rolled back: the error is {error.max_rel:.2g} of the largest value, more than {limit:.2g}")
-        comparison = self._race(self.current, candidate)
-        self.races[one.name] = comparison
-        self._remember(one.name, comparison.ratio.median)
+        comparison = self._compare_times(self.current, candidate)
+        self.comparisons[one.name] = comparison
+        self._store_speedup(one.name, comparison.ratio.median)
         # A pass that saves memory may cost time: that is its purpose.
         if comparison.slower and one.name != "activation_checkpointing":
             low, high = comparison.ratio.low, comparison.ratio.high
             raise SkipPass(
                 f"rolled back: {comparison.ratio.median:.2f} times the speed ({low:.2f} to {high:.2f}) is slower"
             )
-        self.kept.append(one)
-        self.details = dict(self.work.details)
+        self.accepted.append(one)
+        self.details = dict(self.pass_context.details)
         self.current, self.error = candidate, error
         if one.name in ("compile", "max_autotune"):
             self.compile_s += built_s
 
-    def _race(self, first: nn.Module, second: nn.Module) -> TimingComparison:
+    def _compare_times(self, first: nn.Module, second: nn.Module) -> TimingComparison:
         """Compare the times of both on the same inputs, or on copies if a call changes them in place."""
         inputs = Inputs(self._sample())
-        before, after = (trial.make_call(one, self.work, inputs) for one in (first, second))
+        before, after = (trial.make_call(one, self.pass_context, inputs) for one in (first, second))
         inputs.probe(before)
         self.changes_inputs = bool(inputs.changed)
         return compare_timings(before, after, self.timer, inputs=inputs)
@@ -217,8 +217,8 @@ class _Trials:
     def _limit(self, one: passes.Pass) -> float:
         if self.tolerance is not None:
             return self.tolerance
-        lossy = [TOLERANCE[self.work.dtype]] if any(p.name == "autocast" for p in (*self.kept, one)) else []
-        lossy += [5e-2] if any(p.name in QUANTIZED for p in (*self.kept, one)) else []
+        lossy = [TOLERANCE[self.pass_context.dtype]] if any(p.name == "autocast" for p in (*self.accepted, one)) else []
+        lossy += [5e-2] if any(p.name in QUANTIZED for p in (*self.accepted, one)) else []
         return max([self._own_tolerance(), *lossy])
 
     def _own_tolerance(self) -> float:
@@ -227,9 +227,9 @@ class _Trials:
         tolerance = max([TOLERANCE[torch.float32], *(TOLERANCE[d] for d in dtypes if d in TOLERANCE)])
         return tolerance if self.tolerance is None else max(self.tolerance, tolerance)
 
-    def _unjudged(self, actual: list[torch.Tensor]) -> str:
+    def _unreliable_reason(self, actual: list[torch.Tensor]) -> str:
         """Return why no pass can be checked on this model, or ""."""
-        for values, source in ((self.want, "of the untouched model"), (actual, "of the model on this device")):
+        for values, source in ((self.expected, "of the untouched model"), (actual, "of the model on this device")):
             if reason := trial.not_finite(values):
                 return f"{reason} {source}: a change by a pass cannot be detected"
         again = largest_difference(self._outcome(self.base), actual)
@@ -247,16 +247,16 @@ class _Trials:
 
     def _reference(self) -> list[torch.Tensor]:
         """Compute the outcome of the caller's model in float32, without passes, on the same device."""
-        plain = _on_device(deep_copy(self.model).float(), self.work)
-        sample = self.work.sample
+        plain = _on_device(deep_copy(self.model).float(), self.pass_context)
+        sample = self.pass_context.sample
         assert sample is not None
         as_float = device_transfer.map_tensors(sample, lambda t: t.float() if t.is_floating_point() else t)
-        exact = PassContext(self.work.backend, torch.float32, self.work.training, as_float)
+        exact = PassContext(self.pass_context.backend, torch.float32, self.pass_context.training, as_float)
         return self._outcome(plain, exact)
 
     def _outcome(self, model: nn.Module, context: PassContext | None = None) -> list[torch.Tensor]:
         try:
-            return trial.outcome(model, context or self.work)
+            return trial.outcome(model, context or self.pass_context)
         except (RuntimeError, TypeError, ValueError, IndexError) as e:
             lines = str(e).strip().splitlines()
             if model is getattr(self, "base", model) or context is not None:
@@ -265,29 +265,29 @@ class _Trials:
             raise SkipPass(f"the model fails with this pass: {lines[0] if lines else repr(e)}") from e
 
     def _sample(self) -> Sample:
-        assert self.work.sample is not None
-        return self.work.sample
+        assert self.pass_context.sample is not None
+        return self.pass_context.sample
 
-    def _remember(self, name: str, speedup: float) -> None:
+    def _store_speedup(self, name: str, speedup: float) -> None:
         speedup_history.remember(self.kind, str(torch.__version__), name, speedup)
 
     def result(self, final: nn.Module, level: OptimizationLevel) -> OptimizationResult:
-        names = [p.name for p in passes.PASSES if p in self.kept]
+        names = [p.name for p in passes.PASSES if p in self.accepted]
         applied = ["placement", *(f"{n}: {self.details[n]}" if n in self.details else n for n in names)]
         mark(final, level, applied)
-        overall = self._race(self.base, final)
+        overall = self._compare_times(self.base, final)
         metrics = {
             "latency_before_s": list(overall.first_s),
             "latency_after_s": list(overall.second_s),
             "speedup": list(overall.ratio),
             "max_abs_error": self.error.max_abs,
             "max_rel_error": self.error.max_rel,
-            "tolerance": max((self._limit(p) for p in self.kept), default=self.tolerance or TOLERANCE[torch.float32]),
+            "tolerance": max((self._limit(p) for p in self.accepted), default=self.tolerance or TOLERANCE[torch.float32]),
             "model_bytes_before": trial.model_bytes(self.base),
             "model_bytes_after": trial.model_bytes(final),
             **self._peaks(final),
             "compile_s": self.compile_s,
-            "passes": {name: list(comparison.ratio) for name, comparison in self.races.items()},
+            "passes": {name: list(comparison.ratio) for name, comparison in self.comparisons.items()},
         }
         return OptimizationResult(not self.warnings, final, level, applied, self.skipped, self.warnings, metrics)
 
@@ -295,7 +295,7 @@ class _Trials:
         peaks = {}
         for when, model in (("before", self.base), ("after", final)):
             inputs = Inputs(self._sample().copy() if self.changes_inputs else self._sample())
-            peaks[f"peak_bytes_{when}"] = self.work.backend.peak_of(trial.make_call(model, self.work, inputs))
+            peaks[f"peak_bytes_{when}"] = self.pass_context.backend.peak_of(trial.make_call(model, self.pass_context, inputs))
         return peaks
 
 

@@ -67,7 +67,7 @@ class PassContext:
     compiled: bool = False
     compiles: bool = False
 
-    def learns(self, model: nn.Module) -> bool:
+    def is_training(self, model: nn.Module) -> bool:
         """Return whether inference-only changes are wrong: the work is training, or the model is in training mode."""
         return self.training or model.training
 

@@ -33,7 +33,7 @@ def fp8_linear(model: nn.Module, context: PassContext) -> nn.Module:
 
 
 def _quantized(model: nn.Module, context: PassContext, configuration: str) -> nn.Module:
-    if context.learns(model):
+    if context.is_training(model):
         raise SkipPass("quantised weights cannot be trained: call model.eval() first for inference")
     if not any(isinstance(m, nn.Linear) for m in model.modules()):
         raise SkipPass("the model has no linear layer")

@@ -19,7 +19,7 @@ def make_call(model: nn.Module, context: PassContext, inputs: Inputs | None = No
     In training, the loss is the sum of the mean squares of all outputs, so that every weight gets a gradient.
     """
     assert context.sample is not None
-    take = inputs.take if inputs else context.sample.copy
+    take = inputs.next_input if inputs else context.sample.copy
 
     def forward() -> Any:
         args, kwargs = take()

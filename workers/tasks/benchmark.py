@@ -58,7 +58,7 @@ def main(context: Context) -> Data:
         machine = classify(before, session.state())
         session_facts = session.describe()
         session.close()
-    if context.stop.seen:
+    if context.stop.is_observed:
         context.events.preempted()
     rows = [_row(case, facts, blocks[case]) for case, facts in opened.items()]
     for row in rows:
@@ -109,7 +109,7 @@ def _open(context: Context, options: _Asked, session: Session) -> dict[str, Data
             "level": options.level,
         }
         try:
-            facts = opened[case] = session.open(case, settings)
+            facts = opened[case] = session.open_case(case, settings)
         except Unsupported as e:
             raise _refusal(case, e) from None
         prepared, first = (_seconds(facts[key]) for key in ("prepare_s", "first_call_s"))
@@ -136,7 +136,7 @@ def _rounds(context: Context, options: _Asked, session: Session, opened: dict[st
             break
         order = turns[:]
         random.Random(f"{context.seed}/{number}").shuffle(order)  # noqa: S311 - not a secret
-        measured = {name: session.block(opened_case) | {"round": number} for name, opened_case in order}
+        measured = {name: session.run_block(opened_case) | {"round": number} for name, opened_case in order}
         if number >= 0:
             for name, block in measured.items():
                 blocks[name].append(block)
@@ -241,7 +241,7 @@ def _session(context: Context) -> dict[str, Any]:
         folder = context.events.folder
         if folder is None:
             raise UserError("a session needs the folder of an attempt", "start it with `polyfleet benchmark run`")
-        return {"session": serve(folder, handle, lambda: context.stop.asked)}
+        return {"session": serve(folder, handle, lambda: context.stop.requested)}
 
 
 def _other(backend: BaseBackend, number: int) -> BaseBackend:

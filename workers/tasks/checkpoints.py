@@ -44,7 +44,7 @@ class CheckpointContext:
         self.resume_from = resume_from
         self._keep = keep
         self._restored = False
-        self._spoiled: DamagedCheckpoint | None = None
+        self._load_error: DamagedCheckpoint | None = None
         self.saved = 0
         self.blocked_s = 0.0
 
@@ -57,19 +57,19 @@ class CheckpointContext:
         part of a sharded state. Raises UserError without a checkpoint folder, CheckpointError if this or the previous
         save fails.
         """
-        self._refuse_spoiled()
+        self._raise_load_error()
         if not self._root:
             raise UserError("this job has no checkpoint folder", "add `checkpoint: {}` to the job's specification")
         if RANDOM in state:
             raise UserError(f"the name {RANDOM!r} in a checkpoint is reserved", "rename that entry")
-        if self._context.poisoned is not None:
-            raise self._context.poisoned
-        with self._context.beats.pause():
+        if self._context.non_finite_error is not None:
+            raise self._context.non_finite_error
+        with self._context.progress.pause():
             return self._save(step, state, asynchronous)
 
     def _save(self, step: int, state: dict[str, Any], asynchronous: bool) -> str:
         started_s, context = time.perf_counter(), self._context
-        states = context.ranks.gathered(context.backend.rng_state())
+        states = context.ranks.gather(context.backend.rng_state())
         everything = {**state, RANDOM: {"seed": context.seed, "ranks": states}}
         write = context.rank == 0 or cut_among_ranks(everything)
         result = context.ranks.from_first(self._begin(step, everything) if write else None)
@@ -84,9 +84,9 @@ class CheckpointContext:
 
     def wait(self) -> None:
         """Wait until the last save is durable. Every rank calls it. Raises CheckpointError if the save failed."""
-        self._refuse_spoiled()
+        self._raise_load_error()
         error = None
-        with self._context.beats.pause():
+        with self._context.progress.pause():
             try:
                 SHARED.wait()
             except PolyfleetError as e:
@@ -95,15 +95,15 @@ class CheckpointContext:
         if error is not None or first_error is not None:
             raise error or first_error
 
-    def settle(self) -> None:
+    def finish_saves(self) -> None:
         """Wait until the last save of this rank is durable or has failed."""
         if self._root:
-            SHARED.settle(self._root)
+            SHARED.wait_below(self._root)
 
-    def _refuse_spoiled(self) -> None:
+    def _raise_load_error(self) -> None:
         """Raise the error of a failed load again, also at the end of an attempt whose code caught it."""
-        if self._spoiled is not None:
-            raise self._spoiled
+        if self._load_error is not None:
+            raise self._load_error
 
     def _begin(self, step: int, everything: dict[str, Any]) -> "str | PolyfleetError":
         """Start a save. With several ranks, return an error, so that the others receive it and do not hang."""
@@ -116,11 +116,11 @@ class CheckpointContext:
                 keep=self._keep,
                 attempt=context.attempt,
                 kind=context.kind,
-                on_done=self._tell if context.rank == 0 else None,
+                on_done=self._report_saved if context.rank == 0 else None,
                 around=self._writing,
             )
         except PolyfleetError as e:
-            if not context.ranks.many:
+            if not context.ranks.is_distributed:
                 raise
             return e
         return str(saving.path)
@@ -129,16 +129,16 @@ class CheckpointContext:
     def _writing(self, prepared: PreparedSave) -> Iterator[None]:
         """Run in the writing thread, around the write: a checkpoint that contains NaN is not committed."""
         context = self._context
-        with context.beats.saving():
+        with context.progress.saving():
             if context.stop_on_nan:
                 try:
-                    prepared.ranks.all_or_none(lambda: check_no_nan(prepared))
+                    prepared.ranks.check_all_ranks(lambda: check_no_nan(prepared))
                 except NonFiniteValue as e:
-                    context.poisoned = e
+                    context.non_finite_error = e
                     raise
             yield
 
-    def _tell(self, saved: Saved) -> None:
+    def _report_saved(self, saved: Saved) -> None:
         """Report a checkpoint to the agent, once it is durable."""
         fields = {"bytes": saved.bytes, "seconds": saved.seconds, "blocked_s": saved.blocked_s}
         self._context.events.write("checkpoint", step=saved.step, path=str(saved.path), **fields)
@@ -156,7 +156,7 @@ class CheckpointContext:
         """
         if not self.resume_from:
             return None
-        with self._context.beats.pause():
+        with self._context.progress.pause():
             return self._restore(into)
 
     def _restore(self, into: dict[str, Any]) -> Restored:
@@ -175,7 +175,7 @@ class CheckpointContext:
         """Load the checkpoint. Later calls of `restore` read the same one as the first."""
         backend, ranks = self._context.backend, self._context.ranks
         folder = Path(self.resume_from)
-        SHARED.settle(folder)
+        SHARED.wait_below(folder)
         candidates = (
             [folder] if self._restored else candidate_checkpoints(folder, Path(self._root) if self._root else None)
         )
@@ -188,7 +188,7 @@ class CheckpointContext:
         try:
             loaded = newest_sound([folder.parent / name for name in names], from_path, ranks)
         except DamagedCheckpoint as e:
-            self._spoiled = e
+            self._load_error = e
             raise
         self.resume_from, self._restored = loaded.report.path, True
         return loaded

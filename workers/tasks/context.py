@@ -62,10 +62,10 @@ class Context:
         self.checkpoint_root = checkpoint_root
         self.checkpoint = CheckpointContext(self, checkpoint_root, resume_from, keep_checkpoints)
         self.events = Events(events_path, rank, redact)
-        self.beats = ProgressWriter(beats_path)
+        self.progress = ProgressWriter(beats_path)
         self.stop = StopFlag()
         self.stop_on_nan = stop_on_nan
-        self.poisoned: NonFiniteValue | None = None
+        self.non_finite_error: NonFiniteValue | None = None
         self.ranks = RankGroup(rank, 1)
         self.last_step = 0
         self.last_report: dict[str, Number] = {}
@@ -97,7 +97,7 @@ class Context:
             events_path=folder / "events.jsonl",
             beats_path=SharedFolder(folder).beat(rank),
             stop_on_nan=order["stop_on_nan"] and order["task"] == "train",
-            redact=Redactor.of_rank(env),
+            redact=Redactor.for_rank(env),
         )
         context.stop.listen()
         context.backend.seed(context.seed + rank)
@@ -113,8 +113,8 @@ class Context:
 
         Read it once per step; all ranks get the same value.
         """
-        self.beats.beat("poll")
-        self._refuse_poison()
+        self.progress.record_step("poll")
+        self._raise_non_finite()
         return self.stop.poll()
 
     @property
@@ -149,12 +149,12 @@ class Context:
             )
         result = self.backend.prepare_training(model, optimizer, self.precision, level, inplace=True)
         self.events.write("note", applied=result.applied, skipped=result.skipped)
-        prepared: list[Any] = [self.backend.data_parallel(result.model) if self.ranks.many else result.model]
+        prepared: list[Any] = [self.backend.data_parallel(result.model) if self.ranks.is_distributed else result.model]
         if optimizer is not None:
             prepared.append(optimizer)
         if loader is not None:
             ranks = self.rank, self.ranks.world_size
-            prepared.append(DeviceLoader(loader, self.backend, *ranks, self.seed, lambda: self.beats.beat("batch")))
+            prepared.append(DeviceLoader(loader, self.backend, *ranks, self.seed, lambda: self.progress.record_step("batch")))
         return prepared[0] if len(prepared) == 1 else tuple(prepared)
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -176,15 +176,15 @@ class Context:
         values = {name: metric(name, value) for name, value in metrics.items()}
         self.last_report = {"step": self.last_step, **total, **values}
         self.events.write("report", **self.last_report)
-        self.beats.beat("report", self.last_step)
+        self.progress.record_step("report", self.last_step)
         if self.stop_on_nan and (bad := not_finite(metrics, self.last_report)):
-            self.poisoned = NonFiniteValue(bad, self.last_step)
-        self._refuse_poison()
+            self.non_finite_error = NonFiniteValue(bad, self.last_step)
+        self._raise_non_finite()
 
-    def _refuse_poison(self) -> None:
+    def _raise_non_finite(self) -> None:
         """Raise the NonFiniteValue again if the user's code caught it the first time."""
-        if self.poisoned is not None:
-            raise self.poisoned
+        if self.non_finite_error is not None:
+            raise self.non_finite_error
 
     @contextmanager
     def pause(self, what: str = "") -> Iterator[None]:
@@ -192,10 +192,10 @@ class Context:
 
         Every rank enters it, and all leave it together. `what` appears in the attempt's notes.
         """
-        with self.beats.pause():
+        with self.progress.pause():
             self.events.write("note", pause=what)
             yield
-            self.ranks.meet()
+            self.ranks.barrier()
 
     @contextmanager
     def running(self) -> Iterator["Context"]:
@@ -207,7 +207,7 @@ class Context:
                 yield self
                 self.checkpoint.wait()
             except NonFiniteValue:
-                self.checkpoint.settle()  # earlier saves are good: wait until they are written
+                self.checkpoint.finish_saves()  # earlier saves are good: wait until they are written
                 raise
 
 

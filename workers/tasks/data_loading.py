@@ -28,22 +28,22 @@ class DeviceLoader:
         on_batch: Callable[[], None] = lambda: None,
     ):
         self._backend = backend
-        self._picks = (rank, world_size)
+        self._shard = (rank, world_size)
         self._loader = loader
-        self._taken = on_batch
+        self._on_batch = on_batch
         self._sharded = world_size == 1 or isinstance(getattr(loader, "sampler", None), DistributedSampler)
         if not self._sharded and isinstance(loader, DataLoader) and _has_batches(loader):
             self._loader, self._sharded = _sharded_loader(loader, rank, world_size, seed), True
 
     def __iter__(self) -> Iterator[Any]:
-        batches = iter(self._loader) if self._sharded else shard_items(self._loader, *self._picks)
+        batches = iter(self._loader) if self._sharded else shard_items(self._loader, *self._shard)
         for batch in batches:
-            self._taken()
+            self._on_batch()
             yield self._backend.to_device(batch, non_blocking=True)
 
     def __len__(self) -> int:
         length: int = len(self._loader)  # type: ignore[arg-type]
-        return length if self._sharded else length // self._picks[1]
+        return length if self._sharded else length // self._shard[1]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

@@ -26,33 +26,33 @@ class RankGroup:
         self.world_size = world_size
         self.store = store
         self._control = control
-        self._meetings = 0
+        self._barriers = 0
 
     @property
-    def many(self) -> bool:
+    def is_distributed(self) -> bool:
         return self.world_size > 1
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait until all ranks have called this, at most LONGEST_PAUSE."""
-        if not self.many:
+        if not self.is_distributed:
             return
-        self._meetings += 1
-        key = f"meeting-{self._meetings}"
+        self._barriers += 1
+        key = f"meeting-{self._barriers}"
         if self.store.add(key, 1) == self.world_size:
             self.store.set(f"{key}-all", "")
         self.store.wait([f"{key}-all"], LONGEST_PAUSE)
 
     def from_first(self, value: Any) -> Any:
         """Return rank 0's value on every rank."""
-        if not self.many:
+        if not self.is_distributed:
             return value
         values = [value]
         dist.broadcast_object_list(values, src=0, group=self._control, device=torch.device("cpu"))
         return values[0]
 
-    def gathered(self, value: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, ordered by rank, on every rank."""
-        if not self.many:
+        if not self.is_distributed:
             return [value]
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self._control)

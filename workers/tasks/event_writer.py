@@ -29,9 +29,9 @@ class Events:
         self._path = path
         self._redact = redact or Redactor(())
         self._rank = rank
-        self._late: list[bytes] = []
+        self._pending: list[bytes] = []
         self._cut_off = False
-        self.kept: list[dict[str, Any]] = []
+        self.in_memory: list[dict[str, Any]] = []
 
     @property
     def folder(self) -> Path | None:
@@ -42,13 +42,13 @@ class Events:
         """Write an event. `kind` is report, checkpoint, phase or note. Returns False while the disk is full."""
         event = {"t": time.time(), "rank": self._rank, "type": kind, **self._clean(kind, fields)}
         if self._path is None:
-            self.kept.append(event)
+            self.in_memory.append(event)
             return True
         line = json.dumps(event, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-        pending, self._late = [*self._late, line], []
+        pending, self._pending = [*self._pending, line], []
         while pending and self._append(self._path, pending[0]):
             pending.pop(0)
-        self._late = [text for text in pending if text is not line or kind != "report"]
+        self._pending = [text for text in pending if text is not line or kind != "report"]
         return not pending
 
     def preempted(self) -> None:
@@ -76,4 +76,4 @@ class Events:
         if kind == "checkpoint":
             return fields
         names = {name: self._redact(name) if kind == "report" and name not in OURS else name for name in fields}
-        return {names[name]: self._redact.plain(value) for name, value in fields.items()}
+        return {names[name]: self._redact.clean_data(value) for name, value in fields.items()}

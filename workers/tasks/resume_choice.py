@@ -43,7 +43,7 @@ def newest_sound(paths: list[Path], load: Callable[[Path], Loaded], ranks: RankG
             error = e
             with suppress(OSError):
                 mark_damaged(path, e.message)
-        damage_by_rank = ranks.gathered(error.message if error else "")
+        damage_by_rank = ranks.gather(error.message if error else "")
         fault = next(filter(None, damage_by_rank), "")
         if loaded is not None and not fault:
             loaded.report.skipped.extend(skipped)

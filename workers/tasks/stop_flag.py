@@ -18,14 +18,14 @@ class StopFlag:
     """
 
     def __init__(self) -> None:
-        self.asked = False
-        self.seen = False
+        self.requested = False
+        self.is_observed = False
         self._polls = 0
         self._store: Any = None
 
     def listen(self) -> None:
         """Let SIGTERM set the flag instead of ending the process."""
-        signal.signal(signal.SIGTERM, self._ask)
+        signal.signal(signal.SIGTERM, self._on_signal)
 
     def share(self, store: Any) -> None:
         """Coordinate with other ranks through this store of torch.distributed; None: this rank decides alone."""
@@ -33,13 +33,13 @@ class StopFlag:
 
     def poll(self) -> bool:
         self._polls += 1
-        self.seen = self.seen or (self.asked if self._store is None else self._agreed())
-        return self.seen
+        self.is_observed = self.is_observed or (self.requested if self._store is None else self._is_agreed())
+        return self.is_observed
 
-    def _agreed(self) -> bool:
-        if self.asked:
+    def _is_agreed(self) -> bool:
+        if self.requested:
             self._store.compare_set(KEY, "", str(self._polls + AHEAD))
         return self._store.check([KEY]) and self._polls >= int(self._store.get(KEY))
 
-    def _ask(self, signal_number: int, frame: FrameType | None) -> None:
-        self.asked = True
+    def _on_signal(self, signal_number: int, frame: FrameType | None) -> None:
+        self.requested = True

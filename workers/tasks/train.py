@@ -14,7 +14,7 @@ def main(context: Context) -> dict[str, Any]:
     with context.running():
         returned = function(context)
         context.backend.synchronize()
-    if context.stop.seen:
+    if context.stop.is_observed:
         context.events.preempted()
     result: dict[str, Any] = {
         "last_step": context.last_step,

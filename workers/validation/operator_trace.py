@@ -70,13 +70,13 @@ def trace(model: nn.Module, sample: Sample) -> Trace:
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, result: Trace, path: list[str]):
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found, self.path = result, path
+        self.result, self.path = result, path
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = operator(*args, **(kwargs or {}))
         tensors = [t for t in tree_leaves((args, kwargs or {}, out)) if isinstance(t, torch.Tensor)]
         dtypes = tuple(dict.fromkeys(t.dtype for t in tensors))
-        self.found.calls.append(OperatorCall(operator, dtypes, self.path[-1] if self.path else "", _called_at()))
+        self.result.calls.append(OperatorCall(operator, dtypes, self.path[-1] if self.path else "", _called_at()))
         return out
 
 

@@ -72,7 +72,7 @@ class _Run:
         traced: Trace,
         mode: str,
     ):
-        self.model, self.sample, self.can, self.device, self.seen, self.mode = (
+        self.model, self.sample, self.capabilities, self.device, self.traced, self.mode = (
             model,
             sample,
             device_capabilities,
@@ -86,8 +86,8 @@ class _Run:
         runners: dict[str, Callable[[], list[Problem]]] = {
             "operators": self.operators,
             "dtypes": self.dtypes,
-            "dynamic shapes": lambda: checks.dynamic_shapes(self.seen, self.can),
-            "custom operators": lambda: checks.custom_operators(self.seen, self.vendor.dispatch_key),
+            "dynamic shapes": lambda: checks.dynamic_shapes(self.traced, self.capabilities),
+            "custom operators": lambda: checks.custom_operators(self.traced, self.vendor.dispatch_key),
             "lowering": self.lowering,
             "graph breaks": self.graph_breaks,
             "memory": self.memory,
@@ -99,12 +99,12 @@ class _Run:
                 findings += runners[check]()
             except executed_checks.CheckNotRun as e:
                 not_run[check] = str(e)
-        if self.seen.stopped:
-            partial = f"checked only up to {self.seen.last}, where tracing needs values"
+        if self.traced.stopped:
+            partial = f"checked only up to {self.traced.last}, where tracing needs values"
             not_run |= {c: partial for c in ("operators", "dtypes", "custom operators") if c not in not_run}
         order = {"error": 0, "warning": 1, "info": 2}
         ran = tuple(check for check in CHECKS if check not in not_run)
-        return ValidationReport(self.can.kind, tuple(sorted(findings, key=lambda p: order[p.level])), ran, not_run)
+        return ValidationReport(self.capabilities.kind, tuple(sorted(findings, key=lambda p: order[p.level])), ran, not_run)
 
     def operators(self) -> list[Problem]:
         key = self.vendor.dispatch_key
@@ -112,18 +112,18 @@ class _Run:
             raise executed_checks.CheckNotRun("XLA lowers operators: see the check `lowering`")
         if self.device is None and key != "CPU":
             raise executed_checks.CheckNotRun(f"this build of torch has no {key} kernels to check")
-        return checks.operators(self.seen, key)
+        return checks.operators(self.traced, key)
 
     def dtypes(self) -> list[Problem]:
-        if all(support.label == "unknown" for name, support in self.can.dtypes.items() if name != "float32"):
+        if all(support.label == "unknown" for name, support in self.capabilities.dtypes.items() if name != "float32"):
             raise executed_checks.CheckNotRun(
-                f"the dtypes of {self.can.kind} are unknown: give a model, such as nvidia:A100-80GB"
+                f"the dtypes of {self.capabilities.kind} are unknown: give a model, such as nvidia:A100-80GB"
             )
-        return checks.dtypes(self.seen, self.can)
+        return checks.dtypes(self.traced, self.capabilities)
 
     def lowering(self) -> list[Problem]:
         if self.vendor.dispatch_key != "XLA":
-            raise executed_checks.CheckNotRun(f"{self.can.kind} does not compute through XLA")
+            raise executed_checks.CheckNotRun(f"{self.capabilities.kind} does not compute through XLA")
         if self.vendor.compiler != executed_checks.COMPILER and self.device is None:
             needs = f"this check needs a {self.vendor.backend} device, for which {self.vendor.compiler} lowers"
             raise executed_checks.CheckNotRun(f"{needs}: XLA on this machine's CPU lowers differently")
@@ -146,20 +146,20 @@ class _Run:
             raise executed_checks.CheckNotRun(e.message) from e
         if needed.total_bytes <= available:
             return []
-        message = f"{self.mode} needs {needed.total_bytes / 2**30:.2f} GiB, {self.can.kind} has {available / 2**30:.2f}"
+        message = f"{self.mode} needs {needed.total_bytes / 2**30:.2f} GiB, {self.capabilities.kind} has {available / 2**30:.2f}"
         return [Problem("error", "memory", "the model itself", message, "lower batch size or precision, or shard it")]
 
     def _memory_bytes(self) -> int:
         """Free bytes of a device that is present, total bytes of a kind that is not."""
         if self.device is not None and (free := self.device.get_memory_stats()["free_bytes"]) is not None:
             return free
-        sizes = {row.memory_per_device_bytes for row in catalogue.same_family(self.can.kind)}
+        sizes = {row.memory_per_device_bytes for row in catalogue.same_family(self.capabilities.kind)}
         size = sizes.pop() if len(sizes) == 1 else None
         if sizes and size is None:
-            listed = ", ".join(row.kind for row in catalogue.same_family(self.can.kind))
+            listed = ", ".join(row.kind for row in catalogue.same_family(self.capabilities.kind))
             raise executed_checks.CheckNotRun(
-                f"{self.can.kind} is sold with several sizes of memory: give one of {listed}"
+                f"{self.capabilities.kind} is sold with several sizes of memory: give one of {listed}"
             )
-        if size is None or self.can.kind.endswith(f":{EMULATED}"):
-            raise executed_checks.CheckNotRun(f"the catalogue has no memory size for {self.can.kind}")
+        if size is None or self.capabilities.kind.endswith(f":{EMULATED}"):
+            raise executed_checks.CheckNotRun(f"the catalogue has no memory size for {self.capabilities.kind}")
         return size

@@ -48,8 +48,8 @@ class Board:
     running: tuple[Running, ...]
     islands: tuple[Island, ...]
     places: tuple[tuple[Place | None, ...], ...]
-    ways: tuple[tuple[Way, ...], ...]
-    known: tuple[bool, ...]
+    choices: tuple[tuple[Way, ...], ...]
+    follows_decision: tuple[bool, ...]
     capacity: Integers
     work: Work
     nodes: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ class Board:
         return place
 
     def expected(self, column: int, place: Place) -> Expected:
-        return next(choice.expected for choice in self.ways[column] if choice.place == place)
+        return next(choice.expected for choice in self.choices[column] if choice.place == place)
 
 
 def board(
@@ -72,22 +72,22 @@ def board(
     """
     queue = tuple(waiting)
     moving = [(r, place) for r in running if (place := _held(r, capacity)) is not None]
-    jobs = (*queue, *(r.asked for r, _ in moving if r.asked is not None))
+    jobs = (*queue, *(r.spec for r, _ in moving if r.spec is not None))
     obtainable = Obtainable.of([r for r, _ in moving], capacity, lower)
     classes: dict[tuple[object, ...], int] = {}
     choices: list[tuple[Way, ...]] = []
     of_job: list[int] = []
     for job in queue:
-        key = (capacity.shape(job), _work_of(job), job.id if job.id in snapshot.progress else "")
+        key = (capacity.job_key(job), _work_of(job), job.id if job.id in snapshot.progress else "")
         if key not in classes:
             classes[key] = len(choices)
             choices.append(tuple(_ways(job, capacity, obtainable, expect)))
         of_job.append(classes[key])
     for attempt, place in moving:
-        assert attempt.asked is not None
+        assert attempt.spec is not None
         of_job.append(len(choices))
-        own_choices = _ways(attempt.asked, capacity, obtainable, expect, attempt)
-        choices.append(tuple(_with(own_choices, place, attempt.asked, expect)))
+        own_choices = _ways(attempt.spec, capacity, obtainable, expect, attempt)
+        choices.append(tuple(_with(own_choices, place, attempt.spec, expect)))
     return _columns(snapshot, jobs, moving, choices, of_job, obtainable)
 
 
@@ -115,27 +115,27 @@ def _ways(job: Job, capacity: Room, obtainable: Obtainable, expect: Expect, give
     ]
     if any(choice.place.island.backend != "cpu" for choice in choices):
         return [
-            _slower(choice) if choice.place.island.backend == "cpu" and not choice.expected.known else choice
+            _slower(choice) if choice.place.island.backend == "cpu" and not choice.expected.is_known else choice
             for choice in choices
         ]
     return choices
 
 
 def _slower(choice: Way) -> Way:
-    return replace(choice, expected=Expected(choice.expected.seconds * UNKNOWN_CPU, known=False))
+    return replace(choice, expected=Expected(choice.expected.seconds * UNKNOWN_CPU, is_known=False))
 
 
 def _places(
     index: int, want: Candidate, job: Job, capacity: Room, obtainable: Obtainable, gives: Running | None
 ) -> Iterable[Place]:
-    for island, ids in capacity.places(want).islands.items():
+    for island, ids in capacity.candidate_nodes(want).islands.items():
         first = capacity.devices[ids[0]]
         if other_vendor(job, first):  # an island has one vendor
             continue
-        narrowed = capacity.quota.narrowed(job, want, first, gives)
+        narrowed = capacity.quota.narrow(job, want, first, gives)
         if narrowed is None:
             continue
-        free = sorted(obtainable.on(ids, want), reverse=True)
+        free = sorted(obtainable.counts_on(ids, want), reverse=True)
         for count in [least(narrowed, first)] if narrowed.exclusive else counts(narrowed):
             if len(free) >= want.nodes and free[want.nodes - 1] >= count:
                 yield Place(index, replace(island, per_node=0), count, want.nodes)
@@ -239,7 +239,7 @@ def _placed(
     for at, choice in zip(row_of_choice, choices, strict=True):
         by_row[at] = choice.place
     are_equal = len(choices) > 1 and len({choice.expected.seconds for choice in choices}) == 1
-    is_known = all(choice.expected.known for choice in choices) or len({choice.place.island for choice in choices}) == 1
+    is_known = all(choice.expected.is_known for choice in choices) or len({choice.place.island for choice in choices}) == 1
     return row_of_choice, tuple(by_row), is_known and not are_equal
 
 
@@ -265,6 +265,6 @@ def _capacity(choices: list[tuple[Way, ...]], obtainable: Obtainable) -> dict[Is
     """Return the number of devices by island, in a fixed order."""
     capacity = dict.fromkeys(sorted({choice.place.island for each in choices for choice in each}), 0)
     for devices_id, count in obtainable.devices.items():
-        if (island := island_of(obtainable.room.devices[devices_id])) in capacity:
+        if (island := island_of(obtainable.capacity.devices[devices_id])) in capacity:
             capacity[island] += count
     return capacity

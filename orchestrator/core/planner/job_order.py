@@ -49,7 +49,7 @@ class Turn:
     first: tuple[Job, ...]
     then: tuple[Job, ...]
     places: Mapping[str, Place] = field(default_factory=dict)
-    strictly: frozenset[str] = frozenset()
+    strict: frozenset[str] = frozenset()
     leaves: Mapping[str, Leave] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
     value: float = 0.0
@@ -156,7 +156,7 @@ def _turn(columns: Board, result: decision.Decision, memory: Memory) -> Turn:
 def _follows(columns: Board, column: int) -> bool:
     """Return True if the job follows the decision: its options differ, and its user has not chosen otherwise."""
     job = columns.jobs[column]
-    return columns.known[column] and not job.ordered and job.objective not in BY_ITSELF
+    return columns.follows_decision[column] and not job.ordered and job.objective not in BY_ITSELF
 
 
 def _leaves(columns: Board, option: Integers, queue: int) -> Iterable[tuple[str, Leave]]:

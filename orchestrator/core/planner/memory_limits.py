@@ -22,29 +22,29 @@ class Obtainable:
 
     devices: Mapping[str, int]
     memory_bytes: Mapping[str, int]
-    room: Room
+    capacity: Room
 
     @classmethod
     def of(cls, moving: Iterable[Running], capacity: Room, lower: int) -> "Obtainable":
         """Include what attempts in `moving` and those below priority `lower` hold."""
-        devices = {have.id: capacity.promised(have.id) for have in capacity.devices.values() if have.schedulable}
-        memory, stopping = capacity.memory, (*moving, *capacity.below(lower))
+        devices = {have.id: capacity.available_soon(have.id) for have in capacity.devices.values() if have.schedulable}
+        memory, stopping = capacity.memory, (*moving, *capacity.lower_priority(lower))
         for attempt in stopping:
             for devices_id, numbers in attempt.allocation:
                 if devices_id in devices:
                     devices[devices_id] += len(numbers)
-        left = {host: size_bytes + memory.soon_bytes[host] for host, size_bytes in memory.free_bytes.items()}
+        left = {host: size_bytes + memory.freeing_bytes[host] for host, size_bytes in memory.free_bytes.items()}
         for attempt in stopping if left else ():
-            for host, size_bytes in memory.of(attempt).items():
+            for host, size_bytes in memory.allocated_bytes(attempt).items():
                 left[host] += size_bytes
         most = memory.total_bytes
         return cls(devices, {host: min(size_bytes, most[host]) for host, size_bytes in left.items()}, capacity)
 
-    def on(self, nodes: Iterable[str], want: Candidate) -> list[int]:
+    def counts_on(self, nodes: Iterable[str], want: Candidate) -> list[int]:
         """Return, for each node (a devices id), the number of devices for which there is enough memory."""
         if not (self.memory_bytes and want.memory_bytes):
             return [self.devices.get(devices_id, 0) for devices_id in nodes]
-        hosts = ((devices_id, self.room.devices[devices_id].host) for devices_id in nodes)
+        hosts = ((devices_id, self.capacity.devices[devices_id].host) for devices_id in nodes)
         most = {host: size_bytes // want.memory_bytes for host, size_bytes in self.memory_bytes.items()}
         return [min(count := self.devices.get(devices_id, 0), most.get(host, count)) for devices_id, host in hosts]
 
@@ -56,7 +56,7 @@ class Obtainable:
         """
         asked_bytes = dict.fromkeys(self.memory_bytes, 0)
         islands: dict[str, set[Island]] = {}
-        nodes = [self.room.devices[devices_id] for devices_id in self.devices]
+        nodes = [self.capacity.devices[devices_id] for devices_id in self.devices]
         for have in nodes:
             if have.host and (size_bytes := device_bytes.get(island_of(have), 0)):
                 asked_bytes[have.host] += size_bytes * self.devices[have.id]

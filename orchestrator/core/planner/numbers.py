@@ -27,7 +27,7 @@ class Free:
     def count(self) -> int:
         return sum(map(len, self._free.values()))
 
-    def take(self, count: int) -> tuple[int, tuple[int, ...]] | None:
+    def allocate(self, count: int) -> tuple[int, tuple[int, ...]] | None:
         """Allocate devices of one node, or return None if no node has enough free.
 
         The node with the fewest remaining free devices is chosen, so that large gangs still find idle nodes.
@@ -43,7 +43,7 @@ class Free:
                     return node, allocated
         return None
 
-    def give(self, node: int, numbers: Iterable[int]) -> None:
+    def release(self, node: int, numbers: Iterable[int]) -> None:
         """Free the devices of an attempt that has ended."""
         self._free[node] = sorted({*self._free[node], *numbers})
         now = len(self._free[node])
@@ -59,7 +59,7 @@ class Free:
         """Place the largest jobs first. Return (job -> node and its numbers, jobs for which no node has enough)."""
         placed, left = {}, []
         for job, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-            if (allocated := self.take(count)) is None:
+            if (allocated := self.allocate(count)) is None:
                 left.append(job)
             else:
                 placed[job] = allocated

@@ -57,7 +57,7 @@ class Packing:
         self.machines, self._options = machines, options
         self._free = machines.free.copy()
         self._bytes = np.append(machines.free_bytes, np.iinfo(np.int64).max)  # the last entry is for OWN
-        self._here = {int(i): np.flatnonzero(machines.island == i) for i in np.unique(machines.island)}
+        self._island_nodes = {int(i): np.flatnonzero(machines.island == i) for i in np.unique(machines.island)}
         self.nodes: dict[int, Nodes] = {}
 
     def add_all(self, option: Integers, order: Iterable[int]) -> None:
@@ -75,7 +75,7 @@ class Packing:
 
     def add(self, job: int, option: int) -> bool:
         """Give a job nodes with enough devices and memory. Return False if there are none."""
-        island_nodes = self._here.get(int(self._options.island[option]))
+        island_nodes = self._island_nodes.get(int(self._options.island[option]))
         if island_nodes is None:
             return True
         nodes = self._find(job, option, island_nodes)
@@ -94,7 +94,7 @@ class Packing:
 
     def possible(self, option: int) -> Truths:
         """Return (jobs,) False for jobs that certainly do not fit as this option. Fast, for many jobs."""
-        machines, island_nodes = self.machines, self._here.get(int(self._options.island[option]))
+        machines, island_nodes = self.machines, self._island_nodes.get(int(self._options.island[option]))
         if island_nodes is None:
             return np.ones(machines.nodes.shape[1], np.bool_)
         each = self._options.devices[option] // machines.nodes[option]
@@ -130,9 +130,9 @@ class Packing:
             else (candidates * 0, candidates * 0)
         )
         nearest = np.lexsort((left_bytes, absent, self._free[candidates], distance))
-        return self._together(candidates[nearest].tolist(), int(self.machines.nodes[option, job]), size_bytes)
+        return self._fitting_together(candidates[nearest].tolist(), int(self.machines.nodes[option, job]), size_bytes)
 
-    def _together(self, nodes: list[int], count: int, size_bytes: int) -> Nodes:
+    def _fitting_together(self, nodes: list[int], count: int, size_bytes: int) -> Nodes:
         """Return the first `count` nodes that have the memory together, since some may share a machine."""
         chosen: list[int] = []
         left = {at: int(self._bytes[at]) for at in self.machines.machine[nodes].tolist() if at != OWN}

@@ -91,7 +91,7 @@ async def chunk(ref: str, file: Name, index: Index, request: Request, service: S
 @router.get("/place")
 async def place(target: str, request: Request, service: Service) -> Response:
     """The node that writes POOL:FOLDER."""
-    return json_response(await patient(request, service.checkpoint_place, target))
+    return json_response(await patient(request, service.checkpoint_destination, target))
 
 
 @router.put("/incoming")
@@ -116,7 +116,7 @@ async def incoming_chunk(
 @router.delete("/incoming")
 async def left(node: Name, folder: str, name: Name, request: Request, service: Service) -> Response:
     """Interrupt a copy. Chunks that have arrived are kept for the next try, which need not wait."""
-    await patient(request, service.checkpoint_leave, node, folder, name)
+    await patient(request, service.checkpoint_interrupt, node, folder, name)
     return json_response({"folder": folder, "name": name})
 
 

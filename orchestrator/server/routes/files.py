@@ -64,7 +64,7 @@ async def hashes(
 @router.get("/jobs/{ref}/files/place")
 async def place(ref: str, request: Request, service: Service, path: Path = "") -> Response:
     """Where a file that is put is stored: epoch, node, pool and path."""
-    return json_response(await patient(request, service.file_place, ref, path))
+    return json_response(await patient(request, service.file_destination, ref, path))
 
 
 @router.post("/jobs/{ref}/files")

@@ -34,7 +34,7 @@ class Clock:
 
     def at(self, now_s, ready=()):
         self.now_s = now_s
-        return self.rejoins.look(ready)
+        return self.rejoins.check(ready)
 
 
 def test_a_node_that_is_away_for_a_moment_is_left_to_its_keeper(away):

@@ -112,10 +112,10 @@ def test_a_head_on_a_host_needs_its_address_and_pools_with_hosts(head, pools, fi
 def test_the_host_of_the_head_is_looked_at_once_and_has_its_nodes_too():
     head = {"host": "M.lab", "address": "10.0.0.2"}
     alone = parse_fleet({"head": head, "pools": {"a": {"backend": "cpu", "hosts": [{"host": "10.0.0.3"}]}}})
-    assert [(v.name, v.wanted.leads, v.nodes) for v in survey.visits(alone)] == [
+    assert [(v.name, v.request.leads, v.nodes) for v in survey.visits(alone)] == [
         ("m-lab", True, ()),
         ("10-0-0-3", False, ("a-10-0-0-3",)),
     ]
     with_nodes = parse_fleet({"head": head, "pools": {"a": {"backend": "cpu", "hosts": ["M.lab"]}}})
     [visit] = survey.visits(with_nodes)
-    assert visit.wanted.leads and visit.wanted.address == "10.0.0.2" and visit.nodes == ("a-m-lab",)
+    assert visit.request.leads and visit.request.address == "10.0.0.2" and visit.nodes == ("a-m-lab",)

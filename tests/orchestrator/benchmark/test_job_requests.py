@@ -59,8 +59,8 @@ def test_with_all_devices_each_node_is_a_job_and_each_device_a_column():
     assert names(wanted) == [
         (f"nvidia:H100-80GB@{node}", "nvidia:H100-80GB", ("big",), node) for node in ("big-0", "big-1")
     ]
-    assert wanted[0].columns((0, 2)) == [(0, "nvidia:H100-80GB@big-0.0"), (1, "nvidia:H100-80GB@big-0.2")]
-    assert job_requests.plan_jobs(request(pools=["big"]), FLEET)[0].columns((0, 2)) == [(0, "nvidia:H100-80GB")]
+    assert wanted[0].targets((0, 2)) == [(0, "nvidia:H100-80GB@big-0.0"), (1, "nvidia:H100-80GB@big-0.2")]
+    assert job_requests.plan_jobs(request(pools=["big"]), FLEET)[0].targets((0, 2)) == [(0, "nvidia:H100-80GB")]
 
 
 def test_what_is_not_here_is_refused_with_what_is():

@@ -72,12 +72,12 @@ class Controller:
         unless it says of when it is; in commands that time is left out.
         """
         self.s += after_s
-        if isinstance(message, m.Fenced | m.Stopped | m.Released) and not message.asked_s:
-            message = replace(message, asked_s=self.s)
+        if isinstance(message, m.Fenced | m.Stopped | m.Released) and not message.requested_s:
+            message = replace(message, requested_s=self.s)
         done = step(self.control, message, Now(self.s, self.wall_s))
         self.control, self.events = done.control, done.events
         timed = commands_.Fence | commands_.Stop | commands_.Release
-        commands = [replace(x, asked_s=0.0) if isinstance(x, timed) else x for x in done.commands]
+        commands = [replace(x, requested_s=0.0) if isinstance(x, timed) else x for x in done.commands]
         return [(e.job, e.event, e.epoch) for e in done.events], commands
 
     def tick(self, after_s=0.0, **told):
@@ -96,7 +96,7 @@ class Controller:
     def node(self, name, count=1, kind="cpu", pool=None):
         """A node joins, its agent is made, and tells that nothing runs there."""
         pool = pool or kind.partition(":")[0]
-        alive = [m.NodeSeen(n.ray_id, n.name, pool=n.pool) for n in self.control.nodes.values() if not n.lost]
+        alive = [m.NodeSeen(n.ray_id, n.name, pool=n.pool) for n in self.control.nodes.values() if not n.lost_reason]
         self.tell(m.NodesSeen((*alive, m.NodeSeen(f"ray-{name}", name, pool=pool))))
         self.tell(m.AgentMade(name, f"ray-{name}"))
         self.hear(name, facts=facts(name, count, kind, pool))
@@ -105,7 +105,7 @@ class Controller:
     def hear(self, name, *reports, there=None, after_s=0.0, **more):
         """A node's answer: everything that is followed there is there, unless `there` says what is."""
         if there is None:
-            live = [(live, rank, part) for live in self.control.lives.values() for rank, part in enumerate(live.parts)]
+            live = [(live, rank, part) for live in self.control.attempts.values() for rank, part in enumerate(live.parts)]
             there = [live.part_key(rank) for live, rank, part in live if part.node == name]
         ray_id = more.pop("ray_id", f"ray-{name}")
         told = {"asked_s": self.s + after_s, "attempts": frozenset(there), **more}

@@ -11,7 +11,7 @@ def test_jobs_that_divide_different_batches_get_different_numbers_of_devices() -
     jobs = tuple(_job(size) for size in (6, 8))
     seen = Snapshot(0.0, (node,), jobs)
     found = board(seen, jobs, (), Room(seen), 0, expected(seen))
-    assert [[way.place.count for way in ways] for ways in found.ways] == [[1, 2, 3], [1, 2, 4]]
+    assert [[way.place.count for way in ways] for ways in found.choices] == [[1, 2, 3], [1, 2, 4]]
 
 
 def _job(batch_size: int) -> Job:

@@ -17,7 +17,7 @@ def tries(c, seconds):
         if MakeAgent("a", "ray-a") in c.tick(1.0)[1]:
             made.append(round(c.s - begun_s))
             c.tell(m.AgentMade("a", "ray-a"))
-            c.tell(m.AgentDied("a", "ray-a", gone=True, why=WHY))
+            c.tell(m.AgentDied("a", "ray-a", is_permanent=True, why=WHY))
     return made
 
 
@@ -28,7 +28,7 @@ def joined(c):
 
 def test_an_agent_that_never_begins_is_made_less_and_less_often_and_its_node_says_why(c):
     joined(c)
-    assert c.tell(m.AgentDied("a", "ray-a", gone=True, why=WHY))[1] == [Warn(f"node a: {WHY}; the server retries")]
+    assert c.tell(m.AgentDied("a", "ray-a", is_permanent=True, why=WHY))[1] == [Warn(f"node a: {WHY}; the server retries")]
     assert closed(c.control.nodes["a"], {}, c.s) == "node a has not reported its running attempts yet"
     made = tries(c, 2000)
     pauses = [later - earlier for earlier, later in pairwise(made)]
@@ -51,7 +51,7 @@ def test_an_agent_that_speaks_at_last_makes_the_node_usable_and_the_next_end_is_
     c.hear("a", there=())
     node = c.control.nodes["a"]
     assert (node.broken, node.unmade) == ("", 0)
-    assert MakeAgent("a", "ray-a") in c.tell(m.AgentDied("a", "ray-a", gone=True))[1], "at once"
+    assert MakeAgent("a", "ray-a") in c.tell(m.AgentDied("a", "ray-a", is_permanent=True))[1], "at once"
 
 
 def test_between_tries_goes_a_second_and_then_twice_as_long_each_time_up_to_five_minutes():

@@ -18,7 +18,7 @@ def test_the_late_answer_of_a_release_does_not_count_for_what_was_reserved_anew(
     c.hear("a", there=())
     assert c.place(w.job("second", w.want("cpu"))).place == place
     c.tell(m.LaunchFailed("second", 1, "launch", "node a gave no answer"), 0.5)
-    c.tell(m.Released(place, asked_s=first_s))
+    c.tell(m.Released(place, requested_s=first_s))
     assert place in c.control.releasing
     assert releases(c.tick()[1]) == [Release(place)]
     c.tell(m.Released(place))
@@ -32,8 +32,8 @@ def test_the_late_answer_of_a_stop_from_before_the_fence_stood_does_not_count_fo
     c.hear("a", there=())
     assert Stop("a", "j", 1, "fence") in c.tick()[1]
     first_s = c.control.lives["j"].asked["a"].since_s
-    assert c.tell(m.Fenced("j", 2, stands=2), 0.5)[1] == [Stop("a", "j", 1, "fence")]
-    c.tell(m.Stopped("a", "j", 1, "fence", asked_s=first_s))
+    assert c.tell(m.Fenced("j", 2, current_epoch=2), 0.5)[1] == [Stop("a", "j", 1, "fence")]
+    c.tell(m.Stopped("a", "j", 1, "fence", requested_s=first_s))
     c.hear("a", there=(), after_s=0.5)
     assert c.tick()[0] == []
     c.tell(m.Stopped("a", "j", 1, "fence"))

@@ -77,7 +77,7 @@ def test_a_cancelled_job_on_a_node_that_went_silent_is_released_after_its_lease(
     c.tell(m.CancelAsked("j"))
     events, commands = c.tick(8.0)
     assert events == [] and Fence("j", 2) in commands
-    c.tell(m.Fenced("j", 2, stands=2))
+    c.tell(m.Fenced("j", 2, current_epoch=2))
     assert c.tick(13.0)[0] == [("j", "released", 1)]
 
 

@@ -18,10 +18,10 @@ def gang(c, w):
     c.node("b")
     c.run(w.job("g", w.want("cpu", nodes=2)))
     c.hear_all("a", seconds=8)
-    c.tell(m.Fenced("g", 2, stands=2))
+    c.tell(m.Fenced("g", 2, current_epoch=2))
     c.hear("b")
     c.tick()
-    c.tell(m.Fenced("g", 1, stands=1))
+    c.tell(m.Fenced("g", 1, current_epoch=1))
     return c
 
 
@@ -57,7 +57,7 @@ def test_a_launch_whose_answer_was_lost_explains_nothing_once_every_part_has_rep
     c.node("b")
     c.place(w.job("g", w.want("cpu", nodes=2)))
     c.hear("a", t.report("g", 1, 0, "running"))
-    c.tell(m.LaunchFailed("g", 1, "launch", "node b gave no answer", nodes=("a", "b"), failed=("b",)))
+    c.tell(m.LaunchFailed("g", 1, "launch", "node b gave no answer", maybe_started=("a", "b"), unanswered=("b",)))
     c.hear("b", t.report("g", 1, 1, "running"))
     c.hear_all("a", "b", seconds=AFTERMATH_S + 10)
     assert fail(c, t) == "cancel"
@@ -68,7 +68,7 @@ def test_what_its_user_got_wrong_on_one_node_ends_a_gang_of_which_another_part_h
     c.node("b")
     c.place(w.job("g", w.want("cpu", nodes=2)))
     why = "the submitted folder holds a module named workers"
-    assert c.tell(m.LaunchFailed("g", 1, "user", why, nodes=("a",)))[1] == [Stop("a", "g", 1, "cancel")]
+    assert c.tell(m.LaunchFailed("g", 1, "user", why, maybe_started=("a",)))[1] == [Stop("a", "g", 1, "cancel")]
     assert not [x for x in c.tick()[1] if isinstance(x, Stop)], "nor is it fenced off in the same turn"
     c.hear("a", t.report("g", 1, 0, "running"))
     assert c.hear("a", t.ended("g", 1, 0, "cancelled"))[0] == [("g", "failed", 1)]
@@ -79,7 +79,7 @@ def test_what_its_user_got_wrong_decides_also_where_the_other_node_is_lost(c, w,
     c.node("a")
     c.node("b")
     c.place(w.job("g", w.want("cpu", nodes=2)))
-    c.tell(m.LaunchFailed("g", 1, "user", "secrets.X is not set", nodes=("a",)))
+    c.tell(m.LaunchFailed("g", 1, "user", "secrets.X is not set", maybe_started=("a",)))
     assert c.hear("a", t.ended("g", 1, 0, "lost", "lost", "its supervisor is gone"))[0] == [("g", "failed", 1)]
 
 

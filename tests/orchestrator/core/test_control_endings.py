@@ -54,7 +54,7 @@ def test_a_sister_whose_connection_broke_does_not_hide_the_node_that_was_lost(ga
     assert gang.hear("b", broken, after_s=1.0) == ([], [Stop("a", "g", 1, "cancel")])
     events, commands = gang.hear_all("b", seconds=10)
     assert (events, {x for x in commands if isinstance(x, Fence)}) == ([], {Fence("g", 2)})
-    gang.tell(m.Fenced("g", 2, stands=2))
+    gang.tell(m.Fenced("g", 2, current_epoch=2))
     events, commands = gang.hear_all("b", seconds=14)
     assert events == [("g", "interrupted", 1)]
     record = gang.control.records["g"]
@@ -84,7 +84,7 @@ def test_a_failure_of_the_jobs_own_code_decides_when_its_sister_was_still_heard_
     gang.hear("a", after_s=4.0)
     gang.tick()
     events, _ = gang.hear_all("b", seconds=8)
-    gang.tell(m.Fenced("g", 2, stands=2))
+    gang.tell(m.Fenced("g", 2, current_epoch=2))
     events, _ = gang.hear_all("b", seconds=16)
     assert events == [("g", "failed", 1)]
     assert gang.state("g") == "", "it has ended"
@@ -105,7 +105,7 @@ def test_a_node_that_appears_again_and_says_nothing_was_not_heard(gang, t):
     gang.tell(m.Joined(), 5.0)
     gang.tell(m.NodesSeen((m.NodeSeen("ray-a2", "a"), m.NodeSeen("ray-b", "b"))))
     gang.tick(10.0)
-    gang.tell(m.Fenced("g", 2, stands=2))
+    gang.tell(m.Fenced("g", 2, current_epoch=2))
     assert gang.tick(14.0)[0] == [("g", "interrupted", 1)]
     assert gang.control.records["g"].attempts[-1].outcome == "lost"
 
@@ -117,7 +117,7 @@ def test_a_node_that_comes_back_with_an_empty_disk_was_not_heard_of_its_part(gan
     gang.tell(m.AgentMade("a", "ray-a2"), 1.0)
     gang.hear("a", there=(), ray_id="ray-a2", facts=t.facts("a"), after_s=1.0)
     gang.tick()
-    gang.tell(m.Fenced("g", 2, stands=2))
+    gang.tell(m.Fenced("g", 2, current_epoch=2))
     gang.tell(m.Stopped("a", "g", 1, "cancel"))
     gang.hear("a", there=(), ray_id="ray-a2", after_s=1.0)
     assert gang.tick()[0][0] == ("g", "interrupted", 1)
@@ -128,7 +128,7 @@ def test_a_time_in_which_the_server_itself_was_stopped_is_no_word_of_a_node(gang
     """A silent node counts as heard for as long as we were stopped, but it said nothing."""
     gang.hear("b", t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b"))
     gang.tick(10.0)
-    gang.tell(m.Fenced("g", 2, stands=2))
+    gang.tell(m.Fenced("g", 2, current_epoch=2))
     gang.tell(m.Tick(), 30.0)
     assert gang.tick(14.0)[0] == [("g", "interrupted", 1)]
     assert gang.control.records["g"].attempts[-1].outcome == "lost"
@@ -139,7 +139,7 @@ def test_a_node_that_comes_back_without_its_part_says_nothing_of_when_that_ended
     gang.hear("b", t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b"))
     gang.hear("a", there=(), after_s=4.0)
     assert Fence("g", 2) in gang.tick()[1]
-    gang.tell(m.Fenced("g", 2, stands=2))
+    gang.tell(m.Fenced("g", 2, current_epoch=2))
     gang.tell(m.Stopped("a", "g", 1, "cancel"))
     gang.hear("a", there=(), after_s=1.0)
     assert gang.tick()[0][0] == ("g", "interrupted", 1)
@@ -149,7 +149,7 @@ def test_a_part_that_its_own_fence_ended_was_lost_and_not_cancelled(gang, t):
     """Cut off, a node reads the fence and ends its part; its sister's connection breaks."""
     _, commands = gang.hear_all("b", seconds=8)
     assert Fence("g", 2) in commands
-    gang.tell(m.Fenced("g", 2, stands=2))
+    gang.tell(m.Fenced("g", 2, current_epoch=2))
     gang.hear("b", t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b"))
     assert gang.hear("a", t.ended("g", 1, 0, "fenced"))[0] == [("g", "interrupted", 1)]
     reason = gang.control.records["g"].reason
@@ -194,7 +194,7 @@ def test_a_report_that_comes_twice_or_of_a_part_that_has_ended_changes_nothing(c
 
 def test_a_fence_that_a_server_before_us_raised_is_why_a_part_ended(gang, t):
     gang.tell(m.Joined())
-    gang.tell(m.Fenced("g", 1, stands=2))
+    gang.tell(m.Fenced("g", 1, current_epoch=2))
     gang.hear("a", t.ended("g", 1, 0, "fenced"))
     gang.hear("b", t.ended("g", 1, 1, "failed", "user", "connection closed by peer", {1: 1}, "b"))
     assert [e.event for e in gang.events] == ["interrupted"]
@@ -203,7 +203,7 @@ def test_a_fence_that_a_server_before_us_raised_is_why_a_part_ended(gang, t):
 def lose(c, t, node, others):
     """It is silent until nothing of it can run any more."""
     c.hear_all(*others, seconds=8)
-    c.tell(m.Fenced("g", 2, stands=2))
+    c.tell(m.Fenced("g", 2, current_epoch=2))
     for other in others:
         live = c.control.lives["g"]
         rank = next(rank for rank, part in enumerate(live.parts) if part.node == other)
@@ -241,7 +241,7 @@ def test_a_part_that_was_not_started_is_told_by_its_first_rank(c, w):
     for name in ("a", "b"):
         c.node(name, 2, "nvidia:H100")
     launch = c.place(w.job("g", w.want("nvidia:H100", count=2, nodes=2)))
-    c.tell(m.LaunchFailed("g", 1, "launch", "no room", short=(launch.nodes[1],)))
+    c.tell(m.LaunchFailed("g", 1, "launch", "no room", lacking=(launch.nodes[1],)))
     failure = c.control.records["g"].failure
     assert (failure["node"], failure["rank"]) == (launch.nodes[1], 2)
     assert f"node {launch.nodes[1]} (node rank 1): no room" in c.control.records["g"].reason

@@ -81,11 +81,11 @@ def test_a_launch_that_timed_out_is_replaced_only_when_its_start_cannot_arrive_a
     """The fence is raised, and the node then says that it has nothing."""
     c.node("a")
     c.place(w.job("j", w.want("cpu")))
-    told = m.LaunchFailed("j", 1, "launch", "node a gave no answer within 20 s", nodes=("a",))
+    told = m.LaunchFailed("j", 1, "launch", "node a gave no answer within 20 s", maybe_started=("a",))
     assert c.tell(told) == ([], [Stop("a", "j", 1, "fence")])
     assert c.tick(1.0) == ([], [Fence("j", 2)])
     assert c.hear("a", there=(), after_s=1.0) == ([], []), "it says so, but a start may still arrive"
-    assert c.tell(m.Fenced("j", 2, stands=2))[1] == [Stop("a", "j", 1, "fence")]
+    assert c.tell(m.Fenced("j", 2, current_epoch=2))[1] == [Stop("a", "j", 1, "fence")]
     assert c.tell(m.Stopped("a", "j", 1, "fence"), 0.5) == ([], [])
     c.hear("a", there=(), after_s=1.0)
     assert c.tick()[0] == [("j", "interrupted", 1)]
@@ -95,7 +95,7 @@ def test_a_launch_that_timed_out_is_replaced_only_when_its_start_cannot_arrive_a
 def test_a_start_that_arrived_after_all_is_stopped_and_told_by_its_end(c, w, t):
     c.node("a")
     c.place(w.job("j", w.want("cpu")))
-    c.tell(m.LaunchFailed("j", 1, "launch", "node a gave no answer within 20 s", nodes=("a",)))
+    c.tell(m.LaunchFailed("j", 1, "launch", "node a gave no answer within 20 s", maybe_started=("a",)))
     c.hear("a", t.report("j", 1, 0, "running"))
     assert c.hear("a", t.ended("j", 1, 0, "fenced"))[1] == [Forget("a", "j", 1)]
     assert c.state("j") == "RECOVERING"
@@ -130,14 +130,14 @@ def test_a_launch_that_never_arrived_before_the_controller_restarted_costs_its_j
     assert launch.nodes == ("a",)
     c.control = resumed(c.control.records.values(), {}, lambda job, epoch: 0, Now(c.s, c.wall_s))
     assert c.tell(m.Joined())[1] == [Fence("j", 1)]
-    c.tell(m.Fenced("j", 1, stands=1))
+    c.tell(m.Fenced("j", 1, current_epoch=1))
     c.node("v", kind="tpu:v5e")
     c.tell(m.NodesSeen((m.NodeSeen("ray-v", "v"), m.NodeSeen("ray-a", "a"))))
     c.tell(m.AgentMade("a", "ray-a"))
     c.hear("a", facts=t.facts("a"), attempts=None)
     c.hear("a", there=(), after_s=1.0)
     assert c.tick() == ([], [Fence("j", 2), Stop("a", "j", 1, "fence")]), "its start may still arrive"
-    c.tell(m.Fenced("j", 2, stands=2))
+    c.tell(m.Fenced("j", 2, current_epoch=2))
     c.tell(m.Stopped("a", "j", 1, "fence"))
     c.hear("a", there=(), after_s=1.0)
     assert c.tick()[0] == [("j", "interrupted", 1)]
@@ -151,7 +151,7 @@ def test_a_launch_that_never_arrived_before_the_controller_restarted_costs_its_j
 def test_an_epoch_that_a_node_or_the_fence_knows_is_never_used(c, w):
     c.node("a")
     c.place(w.job("j", w.want("cpu")))
-    told = m.LaunchFailed("j", 1, "launch", "attempt 4 of it may have run before", seen=4)
+    told = m.LaunchFailed("j", 1, "launch", "attempt 4 of it may have run before", newest_epoch=4)
     assert c.tell(told)[0] == [("j", "overtaken", 1), ("j", "interrupted", 1)]
     assert c.control.records["j"].job.next_epoch == 5
 
@@ -162,11 +162,11 @@ def test_the_fence_that_we_raised_ourselves_is_no_attempt_of_that_epoch(c, w):
     launch = c.run(w.job("j", w.want("cpu")))
     [other] = {"a", "b"} - {*launch.nodes}
     c.hear_all(other, seconds=8)
-    c.tell(m.Fenced("j", 2, stands=2))
+    c.tell(m.Fenced("j", 2, current_epoch=2))
     events, commands = c.hear_all(other, seconds=18)
     [again] = [x for x in commands if isinstance(x, Launch)]
     assert events == [("j", "interrupted", 1), ("j", "placed", 2)]
-    assert (again.epoch, again.fenced) == (2, True)
+    assert (again.epoch, again.fence_is_ours) == (2, True)
 
 
 def test_an_attempt_whose_nodes_all_run_it_goes_on_although_an_answer_was_lost(c, w, t):
@@ -175,7 +175,7 @@ def test_an_attempt_whose_nodes_all_run_it_goes_on_although_an_answer_was_lost(c
     c.place(w.job("g", w.want("cpu", nodes=2)))
     for rank, node in enumerate(("a", "b")):
         c.hear(node, t.report("g", 1, rank, "running"))
-    told = m.LaunchFailed("g", 1, "launch", "node a gave no answer within 20 s", nodes=("a", "b"))
+    told = m.LaunchFailed("g", 1, "launch", "node a gave no answer within 20 s", maybe_started=("a", "b"))
     assert c.tell(told) == ([], [])
     assert c.hear_all("a", "b", seconds=10) == ([], [])
     assert c.state("g") == "RUNNING"
@@ -187,7 +187,7 @@ def test_a_connection_that_breaks_because_a_launch_in_part_was_cancelled_is_no_f
     c.node("b")
     c.place(w.job("g", w.want("cpu", nodes=2)))
     c.hear("a", t.report("g", 1, 0, "running"))
-    told = m.LaunchFailed("g", 1, "launch", "node b gave no answer within 20 s", nodes=("a", "b"))
+    told = m.LaunchFailed("g", 1, "launch", "node b gave no answer within 20 s", maybe_started=("a", "b"))
     assert c.tell(told)[1] == [Stop("a", "g", 1, "fence"), Stop("b", "g", 1, "fence")]
     c.hear("b", t.report("g", 1, 1, "running"))
     c.hear("a", t.ended("g", 1, 0, "fenced"))
@@ -204,7 +204,7 @@ def test_a_fence_is_raised_only_once_it_is_known_where_it_stood(c, w, t):
     assert c.tell(m.Joined())[1] == [Fence("j", 1)]
     c.tell(m.Fenced("j", 1, error="the fence cannot be written"))
     assert {x for x in c.tick(12.0)[1] if isinstance(x, Fence)} == {Fence("j", 1)}, "asked again, and not raised"
-    assert c.tell(m.Fenced("j", 1, stands=2))[0] == [("j", "overtaken", 1)]
+    assert c.tell(m.Fenced("j", 1, current_epoch=2))[0] == [("j", "overtaken", 1)]
     assert c.control.records["j"].job.next_epoch == 3
 
 
@@ -215,9 +215,9 @@ def test_a_fence_of_others_that_is_read_lower_later_still_ended_the_attempt(c, w
     c.control = resumed(c.control.records.values(), {}, lambda job, epoch: 0, Now(c.s, c.wall_s))
     c.tell(m.Joined())
     c.hear("a", there=["j.1.0"])
-    assert c.tell(m.Fenced("j", 1, stands=2))[0] == [("j", "overtaken", 1)]
+    assert c.tell(m.Fenced("j", 1, current_epoch=2))[0] == [("j", "overtaken", 1)]
     asked_s = c.control.lives["j"].fence_asked_s
-    assert c.tell(m.Fenced("j", 1, stands=1)) == ([], [])
+    assert c.tell(m.Fenced("j", 1, current_epoch=1)) == ([], [])
     live = c.control.lives["j"]
     assert live.fence_asked_s == asked_s is not None and live.overruled and live.fence_known
 

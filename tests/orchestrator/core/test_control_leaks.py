@@ -16,7 +16,7 @@ def refuse(c, job, *short, unheld=None, after_s=10.0):
     """A launch of `job` waits in vain for what `short` has."""
     epoch = c.control.records[job].job.epoch
     unheld = short if unheld is None else unheld
-    return c.tell(m.LaunchFailed(job, epoch, "launch", WHY, short=short, unheld=unheld), after_s)
+    return c.tell(m.LaunchFailed(job, epoch, "launch", WHY, lacking=short, stuck=unheld), after_s)
 
 
 def refuse_again(c, job, *short, seconds, unheld=None, repairs=True, others=()):
@@ -128,8 +128,8 @@ def test_launches_that_wait_in_vain_one_after_the_other_keep_no_node_from_its_re
 def test_nothing_is_started_again_while_ray_is_away_or_where_the_node_is_not_of_this_fleet(waiting):
     assert refuse_again(waiting, "j", "a", seconds=60, repairs=False) == []
     refuse(waiting, "j", "a", after_s=0.0)
-    away = m.Tick(trouble="Ray's head does not answer", expected=frozenset("a"), repairs=True)
-    for tick in (away, m.Tick(expected=frozenset("b"), repairs=True)):
+    away = m.Tick(problem="Ray's head does not answer", expected=frozenset("a"), restarts_nodes=True)
+    for tick in (away, m.Tick(expected=frozenset("b"), restarts_nodes=True)):
         assert not any(isinstance(x, RestartNode) for x in waiting.tell(tick)[1])
     assert waiting.tick(expected=frozenset("a"), repairs=True)[1] == [RestartNode("a", "ray-a", SAID)]
 
@@ -156,5 +156,5 @@ def test_a_gang_that_finds_no_room_on_one_node_is_told_which_and_tries_that_last
 
 
 def test_a_restart_is_over_after_a_while():
-    node = nodes.Node("a", "ray-a", 0.0, withheld=nodes.Withheld(0.0, 40.0, 41.0))
-    assert node.restarts(42.0) and not node.restarts(41.0 + nodes.RESTART_S)
+    node = nodes.Node("a", "ray-a", 0.0, stuck=nodes.Withheld(0.0, 40.0, 41.0))
+    assert node.is_restarting(42.0) and not node.is_restarting(41.0 + nodes.RESTART_S)

@@ -23,7 +23,7 @@ def test_a_part_that_has_ended_is_not_in_doubt_when_the_answer_of_its_launch_is_
     """Its sister, which was preempted with it, keeps its grace."""
     launching.hear("a", t.report("g", 1, 0, "running"))
     launching.hear("a", t.ended("g", 1, 0, "preempted"))
-    told = m.LaunchFailed("g", 1, "launch", "node b gave no answer", nodes=("a", "b"), failed=("b",))
+    told = m.LaunchFailed("g", 1, "launch", "node b gave no answer", maybe_started=("a", "b"), unanswered=("b",))
     launching.tell(told)
     assert (part(launching, 0).outcome.state, part(launching, 0).unsure) == ("preempted", "")
     assert part(launching, 1).unsure == "node b gave no answer"
@@ -33,7 +33,7 @@ def test_a_part_that_has_ended_is_not_in_doubt_when_the_answer_of_its_launch_is_
 
 def test_a_part_that_its_node_has_reported_was_started_and_is_not_in_doubt(launching, t):
     launching.hear("a", t.report("g", 1, 0, "running"))
-    launching.tell(m.LaunchFailed("g", 1, "launch", "node b gave no answer", nodes=("a", "b"), failed=("b",)))
+    launching.tell(m.LaunchFailed("g", 1, "launch", "node b gave no answer", maybe_started=("a", "b"), unanswered=("b",)))
     assert (part(launching, 0).unsure, part(launching, 1).unsure) == ("", "node b gave no answer")
 
 
@@ -60,7 +60,7 @@ def test_a_report_from_before_its_node_had_no_record_of_the_part_ends_no_doubt(g
     before_s = gang.s
     gang.hear("a", there=(), after_s=5.0)
     assert Fence("g", 2) in gang.tick()[1]
-    gang.tell(m.Fenced("g", 2, stands=2))
+    gang.tell(m.Fenced("g", 2, current_epoch=2))
     gang.hear("a", t.report("g", 1, 0, "running"), asked_s=before_s)
     assert part(gang, 0).unsure == "node a has no record of this attempt"
     assert not [x for x in gang.tick()[1] if isinstance(x, Fence)], "its fence stays"
@@ -74,11 +74,11 @@ def test_a_part_that_the_newest_list_of_its_node_has_again_is_in_doubt_no_more(c
     c.run(w.job("j", w.want("cpu")))
     c.hear("a", there=(), after_s=5.0)
     c.tick()
-    c.tell(m.Fenced("j", 2, stands=2))
+    c.tell(m.Fenced("j", 2, current_epoch=2))
     c.hear("a", after_s=1.0)
     assert part(c, 0, "j").unsure == ""
     assert Fence("j", 1, lower=True) in c.tick()[1], "it counts again"
-    c.tell(m.Fenced("j", 1, stands=1))
+    c.tell(m.Fenced("j", 1, current_epoch=1))
     assert c.hear_all("a", seconds=60) == ([], [])
     assert c.state("j") == "RUNNING"
 
@@ -91,7 +91,7 @@ def test_a_list_from_before_its_node_had_no_record_of_the_part_ends_no_doubt(gan
 
 
 def test_a_part_whose_start_was_not_answered_and_that_its_node_lists_was_started(launching):
-    launching.tell(m.LaunchFailed("g", 1, "launch", "node b gave no answer", nodes=("a", "b"), failed=("b",)))
+    launching.tell(m.LaunchFailed("g", 1, "launch", "node b gave no answer", maybe_started=("a", "b"), unanswered=("b",)))
     assert [p.unsure for p in launching.control.lives["g"].parts] == ["node b gave no answer"] * 2
     launching.hear("a", after_s=1.0)
     launching.hear("b", there=())

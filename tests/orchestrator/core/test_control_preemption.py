@@ -103,7 +103,7 @@ def test_a_notice_that_came_while_no_server_ran_is_acted_on_by_the_next(c, w, t)
     c.run(w.job("j", w.want("cpu")))
     c.control = resumed(c.control.records.values(), {}, lambda job, epoch: 0, Now(c.s, c.wall_s))
     c.tell(m.Joined())
-    c.tell(m.Fenced("j", 1, stands=1))
+    c.tell(m.Fenced("j", 1, current_epoch=1))
     c.tell(m.NodesSeen((m.NodeSeen("ray-a", "a"),)))
     c.tell(m.AgentMade("a", "ray-a"))
     going = told_to_go(t, "a", "its machine is shut down")
@@ -120,7 +120,7 @@ def test_a_move_replaces_where_the_job_may_run_and_it_saves_first(c, w, t):
     c.hear("a", t.ended("j", 1, 0, "preempted"))
     _, commands = c.tick()
     [launch] = [x for x in commands if isinstance(x, Launch)]
-    assert (launch.nodes, launch.visited) == (("v",), ("cpu",))
+    assert (launch.nodes, launch.earlier_pools) == (("v",), ("cpu",))
 
 
 def test_a_move_to_where_nothing_is_free_is_refused_and_the_job_runs_on(c, w):
@@ -178,7 +178,7 @@ def test_a_preempted_job_goes_on_from_its_newest_checkpoint(c, w, t):
     c.tell(m.ResumeAsked("a"))
     _, commands = c.tick()
     [launch] = [x for x in commands if isinstance(x, Launch)]
-    assert launch.known == {"pool": "cpu", "path": "j/step-10", "node": "a", "at": 100, "step": 10}
+    assert launch.last_checkpoint == {"pool": "cpu", "path": "j/step-10", "node": "a", "at": 100, "step": 10}
 
 
 @pytest.mark.parametrize("path", ["/elsewhere/2", "/store/../etc", "../store/x", "store/x", "/store2/x"])

@@ -24,7 +24,7 @@ def test_a_death_that_its_agent_ray_and_attempts_of_two_leases_tell_counts_once(
     c.tell(m.AgentDied("a", "ray-a"))
     c.hear_all("b", seconds=8)
     for job in ("short", "long"):
-        c.tell(m.Fenced(job, 2, stands=2))
+        c.tell(m.Fenced(job, 2, current_epoch=2))
     c.hear_all("b", seconds=12)
     c.tell(m.NodesSeen((m.NodeSeen("ray-b", "b"),)))
     events = c.hear_all("b", seconds=60)[0]
@@ -41,7 +41,7 @@ def test_an_attempt_that_is_given_up_once_its_node_is_back_tells_of_the_fault_be
     c.tell(m.AgentDied("a", "ray-a"))
     c.tick(8.0)
     for job in ("short", "long"):
-        c.tell(m.Fenced(job, 2, stands=2))
+        c.tell(m.Fenced(job, 2, current_epoch=2))
     c.tick(20.0)
     c.hear("a", there=())
     c.tick(1.0)
@@ -87,7 +87,7 @@ def test_a_node_whose_attempts_are_lost_three_times_is_quarantined(c, w):
     for epoch in (1, 2, 3):
         assert not quarantined(c, "a")
         c.tick(8.0)
-        c.tell(m.Fenced("j", epoch + 1, stands=epoch + 1))
+        c.tell(m.Fenced("j", epoch + 1, current_epoch=epoch + 1))
         events = c.tick(20.0)[0]
         assert ("j", "interrupted", epoch) in events
         c.hear("a", there=())
@@ -104,5 +104,5 @@ def test_of_a_gang_that_could_not_be_started_the_node_that_failed_is_blamed_alon
     c.node("a")
     c.node("b")
     c.place(w.job("g", w.want("cpu", nodes=2)))
-    c.tell(m.LaunchFailed("g", 1, "launch", "node b gave no answer within 20 s", ("a", "b"), failed=("b",)))
+    c.tell(m.LaunchFailed("g", 1, "launch", "node b gave no answer within 20 s", ("a", "b"), unanswered=("b",)))
     assert (counted(c, "a"), len(counted(c, "b"))) == ([], 1)

@@ -176,7 +176,7 @@ def test_a_node_whose_agent_was_just_asked_for_something_does_not_rest(c, grows)
 
 
 def test_nodes_that_the_autoscaler_keeps_in_any_case_keep_their_agents(c):
-    kept = Grows(c, (NodeGroup("cpu", "cpu", "cpu", "cpu", 1, {"CPU": 4}, 3, least=1),))
+    kept = Grows(c, (NodeGroup("cpu", "cpu", "cpu", "cpu", 1, {"CPU": 4}, 3, min_nodes=1),))
     c.node("a")
     c.node("b")
     assert kept.pass_(320, hears=["a", "b"]) == [RestAgent("a", "ray-a")]

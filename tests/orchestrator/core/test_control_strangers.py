@@ -50,8 +50,8 @@ def test_a_job_is_not_placed_while_an_attempt_of_it_runs_somewhere(c, w, t):
     c.submit(w.job("j", w.want("cpu")))
     c.hear("a", t.report("j", 4, 0, "running"), there=["j.4.0"])
     c.tick()
-    c.tell(m.Fenced("j", 4, stands=4))
-    c.tell(m.Fenced("j", 5, stands=5))
+    c.tell(m.Fenced("j", 4, current_epoch=4))
+    c.tell(m.Fenced("j", 5, current_epoch=5))
     for _ in range(7):
         c.hear("a", there=["j.4.0"])
         assert c.hear_all("b", seconds=2)[0] == []
@@ -81,7 +81,7 @@ def test_a_job_waits_for_a_replaced_attempt_and_says_so_but_not_once_its_node_is
     c.tell(m.DrainAsked("b"))
     c.run(w.job("j", w.want("cpu")))
     c.hear_all("b", seconds=8)
-    c.tell(m.Fenced("j", 2, stands=2))
+    c.tell(m.Fenced("j", 2, current_epoch=2))
     assert c.hear_all("b", seconds=14)[0] == [("j", "interrupted", 1)]
     c.hear("a", t.report("j", 1, 0, "running"), there=["j.1.0"])  # it was frozen, and its supervisor has yet to look
     c.tell(m.ResumeAsked("b"))
@@ -103,7 +103,7 @@ def test_an_old_attempt_that_is_told_together_with_the_end_of_its_job_is_known(c
     done = heard(c.control, beats, m.Now(c.s))
     assert [e.event for e in done.events] == ["finished"]
     assert Stop(other, "j", 0, "cancel") in done.commands
-    assert done.control.nodes[other].unknown == []
+    assert done.control.nodes[other].unknown_attempts == []
 
 
 def test_two_living_nodes_with_one_name_do_not_take_turns(c):

@@ -48,7 +48,7 @@ def test_why_it_is_tried_is_told(world):
 def test_what_jobs_of_the_workload_ran_there_counts(w, world, source):
     seen, spent_s = world(explore_device_s=3600.0), 3600.0
     if source == "ended":
-        seen = replace(seen, history=History(tried={("digits", "train"): {TPU: spent_s}}))
+        seen = replace(seen, history=History(all_runs={("digits", "train"): {TPU: spent_s}}))
     elif source == "waiting":
         seen = replace(seen, progress={"j0": Progress(ran_on={TPU: spent_s})})
     else:
@@ -60,11 +60,11 @@ def test_what_jobs_of_the_workload_ran_there_counts(w, world, source):
 
 def test_other_workloads_and_tasks_are_tried_by_themselves(world):
     for name in (("gpt2", "train"), ("digits", "run")):
-        assert kinds(world(history=History(tried={name: {TPU: 1e9}}))) == [TPU]
+        assert kinds(world(history=History(all_runs={name: {TPU: 1e9}}))) == [TPU]
 
 
 def test_where_nothing_else_is_known_or_free_it_is_used_all_the_same(w, world):
-    spent = History(tried={("digits", "train"): {TPU: 1e9}})
+    spent = History(all_runs={("digits", "train"): {TPU: 1e9}})
     assert kinds(world(history=spent, explore_device_s=0.0)) == ["cpu"]
     assert kinds(replace(world(history=spent), throughput=Throughput())) == [TPU]
     assert kinds(replace(world(history=spent), devices=(w.v5e("t", 1), w.cpu("c", 1, free=())))) == [TPU]

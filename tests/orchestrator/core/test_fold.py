@@ -118,7 +118,7 @@ def test_a_placement_counts_only_with_the_next_epoch(w, epoch):
 def test_a_cancellation_counts_with_any_epoch_and_its_attempt_holds_devices_until_released(w):
     cancelled = story(w, ("placed", 1, place()), ("started", 1, {}), ("cancelled", 0, {"reason": "by its user"}))
     assert (cancelled.job.state, cancelled.reason, cancelled.ended_s) == (State.CANCELLED, "by its user", 4.0)
-    held = Running("j", 0, 1, LEASES, stopping=True, asked=cancelled.job)
+    held = Running("j", 0, 1, LEASES, stopping=True, spec=cancelled.job)
     assert running([cancelled]) == (held,)
     released = apply(cancelled, Event("j", "released", 1, 9.0, {"outcome": "cancelled", "reason": "by its user"}))
     assert running([released]) == ()
@@ -160,7 +160,7 @@ def test_only_working_attempts_are_not_stopping(w):
 def test_builders_write_what_the_fold_reads(w):
     job = w.job("j")
     record = apply(apply(None, submitted(job, {}, 1.0)), placed(job, Start("j", 0, LEASES, "fits"), "cpu", "cpu", 2.0))
-    assert record.live == Attempt(1, 0, "cpu", "cpu", LEASES, 2.0)
+    assert record.live_attempt == Attempt(1, 0, "cpu", "cpu", LEASES, 2.0)
     assert record.reason == "fits"
     decision = after(record.job, Ended("lost", 0, "lost", "node a is lost", nodes=("a",)))
     event = ended(record.job, decision, 3.0, outcome="lost", failure={"message": "gone"})

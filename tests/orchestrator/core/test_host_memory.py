@@ -158,7 +158,7 @@ def test_no_plan_promises_more_than_a_machine_has_and_one_by_one_all_that_fits_s
     leases = {start.job: start.allocation for start in decided.start}
     assert all(size <= 64 * GiB for host, size in promised(seen, leases).items() if host)
     running = tuple(
-        Running(job.id, job.priority, job.number, leases[job.id], asked=job) for job in seen.jobs if job.id in leases
+        Running(job.id, job.priority, job.number, leases[job.id], spec=job) for job in seen.jobs if job.id in leases
     )
     taken = {(i, n) for each in leases.values() for i, numbers in each for n in numbers}
     left = tuple(replace(d, free=tuple(n for n in d.free if (d.id, n) not in taken)) for d in seen.devices)
@@ -252,7 +252,7 @@ def after(seen, decided):
     """The snapshot once these attempts run."""
     asked = {job.id: job for job in seen.jobs}
     began = [
-        Running(s.job, 0, asked[s.job].number, s.allocation, asked=asked[s.job], saves=True) for s in decided.start
+        Running(s.job, 0, asked[s.job].number, s.allocation, spec=asked[s.job], saves=True) for s in decided.start
     ]
     taken = {(i, n) for start in decided.start for i, numbers in start.allocation for n in numbers}
     left = tuple(replace(d, free=tuple(n for n in d.free if (d.id, n) not in taken)) for d in seen.devices)

@@ -322,8 +322,8 @@ def check_who_stops(seen: Snapshot, decided: Plan, full: bool) -> None:
         assert full
         assert seen.policy not in ("fifo", "priority")
         assert victim.saves
-        assert victim.asked is not None
-        assert victim.asked.task == "train"
+        assert victim.spec is not None
+        assert victim.spec.task == "train"
         goes_there = jobs[preempt.job] if preempt.job in jobs else held[preempt.job]
         assert victim.priority == goes_there.priority
         if preempt.job not in jobs:  # it runs, and moves itself

@@ -63,7 +63,7 @@ def test_interruptions_have_a_budget_too(w):
 
 
 def test_a_preempted_job_keeps_its_place_and_does_not_pause(w):
-    decided = after(running(w, State.SAVING, first_candidate=1), Ended("preempted", 0, asked="big needs the node"))
+    decided = after(running(w, State.SAVING, first_candidate=1), Ended("preempted", 0, stop_reason="big needs the node"))
     assert decided == Decision("interrupted", "big needs the node", 0, 1, 1)
 
 
@@ -75,7 +75,7 @@ def test_a_rank_killed_while_it_was_asked_to_stop_is_no_failure(w, codes):
 
 
 def test_what_a_command_said_when_it_was_asked_to_stop_is_told_and_costs_no_restart(w):
-    ended = Ended("preempted", 0, "user", "rank 0 ended with exit code 1: SignalException", (1,), asked="big needs it")
+    ended = Ended("preempted", 0, "user", "rank 0 ended with exit code 1: SignalException", (1,), stop_reason="big needs it")
     decided = after(running(w, State.SAVING), ended)
     told = "big needs it; rank 0 ended with exit code 1: SignalException"
     assert decided == Decision("interrupted", told, 0, 1, 0)

@@ -149,7 +149,7 @@ def test_an_estimate_is_of_the_fastest_kind_that_was_measured_and_has_an_interva
     job = w.job("j", w.want("any"), workload="digits")
     rows = {("digits", "train", kind, "fp32"): rate(value) for kind, value in MEASURED.items()}
     found = Throughput(rows).estimated(job, 0, "nvidia:V100-16GB")
-    assert found.beside == "nvidia:A100-80GB"
+    assert found.measured_kind == "nvidia:A100-80GB"
     assert found.items_per_s == 1000 * roofline.ratio("nvidia:V100-16GB", "nvidia:A100-80GB", "fp32") < 1000
     assert found.low < found.items_per_s < found.high
 

@@ -33,13 +33,13 @@ def test_jobs_that_wait_for_the_same_devices_count_those_ahead_and_no_others(w):
     decided = plan(w.snapshot(fleet, waiting))
     line = Line(decided, {job.id: Record(job) for job in waiting})
     cpu = "waits for 1 device on cpu-0/cpu"
-    assert {job.id: line.why(job) for job in waiting} == {
+    assert {job.id: line.waiting_reason(job) for job in waiting} == {
         "late": cpu,
         "one": f"{cpu}; 1 job that waits for the same is ahead of it",
         "two": f"{cpu}; 2 jobs that wait for the same are ahead of it",
         "gpu": "waits for 1 device on a/nvidia:H100-80GB",
     }
-    assert Line(Plan(), {}).why(waiting[0]) == ""
+    assert Line(Plan(), {}).waiting_reason(waiting[0]) == ""
 
 
 def test_devices_that_the_job_asks_for_come_before_those_of_other_pools(w):

@@ -38,20 +38,20 @@ def ray(monkeypatch):
 def test_an_agent_that_was_made_is_told_and_watched(ray):
     told = []
     agents = Agents(told.append)
-    agents.make("a", "ray-1")
+    agents.start("a", "ray-1")
     ray.answers.set()
     wait_for(lambda: told == [AgentMade("a", "ray-1")])
-    assert agents.unwatched() == ["a"]
+    assert agents.idle_agents() == ["a"]
 
 
 def test_an_agent_that_takes_long_to_make_is_made_once_however_often_it_is_asked_for(ray):
     told = []
     agents = Agents(told.append)
     for _ in range(5):
-        agents.make("a", "ray-1")
+        agents.start("a", "ray-1")
     ray.answers.set()
     wait_for(lambda: told == [AgentMade("a", "ray-1")])
-    agents.make("a", "ray-1")
+    agents.start("a", "ray-1")
     wait_for(lambda: len(told) == 2)
     assert ray.made == ["ray-1", "ray-1"]
 
@@ -61,7 +61,7 @@ def test_an_agent_that_is_not_made_within_its_limit_is_tried_again_beside(ray, m
     told = []
     watched = Agents(told.append)
     for _ in range(2):
-        watched.make("a", "ray-1")
+        watched.start("a", "ray-1")
     ray.answers.set()
     wait_for(lambda: len(told) == 2)
 
@@ -70,25 +70,25 @@ def test_an_agent_whose_node_got_another_name_while_it_was_made_is_watched_by_th
     """Two watches of one agent end each other: it would be taken for hung, again and again."""
     told = []
     agents = Agents(told.append)
-    agents.make("a-ray-1", "ray-1")
-    agents.drop("a-ray-1", "ray-1")
-    agents.make("a", "ray-1")
+    agents.start("a-ray-1", "ray-1")
+    agents.unwatch("a-ray-1", "ray-1")
+    agents.start("a", "ray-1")
     ray.answers.set()
     wait_for(lambda: len(ray.made) == 2 and told)
     assert told == [AgentMade("a", "ray-1")]
-    assert agents.unwatched() == ["a"]
+    assert agents.idle_agents() == ["a"]
 
 
 def test_a_late_agent_of_the_node_before_does_not_replace_that_of_the_node_that_took_its_name(ray):
     told = []
     agents = Agents(told.append)
-    agents.make("a", "ray-1")
-    agents.drop("a", "ray-1")
-    agents.make("a", "ray-2")
+    agents.start("a", "ray-1")
+    agents.unwatch("a", "ray-1")
+    agents.start("a", "ray-2")
     ray.answers.set()
     wait_for(lambda: len(ray.made) == 2 and told)
-    agents.drop("a", "ray-1")
-    assert told == [AgentMade("a", "ray-2")] and agents.unwatched() == ["a"]
+    agents.unwatch("a", "ray-1")
+    assert told == [AgentMade("a", "ray-2")] and agents.idle_agents() == ["a"]
 
 
 class Failing:
@@ -116,14 +116,14 @@ def test_a_watch_that_fails_at_once_rests_before_the_next(monkeypatch, rest_s, s
     monkeypatch.setattr(actors, "make", lambda ray_id, cpus, carried: actor)
     monkeypatch.setattr(agents, "REST_S", rest_s)
     watched = Agents(told.append)
-    watched.make("a", "ray-1")
+    watched.start("a", "ray-1")
     wait_for(lambda: told)
-    watched.watch("a", {}, {}, 2.0)
+    watched.poll("a", {}, {}, 2.0)
     assert actor.asked == 1
     if soon:
-        wait_for(lambda: watched.unwatched() == ["a"])
+        wait_for(lambda: watched.idle_agents() == ["a"])
     else:
-        assert watched.unwatched() == []
+        assert watched.idle_agents() == []
 
 
 def test_an_agent_that_hung_is_told_once_although_its_end_is_seen_later(monkeypatch):
@@ -135,8 +135,8 @@ def test_an_agent_that_hung_is_told_once_although_its_end_is_seen_later(monkeypa
     monkeypatch.setattr(actors, "end_hung", lambda actor, facts: None)
     monkeypatch.setattr(agents, "REST_S", 0.0)
     watched = Agents(told.append, lambda node, said: repaired.append(said))
-    watched.make("a", "ray-1")
+    watched.start("a", "ray-1")
     wait_for(lambda: told)
     watched.restart("a", "ray-1", "it did not answer")
-    watched.watch("a", {}, {}, 2.0)
+    watched.poll("a", {}, {}, 2.0)
     assert repaired == ["it did not answer"] and AgentDied("a", "ray-1") in told

@@ -41,8 +41,8 @@ def test_what_is_no_rate_is_refused_with_the_settings_name(text, said):
 
 def test_pieces_wait_for_those_before_them_and_a_rest_is_not_made_up_for():
     pacer, ends = Pacer(10.0), ("a", "b")
-    assert [pacer.booked(ends, now_s, size) for now_s, size in ((0.0, 20), (0.0, 20), (1.0, 5))] == [0.0, 2.0, 3.0]
-    assert [pacer.booked(ends, 60.0, 20) for _ in range(2)] == [0.0, 2.0]
+    assert [pacer.book(ends, now_s, size) for now_s, size in ((0.0, 20), (0.0, 20), (1.0, 5))] == [0.0, 2.0, 3.0]
+    assert [pacer.book(ends, 60.0, 20) for _ in range(2)] == [0.0, 2.0]
 
 
 @pytest.fixture

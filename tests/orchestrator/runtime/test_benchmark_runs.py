@@ -97,14 +97,14 @@ def test_a_run_this_version_does_not_understand_has_failed_and_holds_no_node(sto
         raise FleetError("it is gone already", "")
 
     runs = Benchmarks(lines, fleet.jobs, fleet, fleet.submit, cancel, contents)
-    runs.take_up()
+    runs.resume()
     assert runs.view("bench-1")["state"] == "FAILED" and "no case or suite" in runs.view("bench-1")["reason"]
     assert (
         runs.view("bench-2")["reason"]
         == "this version cannot continue the run: another version of Polyfleet started it"
     )
     assert fleet.cancelled == ["j-1", "j-2", "j-1"]
-    runs.take_up()  # once is enough
+    runs.resume()  # once is enough
     assert len(fleet.cancelled) == 3
 
 
@@ -267,7 +267,7 @@ def test_a_run_outlives_a_store_that_takes_nothing_for_a_while(store, quick):
     fleet = Sessions(store)
     lines = Failing(store.benchmarks, 2, "targets", "lost", "target", "ended")
     runs = Benchmarks(lines, fleet.jobs, fleet, fleet.submit, fleet.cancel, contents)
-    run_id = runs.begin(REQUEST | {"max_minutes": 1e-9}, "")["run"]
+    run_id = runs.start(REQUEST | {"max_minutes": 1e-9}, "")["run"]
     wait_for(lambda: runs.view(run_id)["state"] == "SUCCEEDED")
     told = [line["line"] for line in runs.lines(run_id, 0) if line["line"] != "result"]
     assert told == ["started", "targets", "lost", "target", "targets", "ended"]
@@ -278,7 +278,7 @@ def test_a_run_that_waits_for_its_store_can_be_cancelled_and_says_what_it_waits_
     fleet = Sessions(store)
     lines = Failing(store.benchmarks, 1 << 30, "targets")
     runs = Benchmarks(lines, fleet.jobs, fleet, fleet.submit, fleet.cancel, contents)
-    run_id = runs.begin(REQUEST, "")["run"]
+    run_id = runs.start(REQUEST, "")["run"]
     wait_for(lambda: runs.view(run_id)["reason"] == "the store is locked")
     assert runs.cancel(run_id)["state"] == "CANCELLED"
 
@@ -294,7 +294,7 @@ def test_the_jobs_of_a_run_that_ends_are_cancelled_again_until_the_server_has_ta
         return fleet.cancel(job)
 
     runs = Benchmarks(store.benchmarks, fleet.jobs, fleet, fleet.submit, cancel, contents)
-    run_id = runs.begin(REQUEST, "")["run"]
+    run_id = runs.start(REQUEST, "")["run"]
     assert runs.cancel(run_id)["state"] == "CANCELLED"
     assert fleet.cancelled == fleet.submitted and len(fleet.cancelled) == 2
 

@@ -54,7 +54,7 @@ def filled(url):
     store, now_s = EventStore(url), time.time()
     for job, days, release in (("old-1", 40, True), ("held", 40, False), ("old-2", 35, True), ("young", 1, True)):
         made = life(job, now_s - days * DAY_S, release)
-        store.once(f"key-{job}", "digest", lambda job=job, made=made: StoredResponse({"id": job}, made))
+        store.idempotent(f"key-{job}", "digest", lambda job=job, made=made: StoredResponse({"id": job}, made))
         for step in range(3):
             store.report(job, 1, step, 1.0, {"loss": 1.0})
     store.benchmarks.append("run-1", {"line": "started"})
@@ -248,9 +248,9 @@ def test_a_server_that_starts_with_a_clock_years_ahead_removes_nothing(url, monk
 
 def test_a_clock_goes_by_time_that_passed_and_marks_what_is_old():
     clock = Clock(5, None, 0.0)
-    assert (clock.old_up_to(9), clock.old_up_to(12)) == (9, 12)
+    assert (clock.newest_old_event(9), clock.newest_old_event(12)) == (9, 12)
     clock = Clock(5, None, 1000.0)
-    assert (clock.old_up_to(9), clock.old_up_to(12)) == (5, 5)
+    assert (clock.newest_old_event(9), clock.newest_old_event(12)) == (5, 5)
     assert abs(clock.now_s() - time.time()) < 60
     assert abs(Clock(5, 1e9, 1000.0).now_s() - 1e9) < 60, "the newest event is of then"
     assert abs(Clock(5, 1e12, 1000.0).now_s() - time.time()) < 60, "it was written with a clock far ahead"

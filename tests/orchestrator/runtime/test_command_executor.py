@@ -98,7 +98,7 @@ def carrier(head, told, tmp_path):
     store = EventStore(f"sqlite:///{tmp_path / 'jobs.db'}")
     agents = Agents(told.put)
     agents.nodes = {"a": Node("a", "ray-a", 0.0)}
-    agents.make("a", "ray-a")
+    agents.start("a", "ray-a")
     assert told.get(timeout=PATIENCE_S) == m.AgentMade("a", "ray-a")
     checkpoints = CheckpointService(agents)
     data = DataMoves(agents, checkpoints, DataStore(tmp_path / "data"))
@@ -121,15 +121,15 @@ def test_stops_and_fences_pass_while_every_launch_hangs(carrier, head, told):
     wait_for(lambda: len(RAY._calls) == LAUNCHES)
     carrier.carry(c.Stop("a", "other", 1, "cancel"))
     assert told.get(timeout=PATIENCE_S) == m.Stopped("a", "other", 1, "cancel")
-    carrier.carry(c.Fence("other", 2, asked_s=7.0))
-    assert told.get(timeout=PATIENCE_S) == m.Fenced("other", 2, 2, asked_s=7.0)
+    carrier.carry(c.Fence("other", 2, requested_s=7.0))
+    assert told.get(timeout=PATIENCE_S) == m.Fenced("other", 2, 2, requested_s=7.0)
 
 
 def test_a_raise_that_is_late_never_undoes_the_lower_after_it(carrier, head, told):
     """As when the head is frozen, and the silent node answers before it goes on."""
     head.stands["job"] = 1
     thawed = head.freeze("job")
-    carrier.carry(c.Fence("job", 2, asked_s=1.0))
+    carrier.carry(c.Fence("job", 2, requested_s=1.0))
     wait_for(lambda: head.reads)
     carrier.carry(c.Fence("job", 1, lower=True))
     end = time.monotonic() + 0.3
@@ -144,17 +144,17 @@ def test_a_raise_that_is_late_never_undoes_the_lower_after_it(carrier, head, tol
 def test_of_the_raises_that_wait_for_a_late_one_the_newest_is_made(carrier, head, told):
     """One is commanded every few seconds, as long as there is no answer."""
     thawed = head.freeze("job")
-    carrier.carry(c.Fence("job", 2, asked_s=0.0))
+    carrier.carry(c.Fence("job", 2, requested_s=0.0))
     wait_for(lambda: head.reads)
     for asked_s in (3.0, 6.0, 9.0):
-        carrier.carry(c.Fence("job", 2, asked_s=asked_s))
+        carrier.carry(c.Fence("job", 2, requested_s=asked_s))
     for asked_s in (3.0, 6.0):
         replaced = told.get(timeout=PATIENCE_S)
         assert (replaced.asked_s, replaced.stands) == (asked_s, 0) and "has not answered yet" in replaced.error
     assert len(RAY._calls) == 1
     thawed.set()
-    assert told.get(timeout=PATIENCE_S) == m.Fenced("job", 2, 2, asked_s=0.0)
-    assert told.get(timeout=PATIENCE_S) == m.Fenced("job", 2, 2, asked_s=9.0)
+    assert told.get(timeout=PATIENCE_S) == m.Fenced("job", 2, 2, requested_s=0.0)
+    assert told.get(timeout=PATIENCE_S) == m.Fenced("job", 2, 2, requested_s=9.0)
     assert head.reads == ["job", "job"]
 
 
@@ -184,7 +184,7 @@ def test_a_fence_of_a_cluster_that_was_left_is_not_written_in_the_next(carrier, 
     carrier.carry(c.Fence("job", 2))
     wait_for(lambda: head.reads)
     carrier.carry(c.Fence("job", 2))
-    RAY.forget()
+    RAY.abandon()
     assert all("was left" in told.get(timeout=PATIENCE_S).error for _ in range(2))
     carrier.carry(c.Fence("job", 1))
     assert told.get(timeout=PATIENCE_S) == m.Fenced("job", 1, 1)
@@ -210,7 +210,7 @@ def test_devices_can_be_used_again_once_their_cluster_was_left(carrier, head, to
     """The head that did not answer is gone: whoever waited for it holds nothing any more."""
     carrier.carry(launch(1, "place"))
     wait_for(lambda: len(RAY._calls) == 1)
-    RAY.forget()
+    RAY.abandon()
     failed = told.get(timeout=PATIENCE_S)
     assert failed.job == "job-1" and "the cluster was left" in failed.message
     head.answers.set()

@@ -75,8 +75,8 @@ def test_what_was_tried_counts_however_it_ended(store, jobs):
     ran(jobs, "broken", 900.0, "failed")
     ran(jobs, "moved", 10.0, kinds=("cpu", "tpu:v5e"))
     tried = {("gpt2", "train"): {"cpu": 1820.0, "tpu:v5e": 20.0}}
-    assert (histories.newest().rows, histories.newest().tried) == ({}, tried)
-    assert Histories(Jobs(store)).newest().tried == tried
+    assert (histories.newest().rows, histories.newest().all_runs) == ({}, tried)
+    assert Histories(Jobs(store)).newest().all_runs == tried
 
 
 def test_a_server_that_starts_reads_the_newest_reports_of_many_jobs_at_once(store, jobs, wait_for):

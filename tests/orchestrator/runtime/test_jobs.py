@@ -88,7 +88,7 @@ def test_a_page_has_the_newest_metrics_of_its_jobs(url):
     store.close()
     store = EventStore(url)
     jobs = Jobs(store)
-    jobs.measured("b", {"loss": 0.5})
+    jobs.set_metrics("b", {"loss": 0.5})
     assert jobs.page(()).metrics == {"a": {"loss": 1.0}, "b": {"loss": 3.0}, "c": {}}
     assert [jobs.metrics(name) for name in "abc"] == [{"loss": 1.0}, {"loss": 0.5}, {}]
     store.close()

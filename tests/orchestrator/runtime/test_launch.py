@@ -38,7 +38,7 @@ def launcher(live, **nodes):
 
 
 def asked(resume_from, node="xla-0"):
-    return Launch("j", 1, (node,), (), ({},), node.partition("-")[0], "place", fenced=True, resume_from=resume_from)
+    return Launch("j", 1, (node,), (), ({},), node.partition("-")[0], "place", fence_is_ours=True, resume_from=resume_from)
 
 
 def without(live, node, **changes):
@@ -128,8 +128,8 @@ def second_of_cpu(live, storage_id="b" * 16, **changes):
 def brought(live, step=12, patient=False, **nodes):
     agents = Nodes(live.service.agents, **nodes)
     told = Launch(
-        "digits", 2, ("xla-0",), (), ({},), "cpu", "place", visited=("cpu",), patient=patient,
-        known={"pool": "cpu", "path": "digits/step-000000000012", "step": step},
+        "digits", 2, ("xla-0",), (), ({},), "cpu", "place", earlier_pools=("cpu",), waits_for_checkpoint=patient,
+        last_checkpoint={"pool": "cpu", "path": "digits/step-000000000012", "step": step},
     )  # fmt: skip
     return Bringer(agents, CheckpointService(agents)).bring(told, lambda what: None)
 
@@ -170,13 +170,13 @@ def test_a_copy_in_another_pool_serves_where_no_node_of_the_checkpoint_s_own_poo
     agents = Nodes(live.service.agents)
     copy = {"pool": "cpu", "path": "digits/step-12", "step": 12, "node": "cpu-0"}
     told = Launch(
-        "digits", 2, ("xla-0",), (), ({},), "xla", "place", visited=("far",),
-        known={"pool": "far", "path": "digits/step-20", "step": 20, "node": "far-m2"}, replicas=(copy,),
+        "digits", 2, ("xla-0",), (), ({},), "xla", "place", earlier_pools=("far",),
+        last_checkpoint={"pool": "far", "path": "digits/step-20", "step": 20, "node": "far-m2"}, replicas=(copy,),
     )  # fmt: skip
     found = Bringer(agents, CheckpointService(agents)).bring(told, lambda what: None)
-    assert (found.found["pool"], found.found["step"]) == ("xla", 12)
+    assert (found.checkpoint["pool"], found.checkpoint["step"]) == ("xla", 12)
     assert found.missed == "the newest checkpoint (step 20) is in pool far, which has no node that is up"
-    for waiting in (replace(told, replicas=()), replace(told, patient=True)):
+    for waiting in (replace(told, replicas=()), replace(told, waits_for_checkpoint=True)):
         with pytest.raises(FleetError, match="which has no node that is up"):
             Bringer(agents, CheckpointService(agents)).bring(waiting, lambda what: None)
 

@@ -69,7 +69,7 @@ def launcher(gates, monkeypatch, tmp_path):
         agents = Agents(lambda told: made.release() if isinstance(told, AgentMade) else None)
         agents.nodes = {name: Node(name, f"ray-{name}", 0.0) for name in NODES}
         for name in NODES:
-            agents.make(name, f"ray-{name}")
+            agents.start(name, f"ray-{name}")
             assert made.acquire(timeout=HANG_S)
         checkpoints = CheckpointService(agents)
         data = DataMoves(agents, checkpoints, DataStore(tmp_path / "data"))
@@ -90,5 +90,5 @@ def test_code_and_orders_go_to_all_nodes_at_once(launcher):
 def test_nodes_that_cannot_be_reached_are_told_with_the_first_error(launcher, gates):
     gates["start"].abort()
     failed = launcher.launch(asked())
-    assert isinstance(failed, LaunchFailed) and failed.nodes == NODES
+    assert isinstance(failed, LaunchFailed) and failed.maybe_started == NODES
     assert failed.message == "node a: start: not all nodes were asked at once"

@@ -22,16 +22,16 @@ def head():
 
 def test_a_call_returns_and_raises_as_it_would_alone():
     engine = Engine()
-    assert engine.run("add", lambda: 1 + 1, PATIENCE_S) == 2
+    assert engine.call("add", lambda: 1 + 1, PATIENCE_S) == 2
     with pytest.raises(ZeroDivisionError):
-        engine.run("divide", lambda: 1 // 0, PATIENCE_S)
+        engine.call("divide", lambda: 1 // 0, PATIENCE_S)
     assert engine.blocked() == [] and not engine.exhausted
 
 
 def test_a_late_call_is_an_error_is_named_and_its_value_is_given_up(head):
     engine, undone = Engine(), []
     with pytest.raises(FleetError, match="not answer the request to reserve"):
-        engine.run("reserve", lambda: head.wait(PATIENCE_S) and "a group", 0.01, undone.append)
+        engine.call("reserve", lambda: head.wait(PATIENCE_S) and "a group", 0.01, undone.append)
     [late] = engine.blocked()
     assert late.name == "reserve" and late.waiting_s > 0.01
     head.set()
@@ -40,9 +40,9 @@ def test_a_late_call_is_an_error_is_named_and_its_value_is_given_up(head):
 
 
 def test_asking_never_waits_also_when_every_thread_is_blocked(head):
-    engine, answers = Engine(most=2), []
+    engine, answers = Engine(max_threads=2), []
     for n in range(5):
-        engine.ask(f"call {n}", lambda n=n: head.wait(PATIENCE_S) and n, 0.01, answers.append)
+        engine.submit(f"call {n}", lambda n=n: head.wait(PATIENCE_S) and n, 0.01, answers.append)
     wait_for(lambda: len(engine.blocked()) == 5)
     assert engine.exhausted and answers == []
     head.set()
@@ -51,28 +51,28 @@ def test_asking_never_waits_also_when_every_thread_is_blocked(head):
 
 
 def test_others_go_on_while_one_call_is_blocked(head):
-    engine = Engine(most=2)
-    engine.ask("nodes", lambda: head.wait(PATIENCE_S), 0.01, lambda _: None)
-    assert [engine.run("other", lambda n=n: n, PATIENCE_S) for n in range(50)] == list(range(50))
+    engine = Engine(max_threads=2)
+    engine.submit("nodes", lambda: head.wait(PATIENCE_S), 0.01, lambda _: None)
+    assert [engine.call("other", lambda n=n: n, PATIENCE_S) for n in range(50)] == list(range(50))
 
 
 def test_an_error_is_an_answer_too():
     engine, answers = Engine(), []
-    engine.ask("divide", lambda: 1 // 0, PATIENCE_S, answers.append)
+    engine.submit("divide", lambda: 1 // 0, PATIENCE_S, answers.append)
     assert isinstance(wait_for(lambda: answers)[0], ZeroDivisionError)
 
 
 def test_what_was_asked_of_a_cluster_that_was_left_is_forgotten_and_its_threads_replaced(head):
-    engine, answers = Engine(most=2), []
+    engine, answers = Engine(max_threads=2), []
     for _ in range(3):
-        engine.ask("nodes", lambda: head.wait(PATIENCE_S), 0.0, answers.append)
+        engine.submit("nodes", lambda: head.wait(PATIENCE_S), 0.0, answers.append)
     wait_for(lambda: engine.exhausted)
-    engine.forget()
+    engine.abandon()
     assert [str(a) for a in answers] == [str(ClusterLeft("nodes"))] * 3
     assert engine.blocked() == [] and not engine.exhausted
-    assert engine.run("nodes", lambda: "of the next cluster", PATIENCE_S) == "of the next cluster"
+    assert engine.call("nodes", lambda: "of the next cluster", PATIENCE_S) == "of the next cluster"
     head.set()
-    assert engine.run("nodes", lambda: "again", PATIENCE_S) == "again"
+    assert engine.call("nodes", lambda: "again", PATIENCE_S) == "again"
     assert len(answers) == 3
 
 
@@ -81,14 +81,14 @@ def test_who_waits_for_a_cluster_that_was_left_is_told_at_once(head):
 
     def call():
         try:
-            engine.run("release devices", lambda: head.wait(PATIENCE_S), 0.3)
+            engine.call("release devices", lambda: head.wait(PATIENCE_S), 0.3)
         except FleetError as e:
             told.append(str(e))
 
     waiting = threading.Thread(target=call, daemon=True)
     waiting.start()
     wait_for(lambda: engine._calls)
-    engine.forget()
+    engine.abandon()
     waiting.join(PATIENCE_S)
     assert not waiting.is_alive()
     assert told == ["the cluster was left while Ray was asked to release devices; try again"]
@@ -97,14 +97,14 @@ def test_who_waits_for_a_cluster_that_was_left_is_told_at_once(head):
 def test_a_call_knows_that_its_cluster_was_left(head):
     """What it would still do there could reach the next cluster."""
     engine, left = Engine(), []
-    engine.ask(
-        "raise a fence", lambda: (left.append(engine.left), head.wait(PATIENCE_S), left.append(engine.left)), 1.0, str
+    engine.submit(
+        "raise a fence", lambda: (left.append(engine.is_left), head.wait(PATIENCE_S), left.append(engine.is_left)), 1.0, str
     )
     wait_for(lambda: left)
-    engine.forget()
+    engine.abandon()
     head.set()
     assert wait_for(lambda: len(left) == 2) and left == [False, True]
-    engine.run("raise a fence", lambda: left.append(engine.left), PATIENCE_S)
+    engine.call("raise a fence", lambda: left.append(engine.is_left), PATIENCE_S)
     assert left[-1] is False
 
 

@@ -26,7 +26,7 @@ def ray(free, held=None, shared=()):
 
 def explain(*told, **more):
     error = explained([{"CPU": 2.0}, {"CPU": 2.0}], ["a", "b"], ray(*told, **more))
-    return error.short, error.unheld, str(error)
+    return error.lacking, error.stuck, str(error)
 
 
 def test_a_node_of_which_a_group_holds_what_is_missing_is_short_of_it():
@@ -48,8 +48,8 @@ def test_where_others_run_something_or_ray_knows_no_node_nobody_knows_who_holds_
 
 
 def test_the_names_of_nodes_replace_their_ids():
-    error = explained([{"CPU": 2.0}], ["a"], ray({"a": {}})).named({"a": "left-0"})
-    assert (error.short, error.unheld) == (("left-0",), ("left-0",)) and "2 CPU of node left-0" in str(error)
+    error = explained([{"CPU": 2.0}], ["a"], ray({"a": {}})).with_names({"a": "left-0"})
+    assert (error.lacking, error.stuck) == (("left-0",), ("left-0",)) and "2 CPU of node left-0" in str(error)
     assert pickle.loads(pickle.dumps(error)).args == error.args
 
 
@@ -91,9 +91,9 @@ def test_shares_of_all_devices_that_do_not_come_out_even_are_not_taken_for_lost(
     """Ray holds five times 0.6667 of four CPUs."""
     rows = [{"state": "CREATED", "bundles": {0: {"CPU": 4 / 6}}, "bundles_to_node_id": {0: "a"}}] * 5
     told = Held({"a": {"CPU": 4.0}}, {"a": {"CPU": 0.6665}}, held(rows))
-    assert explained([{"CPU": 4 / 6}], ["a"], told).unheld == ()
+    assert explained([{"CPU": 4 / 6}], ["a"], told).stuck == ()
 
 
 def test_what_ray_reports_as_free_and_does_not_reserve_is_said_so():
     error = explained([{"CPU": 2.0}], ["a"], ray({"a": {"CPU": 2.0}}))
-    assert error.short == () and "Ray reports 2 CPU of node a as free, but did not reserve them in time" in str(error)
+    assert error.lacking == () and "Ray reports 2 CPU of node a as free, but did not reserve them in time" in str(error)

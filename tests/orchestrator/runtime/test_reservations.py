@@ -65,11 +65,11 @@ def head(monkeypatch):
 def reserve(timeout_s=PATIENCE_S):
     """As `reservations.reserve`, within another time."""
     make = reservations.reserve.__wrapped__
-    return RAY.run("reserve", lambda: make("place", [{"CPU": 1.0}], ["a"]), timeout_s, reservations._PLACES.came_late)
+    return RAY.call("reserve", lambda: make("place", [{"CPU": 1.0}], ["a"]), timeout_s, reservations._PLACES.release_late)
 
 
 def release(timeout_s=PATIENCE_S):
-    return RAY.run("release", lambda: reservations.give_back("place"), timeout_s)
+    return RAY.call("release", lambda: reservations.give_back("place"), timeout_s)
 
 
 def idle():
@@ -132,11 +132,11 @@ def test_a_call_to_a_cluster_that_was_left_keeps_nobody_in_the_next_one_waiting(
     head.created.set()
     told = []
     make = reservations.reserve.__wrapped__
-    RAY.ask("reserve", lambda: make("place", [{"CPU": 1.0}], ["a"]), PATIENCE_S, told.append)
+    RAY.submit("reserve", lambda: make("place", [{"CPU": 1.0}], ["a"]), PATIENCE_S, told.append)
     wait_for(lambda: head.asked)
-    RAY.forget()
+    RAY.abandon()
     assert isinstance(told[0], ClusterLeft)
     assert reserve(PATIENCE_S / 2) is not None and len(head.made) == 1
     head.answers.set()
-    wait_for(lambda: not reservations._PLACES.alone("place").locked())
+    wait_for(lambda: not reservations._PLACES.lock("place").locked())
     assert "place" in head.standing

@@ -43,7 +43,7 @@ def large(tmp_path):
     file, packages = tmp_path / "upload", ServerPackages(tmp_path / "server")
     file.write_bytes(data.getvalue())
     sha = hashlib.sha256(data.getvalue()).hexdigest()
-    packages.keep(sha, file)
+    packages.store(sha, file)
     return packages, sha
 
 
@@ -80,9 +80,9 @@ def launch(epoch=3):
 )
 def test_what_says_nothing_of_epochs_is_no_sign_of_a_newer_attempt(error):
     told = _failed(launch(), error)
-    assert (told.kind, told.seen) == ("launch", 0)
+    assert (told.kind, told.newest_epoch) == ("launch", 0)
 
 
 def test_a_node_that_knows_a_newer_epoch_says_which():
     told = _failed(launch(), EpochPast("attempt 3 of j was superseded: node a has seen attempt 7", 7))
-    assert (told.kind, told.seen) == ("launch", 7)
+    assert (told.kind, told.newest_epoch) == ("launch", 7)

@@ -123,7 +123,7 @@ def live_steps(tmp_path):
 
     def submit(name):
         jobs.commit([submitted(Job(name, name, "run", (Candidate(("cpu",)),)), {}, 1.0)])
-        steps.take([m.Submitted((jobs[name],))])
+        steps.apply([m.Submitted((jobs[name],))])
         return name
 
     yield steps, jobs, submit

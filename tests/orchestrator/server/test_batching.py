@@ -26,10 +26,10 @@ def test_what_comes_while_calls_are_under_way_shares_the_next():
         together = Batcher(call, slow_s=NEVER_S)
         asked = []
         for n in range(AT_ONCE):
-            asked.append(asyncio.create_task(together.ask(n)))
+            asked.append(asyncio.create_task(together.submit(n)))
             while len(calls) <= n:
                 await asyncio.sleep(0)
-        asked += [asyncio.create_task(together.ask(n)) for n in range(AT_ONCE, AT_ONCE + MOST + 3)]
+        asked += [asyncio.create_task(together.submit(n)) for n in range(AT_ONCE, AT_ONCE + MOST + 3)]
         await asyncio.sleep(0)
         assert len(calls) == AT_ONCE
         free.set()
@@ -49,7 +49,7 @@ def test_each_gets_its_own_error_and_a_call_that_fails_is_told_to_all_of_it():
 
     async def ask(*items):
         together = Batcher(call)
-        return await asyncio.gather(*(together.ask(item) for item in items), return_exceptions=True)
+        return await asyncio.gather(*(together.submit(item) for item in items), return_exceptions=True)
 
     good, bad, fine = asyncio.run(ask("good", "bad", "fine"))
     assert (good, fine) == ("good", "fine")
@@ -69,10 +69,10 @@ def test_nobody_waits_for_slow_calls_of_others():
     async def ask_all():
         together, slow = Batcher(call, slow_s=0.0), []
         for _ in range(AT_ONCE):
-            slow.append(asyncio.create_task(together.ask("slow")))
+            slow.append(asyncio.create_task(together.submit("slow")))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-        assert await asyncio.wait_for(together.ask("quick"), 20) == "quick"
+        assert await asyncio.wait_for(together.submit("quick"), 20) == "quick"
         assert not any(task.done() for task in slow)
         free.set()
         await asyncio.gather(*slow)
@@ -89,7 +89,7 @@ def test_one_that_is_cancelled_does_not_disturb_the_others():
 
     async def ask_all():
         together = Batcher(call)
-        gone, stays = (asyncio.create_task(together.ask(name)) for name in ("gone", "stays"))
+        gone, stays = (asyncio.create_task(together.submit(name)) for name in ("gone", "stays"))
         await asyncio.sleep(0)
         gone.cancel()
         free.set()

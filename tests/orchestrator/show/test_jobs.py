@@ -41,7 +41,7 @@ def answer(*candidates, **given):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"would_start": {"candidate": 2, "allocation": LEASES}}, 
+        ({"would_start": {"candidate": 2, "allocation": LEASES}},
          "would start as candidate 2 on a/cpu [0, 2], b/cpu [1]"),
         ({}, "would wait: nothing fits now"),
         ({"preempt": ["low-1"]}, "would wait until low-1 have saved and stopped"),

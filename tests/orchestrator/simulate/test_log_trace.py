@@ -147,7 +147,7 @@ def test_a_job_that_has_saved_nothing_is_not_stopped():
     saves = ran(job("saves", task="run"), (H100, 1, 0.0, 0.0, None))
     saves += [Event("saves", "checkpoint", 1, 500.0, CHECKPOINT), Event("saves", "finished", 1, 1000.0, {})]
     later = ran(job("later", at_s=10.0, priority=5), (H100, 1, 20.0, 20.0, 30.0))
-    assert past(log_of(stays, saves, later), None).trace.stays.tolist() == [True, False, False]
+    assert past(log_of(stays, saves, later), None).trace.unsaved.tolist() == [True, False, False]
     found = past(log_of(stays, later), read_fleet(f"{H100}=1"))
     assert replay(found.trace, found.fleet, "finish_time").end_s.tolist() == [1000.0, 1010.0]
 

@@ -34,7 +34,7 @@ def file(tmp_path):
     store = EventStore(f"sqlite:///{path}")
     store.append([*life("bad"), *life("good")])
     store.report("bad", 1, 1, 1.0, {"loss": 0.5})
-    store.once("key", "digest", lambda: StoredResponse({"id": "bad"}))
+    store.idempotent("key", "digest", lambda: StoredResponse({"id": "bad"}))
     store.benchmarks.append("run-1", {"line": "started", "cases": 1})
     store.close()
     return path
@@ -126,7 +126,7 @@ def test_a_row_of_a_job_that_cannot_be_read_is_made_anew_from_its_events(reopene
     assert reading in caplog.messages
     jobs = Jobs(store)
     assert [r.job.id for r in jobs.open()] == ["bad", "good"] and jobs.damaged == {}
-    assert jobs["bad"].job.state is State.RUNNING and jobs["bad"].live.allocation == (("cpu-0/cpu", (0,)),)
+    assert jobs["bad"].job.state is State.RUNNING and jobs["bad"].live_attempt.allocation == (("cpu-0/cpu", (0,)),)
     assert store.differences() == []
     assert len(store.damage.rows) == ("version" not in statement)
 

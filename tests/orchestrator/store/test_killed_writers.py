@@ -43,7 +43,7 @@ def test_whatever_was_acknowledged_before_kill_9_is_there_once_and_can_be_asked_
         store.close()
     store = EventStore(url)
     for key in asked:
-        assert store.once(key, "digest", lambda key=key: StoredResponse({"id": key})) == {"id": key}
+        assert store.idempotent(key, "digest", lambda key=key: StoredResponse({"id": key})) == {"id": key}
     events = store.read(0)
     store.close()
     assert [e.seq for e in events] == list(range(1, len(events) + 1))

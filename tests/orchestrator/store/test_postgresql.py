@@ -127,7 +127,7 @@ def test_a_submission_whose_key_cannot_be_looked_up_is_told_when_to_come_back(
     request.addfinalizer(postgresql.start)
     postgresql.stop()
     with pytest.raises(NotStored) as refused:
-        submissions.many([({"task": "run", "command": "true"}, "")], "key")
+        submissions.submit_all([({"task": "run", "command": "true"}, "")], "key")
     assert refused.value.retry_after_s == 5
 
 

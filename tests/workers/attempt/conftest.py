@@ -122,7 +122,7 @@ def alive(pid):
 @pytest.fixture(scope="session")
 def zygote():
     """Starts supervisors as an agent does."""
-    STARTER.begin()
+    STARTER.start()
     yield STARTER
     STARTER.close()
 

@@ -32,7 +32,7 @@ def package(node, tmp_path, **files):
 
 
 def test_an_attempt_that_ends_amid_a_look_is_told_at_once(node, tmp_path, monkeypatch):
-    rung, ask, ring, go = threading.Event(), AttemptTable._ask, AttemptTable._look_now, tmp_path / "go"
+    rung, ask, ring, go = threading.Event(), AttemptTable._poll_attempt, AttemptTable._notify_waiters, tmp_path / "go"
 
     def ring_and_note(self):
         ended = node.folder().outcome.exists()
@@ -46,11 +46,11 @@ def test_an_attempt_that_ends_amid_a_look_is_told_at_once(node, tmp_path, monkey
         assert rung.wait(60)
         return found
 
-    monkeypatch.setattr(AttemptTable, "_look_now", ring_and_note)
+    monkeypatch.setattr(AttemptTable, "_notify_waiters", ring_and_note)
     attempts = node.reopen()
     node.start(command=("sh", "-c", f"echo ready; while [ ! -e {go} ]; do sleep 0.02; done"))
     node.until_printed("ready")
-    monkeypatch.setattr(AttemptTable, "_ask", ends_after)
+    monkeypatch.setattr(AttemptTable, "_poll_attempt", ends_after)
     (report,) = attempts.news({}, {"j.1.0": "running"}, 3600.0)  # longer than this test may take
     assert report.phase == "ended"
 

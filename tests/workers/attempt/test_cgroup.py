@@ -61,7 +61,7 @@ def test_groups_are_made_in_the_nodes_own_and_outside_of_rays(machine, mountinfo
 def test_where_there_are_none_it_says_why(machine, mountinfo, own, why_not):
     found = cgroup.find({}, machine(mountinfo, own, ""))
     assert found.root is None
-    assert found.why_not.endswith(why_not)
+    assert found.unavailable_reason.endswith(why_not)
 
 
 def test_doctor_tells_of_a_node_without_and_what_to_do(machine):
@@ -144,8 +144,8 @@ def group():
     """A real one."""
     found = cgroup.find({})
     made = ControlGroup(found.root / f"polyfleet-test-{os.getpid()}") if found.root else None
-    if made is None or not made.make({}):
-        pytest.skip(f"no control group can be made here: {found.why_not}")
+    if made is None or not made.create({}):
+        pytest.skip(f"no control group can be made here: {found.unavailable_reason}")
     yield made
     assert made.remove(20.0)
 

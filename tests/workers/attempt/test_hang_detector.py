@@ -90,7 +90,7 @@ def test_a_command_that_prints_or_computes_does_not_hang(node, busy):
 def test_a_command_may_be_silent_for_as_long_as_it_likes_unless_told_otherwise(node):
     for hang_after_s in (0.0, -1.0):
         watched = hang_detector.HangDetector(node.folder(), "run", hang_after_s)
-        assert watched.look({os.getpid(): 0}) is None
+        assert watched.check({os.getpid(): 0}) is None
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_beats_tell_the_99th_percentile_of_the_last_thousand_steps(node, watched
     clock = iter([*range(2000), *(2000 + 10 * i for i in range(1, 31))])
     monkeypatch.setattr(rank_progress.lease, "now_s", lambda: float(next(clock)))
     for step in range(2030):
-        told.beat("report", step)
+        told.record_step("report", step)
     found = rank_progress.read(node.folder().beat(0))
     assert (found.steps, found.step, found.p99_s, found.paused) == (2030, 2029, 10.0, False)
     monkeypatch.setattr(rank_progress.lease, "now_s", lambda: 5000.0)
@@ -194,6 +194,6 @@ measures()
     watching, said = hang_detector.HangDetector(node.folder(), "benchmark", 1.0), []
     with subprocess.Popen([sys.executable, "-c", code]) as rank:
         node.until(lambda: node.folder().stacks(0).exists(), "it listens")
-        node.until(lambda: said.append(watching.look({rank.pid: 0})) or said[-1], "it has said something")
+        node.until(lambda: said.append(watching.check({rank.pid: 0})) or said[-1], "it has said something")
         rank.kill()
     assert "in measures" in said[-1].stacks[0]

@@ -61,7 +61,7 @@ def test_a_damaged_lease_lasts_as_long_as_it_was_given_for_and_is_told_from_one_
 def test_a_lease_of_the_machines_last_run_has_passed(tmp_path, monkeypatch):
     lease.write(tmp_path / "lease", 600)
     monkeypatch.setattr(lease.process_tree, "boot", lambda: "another")
-    assert lease.Lease(tmp_path / "lease").passed()
+    assert lease.Lease(tmp_path / "lease").is_expired()
 
 
 def test_a_lock_is_held_by_who_lives_and_let_go_by_who_dies(tmp_path):

@@ -45,7 +45,7 @@ def gang():
 def newest(node):
     """Step of the newest checkpoint of the job, which can be loaded."""
     storage = PoolStorage(node.root / "storage")
-    found = PoolCheckpoints(storage).step("c")["path"]
+    found = PoolCheckpoints(storage).resolve("c")["path"]
     return load(node.root / "storage" / found).step if found else None
 
 

@@ -119,8 +119,8 @@ def test_a_process_that_was_killed_long_ago_and_that_the_job_survived_makes_no_l
     counts.write_text("oom 1\noom_kill 1\n")
     seen = outcome.FailedRank(0, "n0", 1, 1, nan, "", False, "", 0)
     assert outcome.cause(seen, memory).kind == "oom"
-    memory.look()
-    memory.look()
+    memory.sample()
+    memory.sample()
     assert outcome.cause(seen, memory).kind == "nan"
     counts.write_text("oom 2\noom_kill 2\n")
     assert outcome.cause(seen, memory).kind == "oom"

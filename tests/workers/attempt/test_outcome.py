@@ -52,7 +52,7 @@ def test_work_is_done_where_ranks_ended_before_they_were_asked_to_stop_or_say_so
 def test_a_command_that_was_asked_to_stop_may_end_with_any_code_and_a_task_of_ours_that_raises_has_failed(
     command, state
 ):
-    known = outcome.Preemption(frozenset({0, 1}), command=command)
+    known = outcome.Preemption(frozenset({0, 1}), is_command=command)
     assert outcome.state("preempt", {0: 1, 1: 0}, 2, known) == state
 
 

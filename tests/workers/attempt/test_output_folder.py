@@ -65,18 +65,18 @@ def test_data_is_seen_in_the_work_folder_and_not_removed_while_the_attempt_lives
     kept = Contents(storage / ".data")
     (storage / "given").mkdir(parents=True)
     (storage / "given/a").write_text("7")
-    sha = kept.keep(storage / "given").sha256
+    sha = kept.add(storage / "given").sha256
     code = "import os, time; print(open('in/data/a').read(), flush=True); os.path.exists('go') or time.sleep(600)"
     node.python("reads", code, data=((sha, "in/data", ""),))
     node.until_printed("7", "reads")
     node.reopen()  # an agent that was started again holds nothing itself
     with pytest.raises(FleetError, match="running attempts use"):
-        kept.make_room(1, 1)
+        kept.free_space(1, 1)
     supervisor = node.supervisor_pid("reads")
     node.attempts.stop("reads", 1, "cancel")
     assert node.outcome("reads")["state"] == "cancelled"
     node.until_gone(supervisor)  # it holds the data, and ends after it has told the outcome
-    kept.make_room(1, 1)
+    kept.free_space(1, 1)
     assert kept.find(sha) is None
     with pytest.raises(NotFound, match="is not on this node"):
         node.start("late", data=((sha, "in/data", ""),))

@@ -44,7 +44,7 @@ def test_a_line_without_an_end_waits_for_it(folder):
     assert reader.events(len(whole), 9, 9999) == EventBatch([], len(whole), False)
     folder.events.write_bytes(whole + line(2))
     assert steps(reader.events(len(whole), 9, 9999)) == [2]
-    assert reader.refused == 0
+    assert reader.unusable_count == 0
 
 
 def test_nothing_is_lost_where_the_clock_was_set_by_years_meanwhile(folder):
@@ -52,7 +52,7 @@ def test_nothing_is_lost_where_the_clock_was_set_by_years_meanwhile(folder):
     reader = RankFileReader(folder)
     folder.events.write_bytes(line(1) + line(2, later_s=-10 * YEAR_S) + line(3, "checkpoint", 10 * YEAR_S))
     piece = reader.events(0, 9, 9999)
-    assert (steps(piece), reader.refused) == ([1, 2, 3], 0)
+    assert (steps(piece), reader.unusable_count) == ([1, 2, 3], 0)
     assert all(abs(event.t - time.time()) < YEAR_S for event in piece.events)
 
 
@@ -70,28 +70,28 @@ def test_notes_are_no_news_and_blank_lines_no_fault(folder):
     reader = RankFileReader(folder)
     folder.events.write_bytes(b"\n \n" + line(1, "note") + line(2, "checkpoint"))
     assert steps(reader.events(0, 9, 9999)) == [2]
-    assert reader.refused == 0
+    assert reader.unusable_count == 0
 
 
 def test_a_line_longer_than_any_is_skipped_to_the_end_of_the_file(folder):
     reader = RankFileReader(folder)
     size = folder.events.write_bytes(b"x" * 3 * LONGEST_LINE_BYTES)
     assert reader.events(0, 9, 2 * LONGEST_LINE_BYTES) == EventBatch([], size, False)
-    assert reader.refused == 1
+    assert reader.unusable_count == 1
 
 
 def test_a_result_is_judged_once_it_is_no_longer_written(folder):
     reader = RankFileReader(folder)
     folder.result.write_text("{")
-    reader.inspect()
-    assert reader.refused == 0, "it may be amid being written"
-    reader.inspect()
-    reader.inspect()
-    assert (reader.refused, reader.reason[:11]) == (1, "result.json")
+    reader.check_files()
+    assert reader.unusable_count == 0, "it may be amid being written"
+    reader.check_files()
+    reader.check_files()
+    assert (reader.unusable_count, reader.reason[:11]) == (1, "result.json")
     folder.result.write_text('{"loss": 1}')
-    reader.inspect()
-    reader.inspect()
-    assert reader.refused == 1
+    reader.check_files()
+    reader.check_files()
+    assert reader.unusable_count == 1
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def test_an_agent_without_descriptors_blames_no_attempt_and_reads_on_later(folde
     folder.outcome.write_text(json.dumps(Outcome(*ID, "succeeded", {0: 0}).to_plain()))
     with no_descriptor():
         assert attempt.outcome is None
-        assert attempt.report(0, "starting", 9, 9999) is None
-    assert (attempt.unreadable, attempt.poison) == ("", None)
-    told = attempt.report(0, "starting", 9, 9999)
+        assert attempt.status_if_changed(0, "starting", 9, 9999) is None
+    assert (attempt.unreadable, attempt.unusable_data) == ("", None)
+    told = attempt.status_if_changed(0, "starting", 9, 9999)
     assert (told.phase, len(told.events), told.outcome.state) == ("ended", 1, "succeeded")

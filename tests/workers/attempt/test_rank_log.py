@@ -138,6 +138,6 @@ def test_the_last_line_of_stderr_is_whole_though_it_was_written_in_pieces(tmp_pa
     for piece in (b"OSError: No space ", b"left on ", b"device"):
         log.feed("err", piece)
         log.flush()
-    assert log.errors.reason == "OSError: No space left on device" and log.errors.says_full
+    assert log.errors.reason == "OSError: No space left on device" and log.errors.mentions_full_disk
     log.close()
     assert log.errors.reason == "OSError: No space left on device"

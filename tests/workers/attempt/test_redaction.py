@@ -35,7 +35,7 @@ def test_without_secrets_nothing_changes():
 
 def test_nested_data_is_redacted_and_keeps_its_shape():
     data = {"s3cr3t": [1, None, {"a": "is s3cr3t"}], "b": 2.5}
-    assert Redactor(["s3cr3t"]).plain(data) == {"***": [1, None, {"a": "is ***"}], "b": 2.5}
+    assert Redactor(["s3cr3t"]).clean_data(data) == {"***": [1, None, {"a": "is ***"}], "b": 2.5}
 
 
 @given(st.text(min_size=4).filter(lambda s: "*" not in s), st.text(), st.text())

@@ -82,6 +82,6 @@ def test_the_reason_is_the_error_of_the_rank_that_failed_first_else_the_last_lin
 def test_a_full_disk_is_seen_among_the_last_lines():
     tail = StderrTail()
     tail.add(["OSError: [Errno 28] No space left on device: 'a'", "and so on"])
-    assert tail.says_full
+    assert tail.mentions_full_disk
     tail.add(["step"] * LAST_LINES)
-    assert not tail.says_full
+    assert not tail.mentions_full_disk

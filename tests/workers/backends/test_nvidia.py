@@ -26,7 +26,7 @@ def test_a_measured_product_takes_at_least_the_time_that_the_device_itself_count
             return y
 
         timer = Timer(backend)
-        block, alone_s = timer.block(ten_products, 1, parts=7), timer.alone(ten_products)
+        block, alone_s = timer.block(ten_products, 1, parts=7), timer.single_call_s(ten_products)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         ten_products()

@@ -99,6 +99,6 @@ def test_every_timed_call_is_computed_though_nobody_reads_its_result():
         before = executed()
         block = timer.block(lambda: x @ x, 4, parts=3)
         assert executed() - before == 4 * 3
-        timer.alone(lambda: x @ x)
+        timer.single_call_s(lambda: x @ x)
         assert executed() - before == 4 * 3 + 1
     assert len(block.parts_s) == 3 and min(block.parts_s) > 0

@@ -311,7 +311,7 @@ def test_kernels_that_change_an_input_are_refused():
     repetition = Repetition(lambda given: given.args[0].mul_(2), Sample((x(),), {}), to_host=torch.Tensor.cpu)
     repetition.first()
     with pytest.raises(UserError, match=r"the kernels change input\[0\] in place"):
-        repetition.settle(lambda call: call())
+        repetition.detect_changes(lambda call: call())
 
 
 def test_copies_keep_what_tensors_share_and_are_not_more_than_fit():

@@ -183,6 +183,6 @@ def test_a_full_disk_is_told_with_what_to_do_and_what_arrived_is_kept(source, se
     ):
         patched.setattr(os, "pwrite", full)
         arriving.write("job", source.name, sent[1], 1, sent[2][1])
-    arriving.leave("job", source.name)
+    arriving.close("job", source.name)
     assert arriving.begin("job", source.name, sent[0])["missing"] == [[sent[1], n] for n in range(1, CHUNKS)]
-    arriving.leave("job", source.name)
+    arriving.close("job", source.name)

@@ -150,8 +150,8 @@ def test_ranges_in_any_order_are_read_right_and_proved(tmp_path, seed):
             out = bytearray(chance.randrange(min(len(whole) - start, 3 << 20) + 1))
             reader.read_into(shard.name, start, memoryview(out))
             assert out == whole[start : start + len(out)]
-        reader.settle()
+        reader.finish_verification()
     flipped(shard, at := chance.randrange(len(whole)))
     with VerifyingReader(path) as reader, pytest.raises(DamagedCheckpoint):
         reader.read_into(shard.name, at, memoryview(bytearray(1)))
-        reader.settle()
+        reader.finish_verification()

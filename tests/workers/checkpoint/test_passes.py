@@ -246,8 +246,8 @@ def test_a_flipped_bit_is_found_in_a_load_that_converts(verify, tmp_path):
 
 def test_one_pass_passes_over_each_byte_once(tmp_path, monkeypatch):
     save(tmp_path, 1, {"t": {"a": torch.ones(5_000_000), "b": torch.ones(3_000_001, dtype=torch.bfloat16)}})
-    taken, over = [], passes.Passes.over
-    monkeypatch.setattr(passes.Passes, "over", lambda self, *given: (taken.append(given[2:4]), over(self, *given))[1])
+    taken, over = [], passes.Passes.run
+    monkeypatch.setattr(passes.Passes, "run", lambda self, *given: (taken.append(given[2:4]), over(self, *given))[1])
     load(tmp_path, dtype={"bfloat16": "float32"}, verify="once")
     size_bytes = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
     assert sum(size for _, size in taken) == size_bytes

@@ -31,7 +31,7 @@ def tree(machine):
 
 def test_an_amd_card_tells_how_busy_it_is_over_sysfs(tree):
     assert use_of(CARD, tree) == DeviceUse("amd", 1, 87.0, 295698432, 412.0, 66.0)
-    assert LiveUse(tree).look([CARD]) == (DeviceUse("amd", 1, 87.0, 295698432, 412.0, 66.0),)
+    assert LiveUse(tree).current([CARD]) == (DeviceUse("amd", 1, 87.0, 295698432, 412.0, 66.0),)
 
 
 def test_what_a_driver_does_not_tell_is_none_and_a_card_without_files_is_left_out(tree):
@@ -39,13 +39,13 @@ def test_what_a_driver_does_not_tell_is_none_and_a_card_without_files_is_left_ou
     tree.path(f"{FOLDER}/hwmon/hwmon3/power1_average").unlink()
     assert use_of(CARD, tree) == DeviceUse("amd", 1, None, 295698432, None, 66.0)
     elsewhere = Device("amd", "amd:MI300X", 0, "MI300X", pci_address="0000:99:00.0")
-    assert LiveUse(tree).look([elsewhere, Device("amd", "amd:MI300X", 2, "MI300X")]) == ()
+    assert LiveUse(tree).current([elsewhere, Device("amd", "amd:MI300X", 2, "MI300X")]) == ()
 
 
 def test_devices_that_tell_nothing_cost_no_thread(tree):
     before = threading.active_count()
     others = [Device("cpu", "cpu", 0, "CPU"), Device("amd", "amd:gfx1036", 0, "APU", unavailable_reason="integrated")]
-    assert LiveUse(tree).look(others) == ()
+    assert LiveUse(tree).current(others) == ()
     assert threading.active_count() == before
 
 
@@ -55,9 +55,9 @@ def test_a_driver_that_hangs_keeps_one_thread_and_the_facts_go_on(tree):
     os.mkfifo(path)
     use = LiveUse(tree)
     before = threading.active_count()
-    assert use.look([CARD]) == use.look([CARD]) == ()
+    assert use.current([CARD]) == use.current([CARD]) == ()
     assert threading.active_count() == before + 1
     reading = use._reading
     path.write_text("12")
     reading.join(60)
-    assert use._told == (DeviceUse("amd", 1, 12.0, 295698432, 412.0, 66.0),)
+    assert use._newest == (DeviceUse("amd", 1, 12.0, 295698432, 412.0, 66.0),)

@@ -363,7 +363,7 @@ class TestFitting:
         assert {key: one.kernels for key, one in fitted.chosen.items()} == {
             ("before", "rmsnorm"): "numpy", ("act", "silu"): "numpy"
         }  # fmt: skip
-        assert fitted.left == {
+        assert fitted.unchanged_modules == {
             "gated (swiglu)": "numpy: no faster: 2.00 times (0.90 to 3.00)",
             "after (layernorm)": "numpy: wrong for 2-63x256",
         }
@@ -375,7 +375,7 @@ class TestFitting:
         lines = [said(norm)]
         for given, told in (({"learns": True}, "with its gradient"), ({"compiled": True}, "inside torch.compile")):
             fitted = kernel_insertion.fit(model, Sample((x,), {}), CPU, measured=lines, **given)
-            assert not fitted.chosen and f"not measured {told}" in fitted.left["before (rmsnorm)"]
+            assert not fitted.chosen and f"not measured {told}" in fitted.unchanged_modules["before (rmsnorm)"]
         lines += [said(norm, gradient=True)]
         assert kernel_insertion.fit(model, Sample((x,), {}), CPU, measured=lines, learns=True).chosen
 

@@ -46,8 +46,8 @@ def run(folder, tmp_path, monkeypatch):
         )
         ctx.backend.seed(7)
         result = train.main(ctx)
-        losses = {e["step"]: e["loss"] for e in ctx.events.kept if e["type"] == "report" and "loss" in e}
-        return result, losses, [e["path"] for e in ctx.events.kept if e["type"] == "checkpoint"]
+        losses = {e["step"]: e["loss"] for e in ctx.events.in_memory if e["type"] == "report" and "loss" in e}
+        return result, losses, [e["path"] for e in ctx.events.in_memory if e["type"] == "checkpoint"]
 
     yield one
     for name in MODULES:

@@ -26,7 +26,7 @@ def test_lines_of_many_ranks_never_mix(tmp_path):
 def test_without_a_file_events_are_kept():
     events = Events(None, 2)
     events.write("note", preempted=True)
-    assert [{k: v for k, v in e.items() if k != "t"} for e in events.kept] == [
+    assert [{k: v for k, v in e.items() if k != "t"} for e in events.in_memory] == [
         {"rank": 2, "type": "note", "preempted": True}
     ]
 
@@ -37,7 +37,7 @@ def test_of_an_event_only_what_the_user_says_is_masked():
     events.write("checkpoint", step=3, path="/home/j/step-3")
     events.write("report", step=3, loss=0.5, note="at home")
     events.write("note", resumed_step=3, skipped=["home"])
-    fields = [{k: v for k, v in event.items() if k not in ("t", "rank", "type")} for event in events.kept]
+    fields = [{k: v for k, v in event.items() if k not in ("t", "rank", "type")} for event in events.in_memory]
     assert fields == [
         {"step": 3, "path": "/home/j/step-3"},
         {"step": 3, "***": 0.5, "note": "at ***"},

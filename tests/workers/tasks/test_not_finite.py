@@ -25,7 +25,7 @@ def training(tmp_path):
 
 
 def newest_step(tmp_path):
-    found = PoolCheckpoints(PoolStorage(tmp_path)).step("c")["path"]
+    found = PoolCheckpoints(PoolStorage(tmp_path)).resolve("c")["path"]
     return load(tmp_path / found).step if found else None
 
 

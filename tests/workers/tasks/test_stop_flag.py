@@ -20,10 +20,10 @@ def test_sigterm_is_seen_at_the_next_poll_and_stays_seen():
     stop.listen()
     assert not stop.poll()
     os.kill(os.getpid(), signal.SIGTERM)
-    assert not stop.seen
+    assert not stop.is_observed
     assert stop.poll()
     assert stop.poll()
-    assert stop.seen
+    assert stop.is_observed
 
 
 def test_ranks_that_are_asked_at_different_steps_stop_at_the_same_one():
@@ -33,7 +33,7 @@ def test_ranks_that_are_asked_at_different_steps_stop_at_the_same_one():
     late.share(store)
     answers = {early: [], late: []}
     for step in range(20):
-        early.asked, late.asked = step >= 5, step >= 7
+        early.requested, late.requested = step >= 5, step >= 7
         for stop in (late, early):
             answers[stop].append(stop.poll())
     assert answers[early] == answers[late]
@@ -45,6 +45,6 @@ def test_a_rank_that_was_never_asked_stops_with_the_others():
     asked, other = StopFlag(), StopFlag()
     asked.share(store)
     other.share(store)
-    asked.asked = True
+    asked.requested = True
     assert [asked.poll() for _ in range(AHEAD + 1)] == [False] * AHEAD + [True]
     assert [other.poll() for _ in range(AHEAD + 1)] == [False] * AHEAD + [True]

@@ -29,7 +29,7 @@ def tensors_of(manifest: Manifest) -> dict[str, str]:
     names: dict[str, str] = {}
     for name, entry in manifest.entries.items():
         if entry.kind == "module":
-            names |= {tensor.replace("/", ".", 1): tensor for tensor in manifest.own(name)}
+            names |= {tensor.replace("/", ".", 1): tensor for tensor in manifest.module_tensors(name)}
         elif entry.kind == "optimizer":
             names |= dict(_slots(name, entry))
         else:

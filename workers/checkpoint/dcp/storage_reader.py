@@ -48,10 +48,10 @@ class PolyfleetStorageReader(StorageReader):
         self._reader = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        manifest = self._opened().manifest
+        manifest = self._open_reader().manifest
         self._names, self._values = tensors_of(manifest), values_of(manifest)
         tensor_metadata: dict[str, Any] = {
-            dotted: _metadata(self._opened().entry(name)) for dotted, name in self._names.items()
+            dotted: _metadata(self._open_reader().entry(name)) for dotted, name in self._names.items()
         }
         tensor_metadata |= {dotted: BytesStorageMetadata() for dotted in self._values}
         return Metadata(state_dict_metadata=tensor_metadata)
@@ -66,7 +66,7 @@ class PolyfleetStorageReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> "Future[None]":
-        reader = self._opened()
+        reader = self._open_reader()
         fills: list[tuple[ReadItem, TensorFill]] = []
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
@@ -74,7 +74,7 @@ class PolyfleetStorageReader(StorageReader):
             else:
                 fills.append((item, self._fill(planner, item)))
         work = [tensor_fill for _, tensor_fill in fills]
-        reader.prove(chunk for tensor_fill in work for chunk in reader.chunks_of(tensor_fill.name))
+        reader.verify_chunks(chunk for tensor_fill in work for chunk in reader.chunks_of(tensor_fill.name))
         if self._on_lossy == "error":
             _judge(dry_run(reader, work))
         with torch.no_grad():
@@ -89,12 +89,12 @@ class PolyfleetStorageReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return Path(checkpoint_id).is_dir()
 
-    def _opened(self) -> Verified:
+    def _open_reader(self) -> Verified:
         if self._reader is None:
-            self._reader = Verified(self._chosen(), follow=True)
+            self._reader = Verified(self._find_checkpoint(), follow=True)
         return self._reader
 
-    def _chosen(self) -> Path:
+    def _find_checkpoint(self) -> Path:
         if os.path.lexists(self._path / NAME):
             return self._path
         newest = latest(self._path)
@@ -105,10 +105,10 @@ class PolyfleetStorageReader(StorageReader):
     def _fill(self, planner: LoadPlanner, item: ReadItem) -> TensorFill:
         name = self._names[item.storage_index.fqn]
         target = planner.resolve_tensor(item).detach()
-        check_convertible(name, bits.torch_dtype(self._opened().entry(name).dtype), target.dtype)
+        check_convertible(name, bits.torch_dtype(self._open_reader().entry(name).dtype), target.dtype)
         base = item.storage_index.offset or (0,) * len(item.lengths)
         start = tuple(a + b for a, b in zip(base, item.storage_offsets, strict=True))
-        return TensorFill(self._opened().manifest.resolve(name), target, Box(start, tuple(item.lengths)))
+        return TensorFill(self._open_reader().manifest.resolve(name), target, Box(start, tuple(item.lengths)))
 
 
 def _metadata(entry: TensorEntry) -> TensorStorageMetadata:

@@ -49,7 +49,7 @@ class PolyfleetStorageWriter(StorageWriter):
         self._producer = producer_of(attempt, kind)
         self._name = ""
         self._files = Files()
-        self._held = ExitStack()
+        self._lock = ExitStack()
 
     @property
     def path(self) -> Path:
@@ -70,7 +70,7 @@ class PolyfleetStorageWriter(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         self._name = f"step-{self._step:08d}-{os.urandom(4).hex()}"
-        self._held.enter_context(writer_lock(self._root))
+        self._lock.enter_context(writer_lock(self._root))
         check_attempt_is_newest(self._root, self._producer)
         self._files.make_folder(self._root / f"{PART}{self._name}")
         return [replace(plan, storage_data=(self._name, rank, len(plans))) for rank, plan in enumerate(plans)]
@@ -113,7 +113,7 @@ class PolyfleetStorageWriter(StorageWriter):
                     remove_checkpoint(self._files, folder)
             raise
         finally:
-            self._held.close()
+            self._lock.close()
         if self._keep is not None:
             with writer_lock(self._root):
                 apply_retention(self._files, self._root, self._keep, self.path)

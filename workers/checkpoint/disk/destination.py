@@ -23,38 +23,38 @@ class Destination(Protocol):
     root: Any
     path: Any
 
-    def refuse_older_attempt(self, producer: Producer) -> None:
+    def check_attempt(self, producer: Producer) -> None:
         """Raises CheckpointError if a later attempt of the same job has saved."""
 
-    def held(self) -> AbstractContextManager[None]:
+    def lock(self) -> AbstractContextManager[None]:
         """Return a lock to hold while writing. Raises Conflict while another process writes there."""
 
-    def begin(self, step: int, needed_bytes: int, producer: Producer) -> None: ...
+    def begin_save(self, step: int, needed_bytes: int, producer: Producer) -> None: ...
 
     def put(self, layouts: list[Layout], arena: Arena | None, progress: Progress | None) -> dict[str, FileEntry]: ...
 
     def commit(self, described: Manifest) -> None: ...
 
-    def undo(self) -> None:
+    def abort_save(self) -> None:
         """Remove everything that a failed save has written."""
 
-    def retain(self, keep: int) -> tuple[str, ...]: ...
+    def apply_retention(self, keep: int) -> tuple[str, ...]: ...
 
 
 class OnDisk:
     """Write to a side folder, rename it, write the manifest last: saver.py explains the steps."""
 
     def __init__(self, root: Path, name: str, files: Files):
-        self.root, self.path, self._aside = root, root / name, root / f"{PART}{name}"
+        self.root, self.path, self._staging = root, root / name, root / f"{PART}{name}"
         self._files = files
 
-    def refuse_older_attempt(self, producer: Producer) -> None:
+    def check_attempt(self, producer: Producer) -> None:
         check_attempt_is_newest(self.root, producer)
 
-    def held(self) -> AbstractContextManager[None]:
+    def lock(self) -> AbstractContextManager[None]:
         return writer_lock(self.root)
 
-    def begin(self, step: int, needed_bytes: int, producer: Producer) -> None:
+    def begin_save(self, step: int, needed_bytes: int, producer: Producer) -> None:
         free_bytes = shutil.disk_usage(self.root).free
         if needed_bytes > free_bytes:
             raise CheckpointError(
@@ -62,21 +62,21 @@ class OnDisk:
                 "free disk space, or keep fewer checkpoints",
             ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.root))
         check_attempt_is_newest(self.root, producer)  # again: a later attempt may have saved since the first check
-        self._files.make_folder(self._aside)
+        self._files.make_folder(self._staging)
 
     def put(self, layouts: list[Layout], arena: Arena | None, progress: Progress | None) -> dict[str, FileEntry]:
-        return write_shards(self._files, self._aside, layouts, arena, progress)
+        return write_shards(self._files, self._staging, layouts, arena, progress)
 
     def commit(self, described: Manifest) -> None:
-        self._files.sync_folder(self._aside)
-        self._files.rename(self._aside, self.path)
+        self._files.sync_folder(self._staging)
+        self._files.rename(self._staging, self.path)
         self._files.sync_folder(self.root)
         write_manifest(self._files, self.path, described)
 
-    def undo(self) -> None:
-        for folder in (self._aside, self.path):
+    def abort_save(self) -> None:
+        for folder in (self._staging, self.path):
             with suppress(OSError):  # the save's own error is the one to report
                 remove_checkpoint(self._files, folder)
 
-    def retain(self, keep: int) -> tuple[str, ...]:
+    def apply_retention(self, keep: int) -> tuple[str, ...]:
         return apply_retention(self._files, self.root, keep, self.path)

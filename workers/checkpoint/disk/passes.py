@@ -30,7 +30,7 @@ class Passes:
     """The compiled functions. All release the GIL; none keeps a pointer after it returns."""
 
     def __init__(self, library: ctypes.CDLL):
-        self._of = library
+        self._library = library
         pointer, size = ctypes.c_void_p, ctypes.c_uint64
         library.polyfleet_hash_bytes.restype = ctypes.c_int64
         library.polyfleet_hash_begin.argtypes = [pointer]
@@ -49,10 +49,10 @@ class Passes:
     def digest(self) -> "Digest":
         """Start an XXH3-128 hash. The hashed bytes must be more than SHORT_BYTES in total."""
         memory = ctypes.create_string_buffer(self._hash_bytes)
-        self._of.polyfleet_hash_begin(memory)
-        return Digest(self._of, memory)
+        self._library.polyfleet_hash_begin(memory)
+        return Digest(self._library, memory)
 
-    def over(
+    def run(
         self,
         path: Path,
         descriptor: int,
@@ -69,7 +69,7 @@ class Passes:
         """
         source, target = (CODES[name] for name in dtypes) if dtypes else (-1, -1)
         change, position = _Change(), ctypes.c_int64(offset)
-        code = self._of.polyfleet_pass(
+        code = self._library.polyfleet_pass(
             *(descriptor, offset, size_bytes, digest.memory if digest else None),
             *(source, target, None if out is None else address(out)),
             *(ctypes.byref(change) if count else None, ctypes.byref(position)),
@@ -81,36 +81,36 @@ class Passes:
         if code:
             reason = os.strerror(-code) if -code in errno.errorcode else f"error {-code}"
             raise DamagedCheckpoint(f"{path} cannot be read at byte {position.value}: {reason}")
-        return change.told()
+        return change.as_loss()
 
     def maps(self, descriptor: int, offset: int, size_bytes: int) -> bool:
         """Check whether part of a file can be read by mapping it; if not, `over` uses read calls."""
-        return bool(self._of.polyfleet_maps(descriptor, offset, size_bytes))
+        return bool(self._library.polyfleet_maps(descriptor, offset, size_bytes))
 
     def convert(self, source: int, target: int, count: int, dtypes: tuple[str, str], compare: bool) -> ConversionLoss:
         """Convert `count` values between two memory addresses; with `target` 0 only compare."""
         change = _Change()
         codes = CODES[dtypes[0]], CODES[dtypes[1]]
-        self._of.polyfleet_convert(source, target or None, count, *codes, ctypes.byref(change) if compare else None)
-        return change.told()
+        self._library.polyfleet_convert(source, target or None, count, *codes, ctypes.byref(change) if compare else None)
+        return change.as_loss()
 
 
 class Digest:
     """A hash like xxhash.xxh3_128, for more than SHORT_BYTES in total."""
 
     def __init__(self, library: ctypes.CDLL, memory: "ctypes.Array[ctypes.c_char]"):
-        self._of, self.memory = library, memory
+        self._library, self.memory = library, memory
 
     def update(self, data: "bytes | memoryview") -> None:
-        self._of.polyfleet_hash_update(self.memory, address(data), len(data))
+        self._library.polyfleet_hash_update(self.memory, address(data), len(data))
 
     def copy(self, out: memoryview, data: memoryview) -> None:
         """Copy `data` into `out` and hash it in the same pass."""
-        self._of.polyfleet_copy(address(data), address(out), len(out), self.memory)
+        self._library.polyfleet_copy(address(data), address(out), len(out), self.memory)
 
     def hexdigest(self) -> str:
         out = ctypes.create_string_buffer(16)
-        self._of.polyfleet_hash_digest(self.memory, out)
+        self._library.polyfleet_hash_digest(self.memory, out)
         return out.raw.hex()
 
 
@@ -120,7 +120,7 @@ class _Change(ctypes.Structure):
         *((name, ctypes.c_double) for name in ("most", "most_relative")),
     )
 
-    def told(self: Self) -> ConversionLoss:
+    def as_loss(self: Self) -> ConversionLoss:
         return ConversionLoss(self.values, self.new_inf, self.new_nan, self.most, self.most_relative)
 
 

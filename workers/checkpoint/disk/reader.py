@@ -44,8 +44,8 @@ class CheckpointReader:
         self._open = ExitStack()
         self._descriptors: dict[str, int] = {}
         self._lock = threading.Lock()
-        self._proved: set[Chunk] = set()
-        self._places: dict[str, list[tuple[int, int, str]]] | None = None
+        self._verified: set[Chunk] = set()
+        self._tensor_ranges: dict[str, list[tuple[int, int, str]]] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -74,18 +74,18 @@ class CheckpointReader:
         for file, entry in self.manifest.files.items():
             yield from ((file, index) for index in range(chunk_count(entry.bytes)))
 
-    def prove(self, chunks: Iterable[Chunk], progress: Progress | None = None) -> None:
+    def verify_chunks(self, chunks: Iterable[Chunk], progress: Progress | None = None) -> None:
         """Read and hash the chunks not verified yet. Raises DamagedCheckpoint for the first that differs from what was
         saved.
         """
-        unverified = sorted(set(chunks) - self._proved)
+        unverified = sorted(set(chunks) - self._verified)
         for file in dict.fromkeys(file for file, _ in unverified):
             self.descriptor(file)  # sizes first: a truncated file is noticed without reading
-        for fault in self._faulty(unverified, progress):
+        for fault in self._find_faults(unverified, progress):
             raise fault
-        self._proved.update(unverified)
+        self._verified.update(unverified)
 
-    def faults(self, progress: Progress | None = None) -> Iterator[DamagedCheckpoint]:
+    def damaged_chunks(self, progress: Progress | None = None) -> Iterator[DamagedCheckpoint]:
         """Yield every fault of every file: reads all bytes."""
         sound = []
         for file in self.manifest.files:
@@ -94,7 +94,7 @@ class CheckpointReader:
                 sound.append(file)
             except DamagedCheckpoint as e:
                 yield e
-        yield from self._faulty([c for c in self.all_chunks() if c[0] in sound], progress)
+        yield from self._find_faults([c for c in self.all_chunks() if c[0] in sound], progress)
 
     def read_into(self, file: str, offset: int, out: memoryview) -> None:
         """Fill `out` from `offset` on, without verifying: call `prove` first."""
@@ -106,9 +106,9 @@ class CheckpointReader:
         """Read, convert and count in one compiled pass (`native` must not be None); without `out` only count.
         Values must be at multiples of their size, within one chunk. Does not verify, like `read_into`.
         """
-        return self._passed(file, offset, size_bytes, None, out, dtypes, count)
+        return self._run_pass(file, offset, size_bytes, None, out, dtypes, count)
 
-    def settle(self) -> None:
+    def finish_verification(self) -> None:
         """Verify the rest of what was read (see verifying_reader.py). Nothing to do here: `prove` did it before
         reading.
         """
@@ -116,23 +116,23 @@ class CheckpointReader:
     def descriptor(self, file: str) -> int:
         with self._lock:
             if file not in self._descriptors:
-                self._descriptors[file] = self._opened(file)
+                self._descriptors[file] = self._open_file(file)
             return self._descriptors[file]
 
-    def _opened(self, file: str) -> int:
+    def _open_file(self, file: str) -> int:
         descriptor = open_regular(self.folder / file, self._follow)
         self._open.callback(os.close, descriptor)
         actual_bytes, saved_bytes = os.fstat(descriptor).st_size, self.manifest.files[file].bytes
         if actual_bytes != saved_bytes:
             if links.is_pointer(self.folder / file):
                 raise DamagedCheckpoint(*links.pointer_words(self.folder / file))
-            inside = self._inside(file, min(actual_bytes, saved_bytes), max(actual_bytes, saved_bytes))
+            inside = self._tensors_between(file, min(actual_bytes, saved_bytes), max(actual_bytes, saved_bytes))
             raise DamagedCheckpoint(
                 f"{self.folder / file} has {actual_bytes} bytes, {saved_bytes} were saved ({inside})"
             )
         return descriptor
 
-    def _faulty(self, chunks: list[Chunk], progress: Progress | None) -> Iterator[DamagedCheckpoint]:
+    def _find_faults(self, chunks: list[Chunk], progress: Progress | None) -> Iterator[DamagedCheckpoint]:
         """Yield faults in order. Threads read ahead of the chunk whose result is needed."""
         total, done = len(chunks) * CHUNK_BYTES, 0
         pool = ThreadPoolExecutor(THREADS, "verify")
@@ -155,16 +155,16 @@ class CheckpointReader:
                 return None
         except DamagedCheckpoint as e:
             return e
-        return self.damaged(chunk)
+        return self.chunk_error(chunk)
 
-    def damaged(self, chunk: Chunk) -> DamagedCheckpoint:
+    def chunk_error(self, chunk: Chunk) -> DamagedCheckpoint:
         """Return the error for a chunk whose hash differs."""
         file, index = chunk
         entry = self.manifest.files[file]
         start, end = index * CHUNK_BYTES, min((index + 1) * CHUNK_BYTES, entry.bytes)
         return DamagedCheckpoint(
             f"{self.folder / file}: chunk {index + 1} of {len(entry.xxh3_128)} is not what was saved"
-            f" (bytes {start} to {end}: {self._inside(file, start, end)})"
+            f" (bytes {start} to {end}: {self._tensors_between(file, start, end)})"
         )
 
     @staticmethod
@@ -175,7 +175,7 @@ class CheckpointReader:
         buffer: memoryview = _scratch.buffer
         return buffer
 
-    def _passed(
+    def _run_pass(
         self,
         file: str,
         offset: int,
@@ -187,12 +187,12 @@ class CheckpointReader:
     ) -> ConversionLoss:
         assert self.native is not None
         path = self.folder / file
-        return self.native.over(path, self.descriptor(file), offset, size_bytes, digest, out, dtypes, count)
+        return self.native.run(path, self.descriptor(file), offset, size_bytes, digest, out, dtypes, count)
 
     def _hash_of(self, file: str, start: int, end: int) -> str:
         if self.native is not None and end - start > passes.SHORT_BYTES:
             compiled = self.native.digest()
-            self._passed(file, start, end - start, compiled)
+            self._run_pass(file, start, end - start, compiled)
             return compiled.hexdigest()
         buffer, digest = self.scratch(), xxhash.xxh3_128()
         for position in range(start, end, AT_ONCE_BYTES):
@@ -201,24 +201,24 @@ class CheckpointReader:
             digest.update(part)
         return digest.hexdigest()
 
-    def _inside(self, file: str, start: int, end: int) -> str:
+    def _tensors_between(self, file: str, start: int, end: int) -> str:
         """Name the tensors that have bytes from `start` to `end` of `file`, for a message."""
-        ranges = self._places_in().get(file, [])
+        ranges = self._ranges_by_file().get(file, [])
         first = bisect_right(ranges, start, key=lambda span: span[1])
         touched = takewhile(lambda span: span[0] < end, ranges[first:])
         return first_names(dict.fromkeys(name for _, _, name in touched)) or "no tensor"
 
-    def _places_in(self) -> dict[str, list[tuple[int, int, str]]]:
+    def _ranges_by_file(self) -> dict[str, list[tuple[int, int, str]]]:
         """Map each file to its tensors: start, end and name, in order."""
-        if self._places is None:
+        if self._tensor_ranges is None:
             ranges: dict[str, list[tuple[int, int, str]]] = {}
             for name, tensor in self.manifest.stored().items():
                 for stored in tensor.shards:
                     if size_bytes := box_bytes(tensor, stored):
                         end = stored.offset + size_bytes
                         ranges.setdefault(stored.file, []).append((stored.offset, end, name))
-            self._places = {file: sorted(spans) for file, spans in ranges.items()}
-        return self._places
+            self._tensor_ranges = {file: sorted(spans) for file, spans in ranges.items()}
+        return self._tensor_ranges
 
 
 _scratch = threading.local()

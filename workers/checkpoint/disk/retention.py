@@ -74,7 +74,7 @@ def first_damage(folder: Path) -> str:
     """Return what is wrong with a checkpoint, "" if every byte is as it was saved."""
     try:
         with CheckpointReader(folder) as reader:
-            return next((fault.message for fault in reader.faults()), "")
+            return next((fault.message for fault in reader.damaged_chunks()), "")
     except CheckpointError as e:
         return e.message
 

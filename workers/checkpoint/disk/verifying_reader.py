@@ -36,54 +36,54 @@ class VerifyingReader(CheckpointReader):
     ) -> ConversionLoss:
         """Like CheckpointReader's, and hash the chunk in the same pass if it was hashed up to `offset`."""
         chunk = (file, offset // CHUNK_BYTES)
-        if chunk in self._proved:
+        if chunk in self._verified:
             return super().convert_into(file, offset, size_bytes, dtypes, out, count)
         state = self._chunk(chunk)
         with state.lock:
-            if offset < state.at or not isinstance(state.digest, passes.Digest):
-                self._pass(chunk, state, offset + size_bytes)
+            if offset < state.position or not isinstance(state.digest, passes.Digest):
+                self._hash_until(chunk, state, offset + size_bytes)
                 return super().convert_into(file, offset, size_bytes, dtypes, out, count)
-            self._pass(chunk, state, offset)
-            change = self._passed(file, offset, size_bytes, state.digest, out, dtypes, count)
-            self._hashed(chunk, state, size_bytes)
+            self._hash_until(chunk, state, offset)
+            change = self._run_pass(file, offset, size_bytes, state.digest, out, dtypes, count)
+            self._advance(chunk, state, size_bytes)
             return change
 
-    def settle(self) -> None:
+    def finish_verification(self) -> None:
         """Read the rest of each chunk that was read in part. Raises DamagedCheckpoint for one that differs."""
-        for chunk in sorted(set(self._open_chunks) - self._proved):
+        for chunk in sorted(set(self._open_chunks) - self._verified):
             state = self._open_chunks[chunk]
             with state.lock:
-                self._pass(chunk, state, state.end)
+                self._hash_until(chunk, state, state.end)
         self._open_chunks.clear()
 
     def _read_part(self, chunk: Chunk, offset: int, part: memoryview) -> None:
         """Read part of one chunk, hashing the chunk in order.
         Skipped bytes are read and hashed on the way; bytes that were hashed before are not hashed again.
         """
-        if chunk in self._proved:
+        if chunk in self._verified:
             super().read_into(chunk[0], offset, part)
             return
         state = self._chunk(chunk)
         with state.lock:
-            if offset > state.at:
-                self._pass(chunk, state, offset)
-            hashed_bytes = min(state.at - offset, len(part))
+            if offset > state.position:
+                self._hash_until(chunk, state, offset)
+            hashed_bytes = min(state.position - offset, len(part))
             if hashed_bytes:
                 super().read_into(chunk[0], offset, part[:hashed_bytes])
             if hashed_bytes < len(part):
-                self._take(chunk, state, part[hashed_bytes:])
+                self._read_and_hash(chunk, state, part[hashed_bytes:])
 
-    def _take(self, chunk: Chunk, state: "_Chunk", part: memoryview) -> None:
+    def _read_and_hash(self, chunk: Chunk, state: "_Chunk", part: memoryview) -> None:
         """Read and hash the next bytes of the chunk."""
         if isinstance(state.digest, passes.Digest):
-            self._passed(chunk[0], state.at, len(part), state.digest, part)
-            self._hashed(chunk, state, len(part))
+            self._run_pass(chunk[0], state.position, len(part), state.digest, part)
+            self._advance(chunk, state, len(part))
             return
         for start in range(0, len(part), AT_ONCE_BYTES):
             piece = part[start : start + AT_ONCE_BYTES]
-            super().read_into(chunk[0], state.at, piece)
+            super().read_into(chunk[0], state.position, piece)
             state.digest.update(piece)
-            self._hashed(chunk, state, len(piece))
+            self._advance(chunk, state, len(piece))
 
     def _chunk(self, chunk: Chunk) -> "_Chunk":
         file, index = chunk
@@ -94,32 +94,32 @@ class VerifyingReader(CheckpointReader):
                 self._open_chunks[chunk] = _Chunk(index * CHUNK_BYTES, end, compiled)
             return self._open_chunks[chunk]
 
-    def _pass(self, chunk: Chunk, state: "_Chunk", until: int) -> None:
+    def _hash_until(self, chunk: Chunk, state: "_Chunk", until: int) -> None:
         """Hash up to byte `until` without keeping the data."""
-        if until > state.at and isinstance(state.digest, passes.Digest):
-            size_bytes = until - state.at
-            self._passed(chunk[0], state.at, size_bytes, state.digest)
-            self._hashed(chunk, state, size_bytes)
+        if until > state.position and isinstance(state.digest, passes.Digest):
+            size_bytes = until - state.position
+            self._run_pass(chunk[0], state.position, size_bytes, state.digest)
+            self._advance(chunk, state, size_bytes)
             return
         buffer = self.scratch()
-        while state.at < until:
-            piece = buffer[: min(AT_ONCE_BYTES, until - state.at)]
-            super().read_into(chunk[0], state.at, piece)
+        while state.position < until:
+            piece = buffer[: min(AT_ONCE_BYTES, until - state.position)]
+            super().read_into(chunk[0], state.position, piece)
             state.digest.update(piece)
-            self._hashed(chunk, state, len(piece))
+            self._advance(chunk, state, len(piece))
 
-    def _hashed(self, chunk: Chunk, state: "_Chunk", size_bytes: int) -> None:
-        state.at += size_bytes
-        if state.at == state.end:
+    def _advance(self, chunk: Chunk, state: "_Chunk", size_bytes: int) -> None:
+        state.position += size_bytes
+        if state.position == state.end:
             if state.digest.hexdigest() != self.manifest.files[chunk[0]].xxh3_128[chunk[1]]:
-                raise self.damaged(chunk)
-            self._proved.add(chunk)
+                raise self.chunk_error(chunk)
+            self._verified.add(chunk)
 
 
 class _Chunk:
     """Hash state of one chunk: hashed up to byte `at`, complete at `end`."""
 
     def __init__(self, start: int, end: int, compiled: passes.Passes | None):
-        self.at, self.end = start, end
+        self.position, self.end = start, end
         self.digest = xxhash.xxh3_128() if compiled is None else compiled.digest()
         self.lock = threading.Lock()

@@ -32,7 +32,7 @@ class Arena:
         self._memory = aligned(1)
         self._starts: dict[str, int] = {}
 
-    def take(self, layouts: list[Layout]) -> None:
+    def copy_shards(self, layouts: list[Layout]) -> None:
         """Copy all shards now."""
         self._starts, end = {}, 0
         for layout in layouts:
@@ -60,7 +60,7 @@ class _Shard:
     """One file that is being written."""
 
     layout: Layout
-    left: int
+    remaining_chunks: int
     file: Writing | None = None
     digests: dict[int, str] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -89,7 +89,7 @@ def write_shards(
             shard.layout.fill(index, scratch, digest)
             hash_text = digest.hexdigest() if digest else ""
         _put(files, folder, shard, index, data, size_bytes, hash_text or chunk_digest(data[:size_bytes]))
-        counter.more(size_bytes)
+        counter.add(size_bytes)
 
     try:
         work = [(shard, index) for shard in shards for index in range(shard.layout.chunks)]
@@ -111,8 +111,8 @@ def _put(files: Files, folder: Path, shard: _Shard, index: int, data: memoryview
     files.write(shard.file, data, size_bytes, index * CHUNK_BYTES)
     with shard.lock:
         shard.digests[index] = digest
-        shard.left -= 1
-        last = not shard.left
+        shard.remaining_chunks -= 1
+        last = not shard.remaining_chunks
     if last:
         files.finish(shard.file)
 
@@ -123,7 +123,7 @@ class _Told:
     def __init__(self, total: int, progress: Progress | None):
         self._total, self._progress, self._done, self._lock = total, progress, 0, threading.Lock()
 
-    def more(self, size_bytes: int) -> None:
+    def add(self, size_bytes: int) -> None:
         if self._progress is not None:
             with self._lock:
                 self._done += size_bytes

@@ -44,7 +44,7 @@ def take(state: ImportedState, value: Any) -> None:
     rest = {}
     for key, item in value.items():
         if isinstance(key, str) and is_state_dict(item):
-            state.module(state.name_free(_SHORT.get(key, key)), item)
+            state.module(state.free_name(_SHORT.get(key, key)), item)
         elif isinstance(key, str) and take_optimizers(state, _SHORT.get(key, key), item):
             continue
         elif isinstance(key, str) and isinstance(item, dict | list):
@@ -52,7 +52,7 @@ def take(state: ImportedState, value: Any) -> None:
         else:
             rest[key] = item
     if rest:
-        state.plain(state.name_free("extra"), rest)
+        state.plain(state.free_name("extra"), rest)
 
 
 def _take_nested(state: ImportedState, name: str, value: Any) -> None:
@@ -62,14 +62,14 @@ def _take_nested(state: ImportedState, name: str, value: Any) -> None:
     inner = value if isinstance(value, dict) else {}
     parts = {key: item for key, item in inner.items() if isinstance(key, str) and _is_part(item)}
     for key, item in parts.items():
-        entry = state.name_free(_SHORT.get(key, key) if key in _USUAL else f"{name}.{key}")
+        entry = state.free_name(_SHORT.get(key, key) if key in _USUAL else f"{name}.{key}")
         if is_optimizer(item):
             state.optimizer(entry, item)
         else:
             state.module(entry, item)
     rest = {key: item for key, item in inner.items() if key not in parts} if parts else value
     if rest or not parts:
-        state.plain(state.name_free(name), rest)
+        state.plain(state.free_name(name), rest)
 
 
 def _is_part(value: Any) -> bool:
@@ -81,11 +81,11 @@ def take_optimizers(state: ImportedState, name: str, value: Any) -> bool:
     Several become `name.0`, `name.1`, …
     """
     if is_optimizer(value):
-        state.optimizer(state.name_free(name), value)
+        state.optimizer(state.free_name(name), value)
         return True
     optimizers = optimizers_in(value)
     for key, optimizer in optimizers.items():
-        state.optimizer(state.name_free(name if len(optimizers) == 1 else f"{name}.{key}"), optimizer)
+        state.optimizer(state.free_name(name if len(optimizers) == 1 else f"{name}.{key}"), optimizer)
     return bool(optimizers)
 
 

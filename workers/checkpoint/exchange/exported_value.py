@@ -39,20 +39,20 @@ class Values:
         manifest = self._opened.manifest
         entry, decode = manifest.entries[name], partial(tree.decode, leaf=self._leaf)
         if entry.kind == "module":
-            tensors = {n.removeprefix(f"{name}/"): self._tensor(n) for n in manifest.own(name)}
+            tensors = {n.removeprefix(f"{name}/"): self._tensor(n) for n in manifest.module_tensors(name)}
             return tensors | extra_states(entry, decode)
         if entry.kind == "optimizer":
             return as_torch(read_optimizer(name, entry), decode)
         return decode(entry.tree)
 
-    def whole(self) -> Any:
+    def full_value(self) -> Any:
         """Return the value of the imported file; for any other checkpoint its entries."""
         if self.origin is None or self.origin.format not in SINGLE:
             return self.entries()
         names = [name for name in self.origin.files if name != BESIDE or self.origin.format != "dcp"]
         return self.file(*names) if len(names) == 1 else self.entries()
 
-    def beside(self) -> Any:
+    def extra_file(self) -> Any:
         """Return the content of the extra file in a DCP folder, or None."""
         has_file = self.origin is not None and self.origin.format == "dcp" and BESIDE in self.origin.files
         return self.file(BESIDE) if has_file else None
@@ -62,7 +62,7 @@ class Values:
         assert self.origin is not None
         self._used.clear()
         try:
-            return tree.decode(self.origin.files[name], self._leaf, ROOT_DEPTH, self._more)
+            return tree.decode(self.origin.files[name], self._leaf, ROOT_DEPTH, self._decode_tag)
         except (KeyError, AttributeError) as e:
             raise DamagedCheckpoint(f"the manifest's form of {name!r:.200} is malformed: {e!r:.200}") from None
 
@@ -82,13 +82,13 @@ class Values:
             raise DamagedCheckpoint(f"the manifest has a form of {invalid[0]!r:.200}, which is not a valid file name")
         return names
 
-    def _more(self, tag: str, content: Any, depth: int) -> Any:
+    def _decode_tag(self, tag: str, content: Any, depth: int) -> Any:
         if tag == "$entry":
             return self._entry_once(content)
         if tag == "$state_dict":
             name, versions = content
-            return _module_state(self._entry_once(name), tree.decode(versions, self._leaf, depth, self._more))
-        value = tree.decode(content, self._leaf, depth, self._more)
+            return _module_state(self._entry_once(name), tree.decode(versions, self._leaf, depth, self._decode_tag))
+        value = tree.decode(content, self._leaf, depth, self._decode_tag)
         return _module_state(*value) if tag == "$module_state" else _rebuilt(tag, value)
 
     def _entry_once(self, name: str) -> Any:

@@ -59,7 +59,7 @@ def export_checkpoint(
     if target_path.exists():
         raise CheckpointError(f"{target_path} already exists", "name another target, or delete it first")
     with open_checkpoint(source, follow_links=follow_links) as checkpoint:
-        checkpoint.prove(checkpoint.all_chunks(), progress)
+        checkpoint.verify_chunks(checkpoint.all_chunks(), progress)
         target_path.parent.mkdir(parents=True, exist_ok=True)
         try:
             written = writers[format](checkpoint, target_path, entry)
@@ -134,7 +134,7 @@ def _weights(
     checkpoint: OpenCheckpoint, folder: Path, module: str, file: str, metadata: dict[str, str], single: bool = False
 ) -> Written:
     """Write a module's tensors into `folder`, as `file` or, unless `single`, as several with an index."""
-    names = checkpoint.manifest.own(module)
+    names = checkpoint.manifest.module_tensors(module)
     stored = {name: checkpoint.manifest.tensors[name].alias_of or name for name in names}
     left_out = [
         name
@@ -203,15 +203,15 @@ def _torch(checkpoint: OpenCheckpoint, target: Path, entry: str) -> Written:
 
 def _joined(values: Values) -> Any:
     """Return everything as one value, with the content of a DCP folder's extra file."""
-    full_value, extra_file = values.whole(), values.beside()
+    full_value, extra_file = values.full_value(), values.extra_file()
     return full_value | extra_file if isinstance(full_value, dict) and isinstance(extra_file, dict) else full_value
 
 
 def _dcp(checkpoint: OpenCheckpoint, target: Path, entry: str) -> Written:
     values = Values(checkpoint)
-    full_value = {entry: values.entry(entry)} if entry else values.whole()
+    full_value = {entry: values.entry(entry)} if entry else values.full_value()
     count = _saved_by_dcp(full_value if isinstance(full_value, dict) else values.entries(), target)
-    if not entry and (extra_file := values.beside()) is not None:
+    if not entry and (extra_file := values.extra_file()) is not None:
         count += saved(extra_file, target / BESIDE)
     return Written(count, [])
 

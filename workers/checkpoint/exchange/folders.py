@@ -152,13 +152,13 @@ def _take_models_below(state: ImportedState, source: Path) -> set[str]:
         if skipped or _is_guarded(folder):
             continue
         names.add(folder.name)
-        prefix, entry = f"{folder.name}/", state.name_free(folder.name)
+        prefix, entry = f"{folder.name}/", state.free_name(folder.name)
         files = {*take_safetensors(state, folder, entry, prefix)}
         for path in sorted(path for path in folder.iterdir() if path.name not in files):
             if path.name in VALUES:
                 value = _read_values(path)
                 state.file(f"{prefix}{path.name}", value)
-                state.plain(state.name_free(f"{folder.name}_{path.stem}"), value)
+                state.plain(state.free_name(f"{folder.name}_{path.stem}"), value)
             else:
                 state.left_out[f"{prefix}{path.name}"] = NO_STATE
     return names
@@ -190,12 +190,12 @@ def _take_part(state: ImportedState, path: Path, plain: PickleDecoder) -> Any:
         value = read_value(path, plain)
         state.file(path.name, value)
         if not take_optimizers(state, path.stem, value):
-            state.plain(state.name_free(path.stem), value)
+            state.plain(state.free_name(path.stem), value)
         return value
     elif path.name in VALUES:
         value = _read_values(path)
         state.file(path.name, value)
-        state.plain(state.name_free(path.stem), value)
+        state.plain(state.free_name(path.stem), value)
         return value
     else:
         state.left_out[path.name] = NO_STATE

@@ -70,7 +70,7 @@ def read(source: Path, format: str, drop: bool) -> ImportedState:  # noqa: A002
         raise UserError(f"format is {format!r}", nearest(format, FORMATS))
     try:
         state = _sound(source, *readers[format](source), drop)
-        state.origin = Origin(format, state.forms())
+        state.origin = Origin(format, state.file_forms())
         return state
     except PolyfleetError:
         raise
@@ -101,9 +101,9 @@ def _sound(source: Path, state: ImportedState, plain: PickleDecoder, drop: bool)
         state.notes.append(
             f"requires_grad of {plain.with_grad} tensors is not stored: the model they are loaded into sets it"
         )
-    state.tie()
+    state.find_ties()
     add_optimizers(state)
-    state.tie()  # also tensors in optimizers
+    state.find_ties()  # also tensors in optimizers
     state.note_shared()
     _judge_unfit(source, state, drop)
     if not state.entries:
@@ -113,7 +113,7 @@ def _sound(source: Path, state: ImportedState, plain: PickleDecoder, drop: bool)
 
 def _judge_unfit(source: Path, state: ImportedState, drop: bool) -> None:
     """Raise CheckpointError for invalid optimizer state, unless `drop` allows to leave it out."""
-    for entry, reason in state.unfit.items():
+    for entry, reason in state.invalid_optimizers.items():
         if not drop:
             raise CheckpointError(
                 f"{source}: {entry} looks like the state of an optimizer, but it {reason}",

@@ -51,12 +51,12 @@ class ImportedState:
     notes: list[str] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     optimizers: dict[str, OptimizerStateDict] = field(default_factory=dict)
-    unfit: dict[str, str] = field(default_factory=dict)
+    invalid_optimizers: dict[str, str] = field(default_factory=dict)
     origin: Origin | None = None
     _files: dict[str, Any] = field(default_factory=dict)
     _entry_of: dict[int, str] = field(default_factory=dict)
-    _named: dict[int, str] = field(default_factory=dict)
-    _kept: list[Any] = field(default_factory=list)
+    _name_of: dict[int, str] = field(default_factory=dict)
+    _alive: list[Any] = field(default_factory=list)
 
     def file(self, name: str, value: Any) -> None:
         """Remember the content of file `name`, parts of which have become entries, for its form."""
@@ -66,21 +66,21 @@ class ImportedState:
         """Remember a file, or several with an index: the header's metadata, and the module it belongs to."""
         self._files[name] = {"entry": entry, "metadata": metadata}
 
-    def forms(self) -> dict[str, Any]:
+    def file_forms(self) -> dict[str, Any]:
         """Return the form of each file. Call it after all entries were added."""
         entry_of = {key: name if name in self.entries else "" for key, name in self._entry_of.items()}
         return {
-            name: encode_form(with_entries(value, entry_of), name, self._named_leaf, self._form)
+            name: encode_form(with_entries(value, entry_of), name, self._named_leaf, self._encode_part)
             for name, value in self._files.items()
         }
 
     def _named_leaf(self, value: Any, path: str) -> Any:
         """Encode tensors and arrays by the names that they have in entries."""
-        if name := self._named.get(id(value)):
+        if name := self._name_of.get(id(value)):
             return {"$array" if isinstance(value, np.ndarray) else "$tensor": name}
         return self._leaf(value, path)
 
-    def _form(self, part: EntryOf, leaf: tree.Leaf) -> Any:
+    def _encode_part(self, part: EntryOf, leaf: tree.Leaf) -> Any:
         """Return an entry's name if an export of the entry restores the value exactly; else the encoded value."""
         name, entry = part.name, self.entries[part.name]
         if entry.kind == "module" and not any(
@@ -94,7 +94,7 @@ class ImportedState:
 
     def module(self, entry: str, tensors: dict[str, Any]) -> None:
         """Add a state dict: tensors by name, and results of `get_extra_state`."""
-        self._becomes(entry, tensors)
+        self._note_entry(entry, tensors)
         extra = {name: value for name, value in tensors.items() if is_extra_state(name)}
         for name, tensor in tensors.items():
             if name not in extra:
@@ -102,18 +102,18 @@ class ImportedState:
         states = {name.removesuffix(EXTRA_STATE): value for name, value in extra.items()}
         self.entries[entry] = Entry("module", "", tree.encode({"extra_state": states}, entry, self._leaf))
 
-    def _becomes(self, entry: str, value: Any) -> None:
+    def _note_entry(self, entry: str, value: Any) -> None:
         if isinstance(value, dict | list):  # numbers and tuples may be the same object in several places
             self._entry_of[id(value)] = entry
-            self._kept.append(value)
+            self._alive.append(value)
 
     def plain(self, entry: str, value: Any) -> None:
-        self._becomes(entry, value)
+        self._note_entry(entry, value)
         self.entries[entry] = Entry("tree", "", tree.encode(value, entry, self._leaf))
 
     def optimizer(self, entry: str, value: dict[str, Any]) -> None:
         """Keep a state dict of torch.optim until all models, to which its parameters may belong, are known."""
-        self._becomes(entry, value)
+        self._note_entry(entry, value)
         if reason := not_portable_reason(value):
             self.notes.append(f"{entry}: an optimizer's state that {reason}; it is imported as plain values")
             self.plain(entry, value)
@@ -121,26 +121,26 @@ class ImportedState:
         try:
             self.optimizers[entry] = read_state_dict(value)
         except NotOptimizerStateError as e:
-            self.unfit[entry] = str(e)
+            self.invalid_optimizers[entry] = str(e)
 
-    def place_optimizer(
+    def add_optimizer(
         self, entry: str, optimizer: OptimizerStateDict, certain: dict[Key, str], derived: dict[Key, str]
     ) -> None:
         """Add an optimizer's entry, by names if all are certain, else by numbers, with derived names."""
         groups = [
-            {"parameters": [certain.get(key, key) for key in group], "options": self._encoded(options, f"{entry}/{i}")}
+            {"parameters": [certain.get(key, key) for key in group], "options": self._encode(options, f"{entry}/{i}")}
             for i, (group, options) in enumerate(zip(optimizer.groups, optimizer.options, strict=True))
         ]
         keys = {key: str(certain.get(key, key)) for key in optimizer.state}
-        state = {text: self._encoded(dict(optimizer.state[key]), f"{entry}/state/{text}") for key, text in keys.items()}
+        state = {text: self._encode(dict(optimizer.state[key]), f"{entry}/state/{text}") for key, text in keys.items()}
         names = {"names": {str(key): name for key, name in derived.items()}} if derived else {}
         self.entries[entry] = Entry("optimizer", "", {"groups": groups, "state": state, **names})
 
-    def name_free(self, preferred: str) -> str:
-        if len(self.entries) + len(self.optimizers) + len(self.unfit) > MOST_ENTRIES:
+    def free_name(self, preferred: str) -> str:
+        if len(self.entries) + len(self.optimizers) + len(self.invalid_optimizers) > MOST_ENTRIES:
             raise CheckpointError(f"it has more than {MOST_ENTRIES} models and values", "import a part of it")
         name = preferred if ENTRY.fullmatch(preferred) else "extra"
-        while name in self.entries or name in self.optimizers or name in self.unfit:
+        while name in self.entries or name in self.optimizers or name in self.invalid_optimizers:
             name += "_"
         return name
 
@@ -155,7 +155,7 @@ class ImportedState:
             else:
                 yield _piece(name, source, entry.shape, entry.dtype)
 
-    def placed(self, locations: dict[str, tuple[str, int]]) -> dict[str, TensorEntry]:
+    def located_tensors(self, locations: dict[str, tuple[str, int]]) -> dict[str, TensorEntry]:
         """Return the tensors, with file and offset of each of `pieces`."""
         return {name: self._placed(name, entry, locations) for name, entry in self.tensors.items()}
 
@@ -169,7 +169,7 @@ class ImportedState:
         shards = (Stored(*locations[key], start, source.parts[start].shape) for start, key in keys.items())
         return replace(entry, shards=tuple(shards))
 
-    def _encoded(self, value: Any, path: str) -> Any:
+    def _encode(self, value: Any, path: str) -> Any:
         """Encode part of an optimizer's state."""
         return tree.encode(value, path, lambda leaf, inner_path: self._leaf(leaf, inner_path, _role(inner_path)))
 
@@ -179,10 +179,10 @@ class ImportedState:
         if isinstance(value, Typed):
             return tree.encode(value.content(), path, lambda leaf, inner_path: self._leaf(leaf, inner_path, role))
         if isinstance(value, np.ndarray) and tree.portable(value.dtype):
-            if id(value) in self._named:
-                return {"$array": self._named[id(value)]}
-            path = self._named[id(value)] = self._free(path)
-            self._kept.append(value)
+            if id(value) in self._name_of:
+                return {"$array": self._name_of[id(value)]}
+            path = self._name_of[id(value)] = self._free_tensor_name(path)
+            self._alive.append(value)
             native = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("="))
             self.references[path] = native.reshape(value.shape)
             self.tensors[path] = TensorEntry("array", str(native.dtype), value.shape)
@@ -194,20 +194,20 @@ class ImportedState:
             raise CheckpointError(
                 f"{name} is a {type(value).__name__}; a tensor was expected", "import it as plain values"
             )
-        if id(value) in self._named:
-            self.tensors[name] = TensorEntry(role, alias_of=self._named[id(value)])
-            return name if role in ("parameter", "buffer") else self._named[id(value)]
-        name = self._free(name)
+        if id(value) in self._name_of:
+            self.tensors[name] = TensorEntry(role, alias_of=self._name_of[id(value)])
+            return name if role in ("parameter", "buffer") else self._name_of[id(value)]
+        name = self._free_tensor_name(name)
         for part in value.parts.values() if isinstance(value, Parts) else (value,):
             if isinstance(part, Reference):
                 _check_inside(name, part)
-        self._named[id(value)] = name
-        self._kept.append(value)
+        self._name_of[id(value)] = name
+        self._alive.append(value)
         self.references[name] = value.array if isinstance(value, InlineTensor) else value
         self.tensors[name] = TensorEntry(role, value.dtype, value.shape, device=value.device)
         return name
 
-    def _free(self, name: str) -> str:
+    def _free_tensor_name(self, name: str) -> str:
         """Return an unused name: {"a/b": x, "a": {"b": y}} gives the same path twice."""
         for count in range(100):
             if f"{name}{'~' * count}" not in self.tensors:
@@ -244,7 +244,7 @@ class ImportedState:
                 if isinstance(part, Reference) and not in_order(part):
                     yield part.storage.bytes
 
-    def tie(self) -> None:
+    def find_ties(self) -> None:
         """Find ties and views among tensors of one storage and dtype.
         Tensors with equal elements are a tie; a part of a larger tensor is a view.
         """

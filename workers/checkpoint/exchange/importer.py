@@ -259,5 +259,5 @@ def _manifest(
     created = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
     producer, version = Producer(polyfleet=POLYFLEET), versions.needed(state.entries)
     return Manifest(
-        step, created, producer, files, state.placed(locations), state.entries, origin=state.origin, version=version
+        step, created, producer, files, state.located_tensors(locations), state.entries, origin=state.origin, version=version
     )

@@ -48,8 +48,8 @@ class LegacyArchive:
             self._check_head(*(self._read(data) for data in head))
             sandbox.raise_limits(metadata_bytes=2 * len(pickled), data_bytes=size_bytes)
             storage_infos: dict[str, _Held] = {}
-            self._read(pickled, lambda pid: self._noted(pid, storage_infos))
-            storages = self._located(file, self._read(keys), storage_infos, size_bytes)
+            self._read(pickled, lambda pid: self._note_storage(pid, storage_infos))
+            storages = self._locate_storages(file, self._read(keys), storage_infos, size_bytes)
             self.value = self._read(pickled, lambda pid: storages[pid[2]] if pid[0] == "storage" else pid[1])
 
     def _read(self, data: bytes, persistent: Any = None) -> Any:
@@ -76,7 +76,7 @@ class LegacyArchive:
         if not (isinstance(machine, dict) and machine.get("little_endian") is True):
             raise CheckpointError(f"{self.path} is big-endian", "save it on a little-endian machine")
 
-    def _noted(self, pid: Any, storage_infos: dict[str, _Held]) -> Any:
+    def _note_storage(self, pid: Any, storage_infos: dict[str, _Held]) -> Any:
         """Check a storage that the pickle refers to, and note it.
         For a complete module, which has its source text beside it, return the class.
         """
@@ -99,7 +99,7 @@ class LegacyArchive:
             raise CheckpointError(f"{self.path}: storage {key[:80]} is described twice, differently", AGAIN)
         return storage
 
-    def _located(
+    def _locate_storages(
         self, file: IO[bytes], keys: Any, storage_infos: dict[str, _Held], size_bytes: int
     ) -> dict[str, Storage]:
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or {*keys} != {*storage_infos}:

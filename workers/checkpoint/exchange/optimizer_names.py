@@ -29,7 +29,7 @@ def add_optimizers(state: ImportedState) -> None:
         try:
             _place(state, entry, optimizer, modules)
         except NotOptimizerStateError as e:
-            state.unfit[entry] = str(e)
+            state.invalid_optimizers[entry] = str(e)
 
 
 def _place(state: ImportedState, entry: str, optimizer: OptimizerStateDict, modules: Modules) -> None:
@@ -38,12 +38,12 @@ def _place(state: ImportedState, entry: str, optimizer: OptimizerStateDict, modu
     names, unused = _by_text(state, optimizer, texts, modules) if texts else ({}, "")
     if names:
         state.notes.append(f"{entry}: the file names its {len(names)} parameters")
-        return state.place_optimizer(entry, optimizer, names, {})
+        return state.add_optimizer(entry, optimizer, names, {})
     if not optimizer.numbered:
         _check_are_names(state, texts, modules, unused)
-        optimizer = optimizer.in_numbers()
+        optimizer = optimizer.with_numbers()
     names, reason = _by_order(optimizer, modules, state.ordered)
-    state.place_optimizer(entry, optimizer, {}, names)
+    state.add_optimizer(entry, optimizer, {}, names)
     unused = f" Names in the file are not used: {unused}." if unused else ""
     uncertain = (
         f", and their names are uncertain: {reason}.{unused}"

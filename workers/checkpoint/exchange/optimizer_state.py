@@ -33,7 +33,7 @@ class OptimizerStateDict:
     def numbered(self) -> bool:
         return isinstance(self.keys[0], int)
 
-    def in_numbers(self) -> "OptimizerStateDict":
+    def with_numbers(self) -> "OptimizerStateDict":
         """Return it with numbers in the order of the groups, as torch.optim itself numbers them."""
         numbers: dict[Key, Key] = {key: number for number, key in enumerate(self.keys)}
         groups = tuple(tuple(numbers[key] for key in group) for group in self.groups)

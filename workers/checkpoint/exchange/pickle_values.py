@@ -39,15 +39,15 @@ class PickleDecoder:
 
     refused: dict[str, str] = field(default_factory=dict)
     with_grad: int = 0
-    _seen: dict[PickledCall, Any] = field(default_factory=dict)
-    _left: int = MOST_VALUES
+    _translated: dict[PickledCall, Any] = field(default_factory=dict)
+    _remaining: int = MOST_VALUES
     _deep: int = 0
-    _of: str = ""
+    _where: str = ""
 
     def allow(self, path: str, size_bytes: int) -> None:
         """Announce the next pickle, `path`, and raise the limit by its size."""
-        self._of = path
-        self._left += size_bytes
+        self._where = path
+        self._remaining += size_bytes
 
     def value(self, value: Any, path: str) -> Any:
         self._count(1)
@@ -66,10 +66,10 @@ class PickleDecoder:
         return value
 
     def _count(self, count: int) -> None:
-        self._left -= count
-        if self._left < 0:
+        self._remaining -= count
+        if self._remaining < 0:
             raise CheckpointError(
-                f"{self._of} has many more values than its size allows: some contain the same ones again and again",
+                f"{self._where} has many more values than its size allows: some contain the same ones again and again",
                 "do not use this file",
             )
 
@@ -91,13 +91,13 @@ class PickleDecoder:
         """Translate a call once, so that a tensor that occurs twice stays one.
         The key keeps the call alive: otherwise a call of the next file could get its address.
         """
-        if call in self._seen:
-            return self._seen[call]
+        if call in self._translated:
+            return self._translated[call]
         value = self._call(call, path)
         if isinstance(value, np.ndarray):
             self._count(value.nbytes // COUNTED_BYTES)
         if not isinstance(value, dict | list | tuple | set | frozenset | str | bytes):
-            self._seen[call] = value
+            self._translated[call] = value
         return value
 
     def _dict(self, value: dict[Any, Any], path: str) -> Any:
@@ -128,7 +128,7 @@ class PickleDecoder:
         except (TypeError, ValueError, IndexError, KeyError, AttributeError, LookupError) as e:
             return self._refuse(path, f"{call.what} ({e!s:.200})")
 
-    def set_beside(self, path: str, tensor: Any, requires_grad: Any, hooks: Any, attributes: Any = None) -> None:
+    def check_attributes(self, path: str, tensor: Any, requires_grad: Any, hooks: Any, attributes: Any = None) -> None:
         """Check what torch.load would set on a tensor beyond its values.
         `path` is its place in the file; `tensor` is None if it was refused.
         """
@@ -158,7 +158,7 @@ def _untyped(key: Any) -> Any:
 
 def _tensor(plain: PickleDecoder, call: PickledCall, path: str) -> Any:
     rebuilt = read_tensor(call)
-    plain.set_beside(path, rebuilt.tensor, rebuilt.requires_grad, rebuilt.hooks)
+    plain.check_attributes(path, rebuilt.tensor, rebuilt.requires_grad, rebuilt.hooks)
     return rebuilt.tensor
 
 
@@ -186,7 +186,7 @@ def _with_attributes(plain: PickleDecoder, data: Any, requires_grad: Any, hooks:
     tensor = plain.value(data, path)
     if tensor is not None and not isinstance(tensor, ForeignTensor):
         raise TypeError(f"made of a {type(tensor).__name__}")
-    plain.set_beside(path, tensor, requires_grad, hooks, state)
+    plain.check_attributes(path, tensor, requires_grad, hooks, state)
     return tensor
 
 
@@ -204,7 +204,7 @@ def _device_tensor(plain: PickleDecoder, call: PickledCall, path: str) -> Any:
         raise ValueError(
             f"values of {getattr(tensor, 'dtype', type(tensor).__name__)} are declared as {dtype_of(dtype)}"
         )
-    plain.set_beside(path, tensor, requires_grad, None)
+    plain.check_attributes(path, tensor, requires_grad, None)
     return tensor
 
 

@@ -42,21 +42,21 @@ class StridedSource:
     """Read a tensor, from several threads at once. Its mapping is released after its last byte was read."""
 
     def __init__(self, source: "Reference | np.ndarray[Any, Any]"):
-        self._found = source
+        self._source = source
         self._lock = threading.Lock()
-        self._laid: np.ndarray[Any, Any] | None = None
+        self._view: np.ndarray[Any, Any] | None = None
         self._left_bytes = 0 if isinstance(source, np.ndarray) else count_of(source) * DTYPES[source.dtype].bytes
 
     def read(self, start: int, stop: int, out: memoryview) -> None:
         """Copy bytes `start` to `stop` into `out`. Raises DamagedCheckpoint if the file ends before."""
-        if isinstance(self._found, np.ndarray):
-            out[:] = self._found.reshape(-1).view(np.uint8).data[start:stop]
-        elif in_order(self._found):
-            self._read_at(self._found, start, out)
+        if isinstance(self._source, np.ndarray):
+            out[:] = self._source.reshape(-1).view(np.uint8).data[start:stop]
+        elif in_order(self._source):
+            self._read_at(self._source, start, out)
         else:
-            self._gather(self._found, start, stop, out)
-        if isinstance(self._found, Reference) and self._found.sign_bytes:
-            _turn_signs(self._found, start, out)
+            self._gather(self._source, start, stop, out)
+        if isinstance(self._source, Reference) and self._source.sign_bytes:
+            _turn_signs(self._source, start, out)
 
     def _read_at(self, reference: Reference, start: int, out: memoryview) -> None:
         begin, done = reference.storage.offset + reference.offset * DTYPES[reference.dtype].bytes + start, 0
@@ -73,7 +73,7 @@ class StridedSource:
     def _gather(self, reference: Reference, start: int, stop: int, out: memoryview) -> None:
         size = DTYPES[reference.dtype].bytes
         with self._lock:
-            view = self._laid = self._mapped(reference) if self._laid is None else self._laid
+            view = self._view = self._map_view(reference) if self._view is None else self._view
         first, last = start // size, -(-stop // size)
         if start % size or stop % size:  # a chunk may start or end within an element
             elements = np.empty(last - first, view.dtype)
@@ -84,9 +84,9 @@ class StridedSource:
         with self._lock:
             self._left_bytes -= stop - start
             if not self._left_bytes:
-                self._laid = None
+                self._view = None
 
-    def _mapped(self, reference: Reference) -> "np.ndarray[Any, Any]":
+    def _map_view(self, reference: Reference) -> "np.ndarray[Any, Any]":
         size = DTYPES[reference.dtype].bytes
         begin, end = (reference.storage.offset + index * size for index in (reference.offset, last_of(reference) + 1))
         page = begin // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY

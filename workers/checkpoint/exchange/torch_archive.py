@@ -42,7 +42,7 @@ class Archive:
                     self._check_entries(archive.infolist(), window.size_bytes)
                     self._prefix = self._find_prefix()
                     self._check_order(archive)
-                    window.largest_bytes = pickle_symbols.LARGEST_BYTES
+                    window.max_read_bytes = pickle_symbols.LARGEST_BYTES
                     pickled = archive.read(self._pickle)
                     self.value = pickle_symbols.read(pickled, str(path), self._storage(file))
                 for info in self._entries.values():
@@ -157,7 +157,7 @@ class _Window:
     `largest_bytes`.
     """
 
-    largest_bytes = LARGEST_DIRECTORY_BYTES
+    max_read_bytes = LARGEST_DIRECTORY_BYTES
 
     def __init__(self, file: IO[bytes], start: int, size_bytes: int):
         self._file, self._start, self.size_bytes, self._at = file, start, size_bytes, 0
@@ -180,9 +180,9 @@ class _Window:
     def read(self, count: int = -1) -> bytes:
         remaining_bytes = max(self.size_bytes - self._at, 0)
         read_bytes = remaining_bytes if count < 0 else min(count, remaining_bytes)
-        if read_bytes > self.largest_bytes:
+        if read_bytes > self.max_read_bytes:
             raise zipfile.BadZipFile(
-                f"its list of entries has {read_bytes} bytes, at most {self.largest_bytes} are read"
+                f"its list of entries has {read_bytes} bytes, at most {self.max_read_bytes} are read"
             )
         data = os.pread(self._file.fileno(), read_bytes, self._start + self._at)
         self._at += len(data)

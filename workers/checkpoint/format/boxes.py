@@ -21,20 +21,20 @@ class Box:
     def end(self) -> tuple[int, ...]:
         return tuple(a + n for a, n in zip(self.start, self.shape, strict=True))
 
-    def holds(self, other: "Box") -> bool:
+    def contains(self, other: "Box") -> bool:
         """Check whether `other` is inside. False if its number of dimensions differs or a size is negative."""
         if not len(self.start) == len(other.start) == len(other.shape) or min((0, *other.shape)) < 0:
             return False
         sides = zip(self.start, other.start, other.end, self.end, strict=True)
         return all(a <= b and c <= d for a, b, c, d in sides)
 
-    def meets(self, other: "Box") -> "Box | None":
+    def intersection(self, other: "Box") -> "Box | None":
         """Return the intersection of both boxes, or None if it is empty."""
         start = tuple(map(max, self.start, other.start))
         shape = tuple(min(a, b) - s for a, b, s in zip(self.end, other.end, start, strict=True))
         return Box(start, shape) if min((1, *shape)) > 0 else None
 
-    def within(self, outer: "Box") -> "Box":
+    def relative_to(self, outer: "Box") -> "Box":
         """Return the same box with its start relative to that of `outer`."""
         return Box(tuple(a - b for a, b in zip(self.start, outer.start, strict=True)), self.shape)
 
@@ -88,7 +88,7 @@ def _signed(box: Box, numbers: list[_Numbers]) -> int:
 
 
 def _overlapping(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
-    return next(((a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.meets(b)), None)
+    return next(((a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.intersection(b)), None)
 
 
 def parse_box(value: object, shape: tuple[int, ...]) -> Box:

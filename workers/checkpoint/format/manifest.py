@@ -191,7 +191,7 @@ class Manifest:
         """Tensors that have bytes of their own."""
         return {name: tensor for name, tensor in self.tensors.items() if not tensor.alias_of}
 
-    def own(self, entry: str) -> list[str]:
+    def module_tensors(self, entry: str) -> list[str]:
         """Names of a module entry's parameters and buffers, ties included."""
         names = (n for n in self.tensors if n.startswith(f"{entry}/"))
         return [n for n in names if self.tensors[n].role in ("parameter", "buffer")]

@@ -228,7 +228,7 @@ def _form_fault(tensor: TensorEntry) -> str:
 def _stored_fault(manifest: Manifest, tensor: TensorEntry, stored: Stored) -> str:
     if stored.file not in manifest.files:
         return f"is in file {stored.file!r}, which is not listed"
-    if stored.start and not full_box(tensor.shape).holds(box_of(tensor, stored)):
+    if stored.start and not full_box(tensor.shape).contains(box_of(tensor, stored)):
         return f"has a shard from {list(stored.start)} of shape {list(stored.shape)}, outside {list(tensor.shape)}"
     size_bytes, file_bytes = box_bytes(tensor, stored), manifest.files[stored.file].bytes
     if stored.offset < 0 or stored.offset + size_bytes > file_bytes:

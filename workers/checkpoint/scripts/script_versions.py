@@ -38,7 +38,7 @@ def keep(folder: str, path: str, format: str) -> dict[str, Any]:  # noqa: A002
     """Copy `path` in a job's `folder` if it is complete and does not change meanwhile: {"kept", "why"}."""
     store = _Store(Path(folder), path, format)
     stamp_before = stamp(store.target)
-    if not stamp_before or stamp_before == stamp(store.kept()):
+    if not stamp_before or stamp_before == stamp(store.last_version()):
         return {"kept": False, "why": "this version was copied before" if stamp_before else "it does not exist"}
     copy = store.stage(store.target)
     result = look(copy, format)
@@ -56,22 +56,22 @@ def hand_on(folder: str, path: str, format: str, device: str, count: int) -> dic
     """
     store = _Store(Path(folder), path, format)
     store.clear()
-    result, last_version = look(store.target, format), store.kept()
+    result, last_version = look(store.target, format), store.last_version()
     if result.state == "unread":
         return _told(True, f"{path} is passed on without a check: {result.why}")
     usable = result if result.state == "whole" else look(last_version, format) if last_version else result
     if usable.state != "whole":
-        return _told(False, store.without(result))
+        return _told(False, store.no_version_text(result))
     source = store.target if result.state == "whole" else last_version
     assert source is not None
     moved, notes = _devices(source, loads_on(device, count), change=False)
     if source == store.target and not moved:
-        return _told(True, f"{path} ({usable.format}) is complete", *notes, *store.kept_again())
+        return _told(True, f"{path} ({usable.format}) is complete", *notes, *store.copy_again())
     saved_at = _when(source)
     _devices(store.stage(source), loads_on(device, count), change=True)
     store.commit()
     if result.state != "whole":
-        store.put_aside()
+        store.move_torn_aside()
     store.replace_target()
     if source == last_version:
         reason = f"{path} was half written ({result.why})" if result.why else f"{path} was missing"
@@ -115,7 +115,7 @@ class _Store:
         self._part = self._ours / PART
         self._staged = self._part / self.target.name
 
-    def kept(self) -> Path | None:
+    def last_version(self) -> Path | None:
         """Return the last complete version, or None."""
         return next((version / self.target.name for _, version in sorted(self._versions(), reverse=True)), None)
 
@@ -145,9 +145,9 @@ class _Store:
         for older in versions.values():
             _remove(older)
 
-    def kept_again(self) -> list[str]:
+    def copy_again(self) -> list[str]:
         """Copy the target, so that the next attempt's first save cannot destroy the only version. Returns notes."""
-        if stamp(self.target) == stamp(self.kept()):
+        if stamp(self.target) == stamp(self.last_version()):
             return []
         try:
             self.stage(self.target)
@@ -157,7 +157,7 @@ class _Store:
             return [f"it could not be copied: {e.strerror}"]
         return []
 
-    def put_aside(self) -> None:
+    def move_torn_aside(self) -> None:
         if os.path.lexists(self.target):
             torn_path = self.target.with_name(f"{self.target.name}{TORN}")
             _remove(torn_path)
@@ -165,7 +165,7 @@ class _Store:
 
     def replace_target(self) -> None:
         """Replace the target by a copy of the last complete version; for a file, atomically."""
-        version = self.kept()
+        version = self.last_version()
         assert version is not None
         self.target.parent.mkdir(parents=True, exist_ok=True)
         copy = self.stage(version)
@@ -175,11 +175,11 @@ class _Store:
         write_durably(self.target.parent)
         self.clear()
 
-    def without(self, result: Seen) -> str:
+    def no_version_text(self, result: Seen) -> str:
         """Describe that there is nothing to resume from, and move an unusable target out of the way."""
         if result.state == "absent":
             return f"{self._path} does not exist; the script starts from the beginning"
-        self.put_aside()
+        self.move_torn_aside()
         torn_path = f"{self._path}{TORN}"
         return (
             f"{self._path} was half written ({result.why}) and was moved to {torn_path}; there is no complete version"

@@ -33,7 +33,7 @@ class Capture:
     notes: list[str] = field(default_factory=list)
     _stored: dict[int, str] = field(default_factory=dict)
 
-    def own(self) -> dict[str, torch.Tensor]:
+    def own_tensors(self) -> dict[str, torch.Tensor]:
         """Tensors to write: all but those that are views of another."""
         return {name: tensor for name, tensor in self.tensors.items() if name not in self.views}
 

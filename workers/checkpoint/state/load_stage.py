@@ -49,38 +49,38 @@ class LoadStage:
         self._new: list[TensorFill] = []
         self._live: list[TensorFill] = []
         self._read: dict[str, torch.Tensor] = {}
-        self._made: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
+        self._created: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
 
     def entry(self, name: str) -> Entry:
         return self.reader.manifest.entries[name]
 
     def dtype(self, name: str) -> str:
-        return self.reader.entry(self.known(name)).dtype
+        return self.reader.entry(self.stored_name(name)).dtype
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.reader.entry(self.known(name)).shape
+        return self.reader.entry(self.stored_name(name)).shape
 
-    def now(self, name: str) -> torch.Tensor:
+    def read_now(self, name: str) -> torch.Tensor:
         """Read a small tensor now, verified, bit for bit on the CPU, e.g. a random state."""
-        name = self.known(name)
+        name = self.stored_name(name)
         if name not in self._read:
             self._read[name] = read_new(self.reader, name)
         return self._read[name]
 
-    def wanted(self, name: str, device: torch.device) -> torch.dtype:
+    def target_dtype(self, name: str, device: torch.device) -> torch.dtype:
         """Return the policy's dtype for a tensor that is not loaded into a live one."""
-        return bits.torch_dtype(self.policy.wanted(name, self.reader.entry(self.known(name)), device.type))
+        return bits.torch_dtype(self.policy.target_dtype(name, self.reader.entry(self.stored_name(name)), device.type))
 
-    def into(self, name: str, live: torch.Tensor, box: Box | None = None) -> None:
+    def fill_into(self, name: str, live: torch.Tensor, box: Box | None = None) -> None:
         """Fill a live tensor with the stored one, or with `box` of it."""
-        self._note(self._live, self.known(name), live, box)
+        self._note(self._live, self.stored_name(name), live, box)
 
-    def note(self, name: str, dtype: torch.dtype) -> None:
+    def plan_parts(self, name: str, dtype: torch.dtype) -> None:
         """Note a tensor that `part` copies piece by piece, to count its losses; no target is allocated."""
         shape = self.reader.entry(name).shape
         self._note(self._live, name, torch.empty((), dtype=dtype).expand(shape))
 
-    def part(self, name: str, target: torch.Tensor, start: int, stop: int) -> None:
+    def copy_part(self, name: str, target: torch.Tensor, start: int, stop: int) -> None:
         """Copy elements of a noted tensor into a flat target of the noted dtype."""
         factor = next(tensor_fill.factor for tensor_fill in self._live if tensor_fill.name == name)
         for position in range(start, stop, AT_ONCE):
@@ -89,21 +89,21 @@ class LoadStage:
                 target[position - start : end - start], read_elements(self.reader, name, position, end), factor, False
             )
 
-    def made(self, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def new_tensor(self, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return a new tensor on `device`, filled by `fill_new`; a name and its ties get the same object."""
-        name = self.known(name)
+        name = self.stored_name(name)
         key = (name, dtype, device)
-        if key not in self._made:
+        if key not in self._created:
             view = self._view(name, dtype, device)
-            self._made[key] = self._empty(name, dtype, device) if view is None else view
-        return self._made[key]
+            self._created[key] = self._empty(name, dtype, device) if view is None else view
+        return self._created[key]
 
     def value(self, encoded: Any, make_tensor: "Callable[[str], torch.Tensor] | None" = None) -> Any:
         """Decode a JSON tree; `make_tensor` maps its tensors' names. Arrays are always numpy's, on the host."""
-        make_tensor = make_tensor or (lambda name: self.made(name, self.wanted(name, self.device), self.device))
+        make_tensor = make_tensor or (lambda name: self.new_tensor(name, self.target_dtype(name, self.device), self.device))
 
         def leaf(name: str, tag: str) -> Any:
-            return self.now(name).numpy() if tag == "$array" else make_tensor(name)
+            return self.read_now(name).numpy() if tag == "$array" else make_tensor(name)
 
         return tree.decode(encoded, leaf)
 
@@ -127,28 +127,28 @@ class LoadStage:
         for group in (self._new, self._live):
             group[:] = [replace(tensor_fill, factor=factors.get(tensor_fill.name, 1.0)) for tensor_fill in group]
 
-    def prove(self, progress: Callable[[int, int], None] | None = None, everything: bool = False) -> None:
+    def verify_chunks(self, progress: Callable[[int, int], None] | None = None, everything: bool = False) -> None:
         """Verify all chunks that will be read (`everything`: all of the checkpoint)."""
         names = {self._stored_of(tensor_fill.name) for tensor_fill in (*self._new, *self._live)}
         chunks = {chunk for name in names for chunk in self.reader.chunks_of(name)}
-        self.reader.prove(self.reader.all_chunks() if everything else chunks, progress)
+        self.reader.verify_chunks(self.reader.all_chunks() if everything else chunks, progress)
 
     def size_bytes(self) -> int:
         """Bytes of all tensors that will be filled."""
         return sum(tensor_fill.target.nbytes for tensor_fill in (*self._new, *self._live))
 
-    def rehearse(self) -> None:
+    def count_losses(self) -> None:
         """Count in the report what conversions would change, without changing anything."""
-        self._tell(dry_run(self.reader, (*self._new, *self._live)))
+        self._report_changes(dry_run(self.reader, (*self._new, *self._live)))
 
     def fill_new(self, progress: Progress | None = None) -> None:
-        self._tell(fill(self.reader, self._new, progress))
+        self._report_changes(fill(self.reader, self._new, progress))
 
     def fill_live(self, progress: Progress | None = None) -> None:
         with torch.no_grad():
-            self._tell(fill(self.reader, self._live, progress))
+            self._report_changes(fill(self.reader, self._live, progress))
 
-    def known(self, name: Any) -> str:
+    def stored_name(self, name: Any) -> str:
         """Return the name under which `name` is stored. Raises DamagedCheckpoint if the manifest has no such tensor."""
         if not isinstance(name, str) or name not in self.reader.manifest.tensors:
             raise DamagedCheckpoint(f"the manifest refers to tensor {name!r}, which it does not list")
@@ -170,7 +170,7 @@ class LoadStage:
         entry = self.reader.entry(name)
         if entry.view is None or device.type != "cpu" or self.reader.entry(entry.alias_of).layout:
             return None
-        base = self.made(entry.alias_of, dtype, device)
+        base = self.new_tensor(entry.alias_of, dtype, device)
         self._report(name, dtype, device)
         return view_of(base, entry.shape, entry.view.strides, entry.view.offset)
 
@@ -182,6 +182,6 @@ class LoadStage:
     def _report(self, name: str, dtype: torch.dtype, device: torch.device, size_bytes: int = 0) -> None:
         self.report.tensors[name] = TensorReport(size_bytes, self.dtype(name), dtype_name(dtype), str(device))
 
-    def _tell(self, changes: dict[str, ConversionLoss]) -> None:
+    def _report_changes(self, changes: dict[str, ConversionLoss]) -> None:
         for name, change in changes.items():
             self.report.tensors[name] = replace(self.report.tensors[name], change=change)

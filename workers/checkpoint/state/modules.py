@@ -22,11 +22,11 @@ class LiveModules:
     """Live tensors by the names under which they are stored. `kept`: the object that has a name after the load."""
 
     names: dict[int, str] = field(default_factory=dict)
-    kept: dict[str, torch.Tensor] = field(default_factory=dict)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     applies: list[Apply] = field(default_factory=list)
 
     def device_types(self) -> set[str]:
-        return {tensor.device.type for tensor in self.kept.values()}
+        return {tensor.device.type for tensor in self.tensors.values()}
 
 
 def stage_modules(stage: LoadStage, modules: dict[str, nn.Module]) -> LiveModules:
@@ -57,9 +57,9 @@ def _stage_tensor(stage: LoadStage, live: LiveModules, stored: str, slots: list[
     for slot in slots:
         live.names[id(slot.tensor)] = stored
         _check_tie(slot, shared, stored)
-    live.kept[stored] = shared
-    stage.policy.admit(stored, dtype_name(shared.dtype), shared.device.type)
-    stage.into(stored, sharded.local(shared), sharded.box_of(shared))
+    live.tensors[stored] = shared
+    stage.policy.check_live_dtype(stored, dtype_name(shared.dtype), shared.device.type)
+    stage.fill_into(stored, sharded.local(shared), sharded.box_of(shared))
     stage.report.retied.update({slot.name: stored for slot in others})
     _note_unshared(stage, stored, shared, live)
 
@@ -73,7 +73,7 @@ def _stage_tensor(stage: LoadStage, live: LiveModules, stored: str, slots: list[
 def _note_unshared(stage: LoadStage, stored: str, tensor: torch.Tensor, live: LiveModules) -> None:
     """Add a note if a view is stored but the live model does not share the memory."""
     entry = stage.reader.entry(stored)
-    base = live.kept.get(entry.alias_of) if entry.view else None
+    base = live.tensors.get(entry.alias_of) if entry.view else None
     if base is not None and not bits.share_memory(base, tensor):
         stage.report.notes.append(f"{stored} shared memory with {entry.alias_of} when saved, but not in the live model")
 
@@ -95,7 +95,7 @@ def _check_live_ties(stage: LoadStage, slots_by_name: dict[str, list[Slot]]) -> 
     for stored, slots in slots_by_name.items():
         for slot in slots:
             other = first.setdefault(id(slot.tensor), stored)
-            if other != stored and not _same_bits(stage.now(other), stage.now(stored)):
+            if other != stored and not _same_bits(stage.read_now(other), stage.read_now(stored)):
                 raise CheckpointError(
                     f"{other} and {stored} are one tensor in the live model and two different ones in the checkpoint",
                     "untie them in the model before loading",

@@ -37,7 +37,7 @@ def match(
 
     Raises CheckpointError if names are missing or left over, with the nearest name, or match in more than one way.
     """
-    stored = [name.removeprefix(f"{entry}/") for name in manifest.own(entry)]
+    stored = [name.removeprefix(f"{entry}/") for name in manifest.module_tensors(entry)]
     stored_extra = {prefix: f"{prefix}{EXTRA_STATE}" for prefix in saved_extra}
     live_names = {slot.name.removeprefix(f"{entry}/"): id(slot.tensor) for slot in slots}
     live_names |= {f"{prefix}{EXTRA_STATE}": -i for i, prefix in enumerate(extra, 1)}
@@ -51,7 +51,7 @@ def _slots(
     manifest: Manifest, report: LoadReport, entry: str, slots: list[Slot], names: dict[str, str]
 ) -> list[tuple[Slot, str]]:
     """Pair slots with stored names. `names` maps live names to stored names, where they differ."""
-    stored = set(manifest.own(entry))
+    stored = set(manifest.module_tensors(entry))
     matched_ids = {id(slot.tensor) for slot in slots if names.get(slot.name, slot.name) in stored}
     pairs, missing = [], []
     for slot in slots:

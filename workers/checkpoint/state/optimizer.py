@@ -94,15 +94,15 @@ def _pairs(
     stage: LoadStage, entry: str, saved: OptimizerTree, optimizer: torch.optim.Optimizer, live: LiveModules
 ) -> list[optimizer_positions.Pairs]:
     """Pair saved keys with live parameters, by live group. A file with numbers only needs no modules."""
-    if saved.numbered and not live.kept:
+    if saved.numbered and not live.tensors:
         return optimizer_positions.by_position(stage, entry, saved, [g["params"] for g in optimizer.param_groups], live)
     # Live tensors that were one when saved are two after a move to XLA: the name is used once, for the one that stays.
     names = [list(dict.fromkeys(parameter_names(entry, g["params"], live.names))) for g in optimizer.param_groups]
     if saved.numbered:
-        groups = [[live.kept[name] for name in group] for group in names]
+        groups = [[live.tensors[name] for name in group] for group in names]
         return optimizer_positions.by_position(stage, entry, saved, groups, live)
     _check_same(entry, {name for group in names for name in group}, {str(key) for key in saved.keys})
-    return [[(name, live.kept[name]) for name in group] for group in names]
+    return [[(name, live.tensors[name]) for name in group] for group in names]
 
 
 class _Saved:
@@ -126,7 +126,7 @@ class _Saved:
                 f"entry {self._entry!r}: parameters of one live group had different options when saved",
                 "group the parameters as when they were saved",
             )
-        options: dict[str, Any] = self._stage.value(group_options[0], self._stage.now) if group_options else {}
+        options: dict[str, Any] = self._stage.value(group_options[0], self._stage.read_now) if group_options else {}
         return options
 
     def slots(self, key: Key, parameter: torch.Tensor, live_slots: dict[str, Any], on_device: bool) -> dict[str, Any]:
@@ -138,15 +138,15 @@ class _Saved:
             device, dtype = parameter.device, bits.torch_dtype(stage.dtype(tensor))
             if slot == "step":
                 device = device if on_device else torch.device("cpu")
-            elif self._follows(tensor, parameter, stored):
+            elif self._follows_parameter(tensor, parameter, stored):
                 dtype = parameter.dtype
             else:
-                dtype = stage.wanted(tensor, device)
+                dtype = stage.target_dtype(tensor, device)
             return _placed(stage, tensor, dtype, device, live_slots.get(slot), parameter)
 
         return {slot: stage.value(tree, partial(make_tensor, slot)) for slot, tree in self.tree.state[key].items()}
 
-    def _follows(self, tensor: str, parameter: torch.Tensor, parameter_dtype: str) -> bool:
+    def _follows_parameter(self, tensor: str, parameter: torch.Tensor, parameter_dtype: str) -> bool:
         """Check whether a slot takes its parameter's dtype: it does if it had it when saved.
         If the file has no model that is not known; then a slot with its parameter's shape follows it, as in torch.
         """
@@ -170,8 +170,8 @@ def _placed(
     if not fits and sharded.is_sharded(parameter) and shape == tuple(parameter.shape):
         current, fits = sharded.empty_like(parameter, dtype), True
     if not fits:
-        return stage.made(name, dtype, device)
-    stage.into(name, sharded.local(current), sharded.box_of(current))
+        return stage.new_tensor(name, dtype, device)
+    stage.fill_into(name, sharded.local(current), sharded.box_of(current))
     tensor: torch.Tensor = current
     return tensor
 

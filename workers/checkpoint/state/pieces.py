@@ -64,27 +64,27 @@ class XlaBatch:
     """XLA tensors that are copied together on first access, and are freed after their last byte was read."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]):
-        self._waiting = tensors
-        self._here: dict[str, torch.Tensor] = {}
-        self._left = {key: tensor.nbytes for key, tensor in tensors.items()}
+        self._pending = tensors
+        self._on_host: dict[str, torch.Tensor] = {}
+        self._remaining_bytes = {key: tensor.nbytes for key, tensor in tensors.items()}
         self._lock = threading.Lock()
 
     def pieces(self) -> Iterable[TensorPiece]:
-        for key, tensor in self._waiting.copy().items():
+        for key, tensor in self._pending.copy().items():
             yield replace(piece(key, tensor), read=partial(self._read, key))
 
     def _read(self, key: str, start: int, stop: int, out: memoryview) -> None:
         with self._lock:
-            if self._waiting:
-                moved = xla.to_cpu(list(self._waiting.values()))
-                self._here = {k: bits.movable(t) for k, t in zip(self._waiting, moved, strict=True)}
-                self._waiting = {}
-            tensor = self._here[key]
+            if self._pending:
+                moved = xla.to_cpu(list(self._pending.values()))
+                self._on_host = {k: bits.movable(t) for k, t in zip(self._pending, moved, strict=True)}
+                self._pending = {}
+            tensor = self._on_host[key]
         read(tensor, start, stop, out)
         with self._lock:
-            self._left[key] -= stop - start
-            if not self._left[key]:
-                del self._here[key]
+            self._remaining_bytes[key] -= stop - start
+            if not self._remaining_bytes[key]:
+                del self._on_host[key]
 
 
 def pieces(tensors: dict[str, torch.Tensor]) -> list[TensorPiece]:

@@ -29,23 +29,23 @@ class CheckpointRanks:
     def first(self) -> bool:
         return self.rank == 0
 
-    def gathered(self, value: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         """Exchange plain data: return the values of all ranks, by rank, on every rank."""
         return [value]
 
     def from_first(self, value: T) -> T:
         """Return rank 0's value on every rank."""
-        first: T = self.gathered(value)[0]
+        first: T = self.gather(value)[0]
         return first
 
-    def all_or_none(self, work: Callable[[], T]) -> T:
+    def check_all_ranks(self, work: Callable[[], T]) -> T:
         """Run `work` on every rank; if it fails on one, raise on all."""
         result, error = None, None
         try:
             result = work()
         except (PolyfleetError, OSError) as e:
             error = e
-        messages = self.gathered("" if error is None else str(error))
+        messages = self.gather("" if error is None else str(error))
         if error is not None:
             raise error
         for rank, message in enumerate(messages):
@@ -55,16 +55,16 @@ class CheckpointRanks:
                 )
         return result  # type: ignore[return-value]
 
-    def first_does(self, work: Callable[[], T]) -> "T":
+    def run_on_first(self, work: Callable[[], T]) -> "T":
         """Run `work` on rank 0 while the others wait; all raise if it fails. Only rank 0 gets the result."""
-        return self.all_or_none(work) if self.first else self.all_or_none(_nothing)
+        return self.check_all_ranks(work) if self.first else self.check_all_ranks(_nothing)
 
 
 class _Many(CheckpointRanks):
     def __init__(self, store: Any, rank: int, size: int):
         self._store, self.rank, self.size = store, rank, size
 
-    def gathered(self, value: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         number = next(_rounds)
         self._store.set(f"polyfleet/{number}/{self.rank}", json.dumps(value))
         keys = [f"polyfleet/{number}/{rank}" for rank in range(self.size)]

@@ -98,7 +98,7 @@ def read_new(reader: CheckpointReader, name: str) -> torch.Tensor:
     """Read a new tensor on the CPU, bit for bit, in its original memory order. Verifies its chunks."""
     entry = reader.entry(name)
     base = reader.entry(entry.alias_of) if entry.view else entry
-    reader.prove(reader.chunks_of(entry.alias_of if entry.view else name))
+    reader.verify_chunks(reader.chunks_of(entry.alias_of if entry.view else name))
     tensor = bits.empty(base.shape, bits.torch_dtype(base.dtype), base.layout)
     fill(reader, [TensorFill(entry.alias_of if entry.view else name, tensor)])
     return view_of(tensor, entry.shape, entry.view.strides, entry.view.offset) if entry.view else tensor
@@ -178,7 +178,7 @@ def _place(reader: CheckpointReader, tensor_fill: TensorFill) -> tuple[str, int]
 class Part:
     """`bytes` of a file from `offset` on, within a chunk, for `out`; None: losses are only counted."""
 
-    one: TensorFill
+    fill: TensorFill
     file: str
     offset: int
     bytes: int
@@ -193,11 +193,11 @@ def _fill_straight(reader: CheckpointReader, fills: list[TensorFill], report: To
     with ThreadPoolExecutor(THREADS, "read") as pool:
         for parts in pool.map(read, chunks) if len(chunks) > 1 else map(read, chunks):
             for part, change in parts:
-                report(part.one, change, part.bytes if part.out is None else len(part.out))
+                report(part.fill, change, part.bytes if part.out is None else len(part.out))
 
 
 def _read_part(reader: CheckpointReader, part: Part) -> ConversionLoss:
-    dtypes = reader.entry(part.one.name).dtype, dtype_name(part.one.target.dtype)
+    dtypes = reader.entry(part.fill.name).dtype, dtype_name(part.fill.target.dtype)
     if dtypes[0] != dtypes[1]:
         return reader.convert_into(part.file, part.offset, part.bytes, dtypes, part.out, may_lose(*dtypes))
     assert part.out is not None
@@ -269,9 +269,9 @@ def _rows_of(reader: CheckpointReader, tensor_fill: TensorFill) -> Iterator[RowR
     requested = tensor_fill.part(entry.shape)
     for stored in entry.shards:
         box = box_of(entry, stored)
-        common = box.meets(requested) if box.count else None
+        common = box.intersection(requested) if box.count else None
         if common is not None:
-            yield from _rows(stored, stored.offset, box.shape, common.within(box), common.within(requested).start, item)
+            yield from _rows(stored, stored.offset, box.shape, common.relative_to(box), common.relative_to(requested).start, item)
 
 
 def _rows(

@@ -31,13 +31,13 @@ def plain(stage: LoadStage, name: str) -> Any:
     """
     entry = stage.entry(name)
     if entry.kind == "rng":
-        return stage.value(entry.tree, stage.now)
+        return stage.value(entry.tree, stage.read_now)
     if is_numbered(entry):
         return as_torch(read_optimizer(name, entry), stage.value)
     if entry.kind != "module":
         return stage.value(entry.tree)
-    own = stage.reader.manifest.own(name)
-    tensors = {n.removeprefix(f"{name}/"): stage.made(n, stage.wanted(n, stage.device), stage.device) for n in own}
+    own = stage.reader.manifest.module_tensors(name)
+    tensors = {n.removeprefix(f"{name}/"): stage.new_tensor(n, stage.target_dtype(n, stage.device), stage.device) for n in own}
     return tensors | extra_states(entry, stage.value)
 
 
@@ -60,7 +60,7 @@ def stage_tree(stage: LoadStage, name: str, live: Any) -> Apply:
 
 
 def stage_rng(stage: LoadStage, name: str, device_types: set[str], rank: int) -> Apply:
-    saved = stage.value(stage.entry(name).tree, stage.now)
+    saved = stage.value(stage.entry(name).tree, stage.read_now)
     check_restorable(saved)
     used = {stage.device.type, *device_types}
     return lambda: stage.report.random.update(restore_rng(saved, stage.report.step, used, rank))

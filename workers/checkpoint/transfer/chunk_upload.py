@@ -23,10 +23,10 @@ def missing(root: str, name: str, manifest: str, progress: Progress | None = Non
     """
     with _incoming(root, name, manifest) as receiver:
         files = receiver.manifest.files
-        reply = {"arrived": receiver.arrived, "folder": str(receiver.folder), "step": receiver.manifest.step}
+        reply = {"arrived": receiver.is_complete, "folder": str(receiver.folder), "step": receiver.manifest.step}
         reply |= {"files": len(files), "bytes": receiver.manifest.size_bytes()}
         progress_counter = _Seen(receiver.manifest.size_bytes(), progress)
-        missing_chunks = [] if receiver.arrived else receiver.missing(progress_counter)
+        missing_chunks = [] if receiver.is_complete else receiver.missing(progress_counter)
         sizes = (
             (file, index, min(CHUNK_BYTES, files[file].bytes - index * CHUNK_BYTES)) for file, index in missing_chunks
         )
@@ -39,7 +39,7 @@ def arrive(root: str, name: str, manifest: str, progress: Progress | None = None
     for the next try.
     """
     with _incoming(root, name, manifest) as receiver:
-        if not receiver.arrived:
+        if not receiver.is_complete:
             missing_chunks = receiver.missing(_Seen(receiver.manifest.size_bytes(), progress))
             if missing_chunks:
                 file, index = missing_chunks[0]
@@ -48,7 +48,7 @@ def arrive(root: str, name: str, manifest: str, progress: Progress | None = None
                     "copy it again: chunks that arrived are kept",
                 )
             receiver.commit()
-        return {"path": str(receiver.final)}
+        return {"path": str(receiver.final_folder)}
 
 
 def _incoming(root: str, name: str, manifest: str) -> CheckpointReceiver:

@@ -47,9 +47,9 @@ def copy(
     if isinstance(destination, FolderStore):
         transferred_bytes, already_there = _into_folder(origin, destination.path, name, text, counter, files)
     else:
-        transferred_bytes, already_there = _into_objects(origin, destination.below(name), text, manifest, counter)
+        transferred_bytes, already_there = _into_objects(origin, destination.checkpoints_below(name), text, manifest, counter)
     return {
-        "target": destination.below(name).where,
+        "target": destination.checkpoints_below(name).where,
         "step": manifest.step,
         "files": len(manifest.files),
         "bytes": manifest.size_bytes(),
@@ -69,7 +69,7 @@ def verify_location(place: str | Path, progress: Progress | None = None) -> dict
     counter = ByteProgress(manifest.size_bytes(), progress)
     problems = []
     for chunk, data in _fetched(origin, manifest, _all(manifest)):
-        counter.more(_size(manifest, chunk))
+        counter.add(_size(manifest, chunk))
         if isinstance(data, CheckpointError):
             problems.append(data.message)
     if isinstance(origin, FolderStore):
@@ -89,16 +89,16 @@ def _into_folder(
 ) -> tuple[int, bool]:
     try:
         with CheckpointReceiver(root, name, text, files) as receiver:
-            if receiver.arrived:
-                counter.more(counter.total)
+            if receiver.is_complete:
+                counter.add(counter.total)
                 return 0, True
             transferred_bytes = 0
-            for chunk, data in _fetched(origin, receiver.manifest, receiver.missing(counter.more)):
+            for chunk, data in _fetched(origin, receiver.manifest, receiver.missing(counter.add)):
                 if isinstance(data, CheckpointError):
                     raise data
                 receiver.write(chunk, data)
                 transferred_bytes += len(data)
-                counter.more(len(data))
+                counter.add(len(data))
             receiver.commit()
             return transferred_bytes, False
     except OSError as e:
@@ -123,12 +123,12 @@ def _into_objects(
             raise DamagedCheckpoint(
                 f"{destination.where} already exists: {reason}", "delete it, or name another target"
             )
-        counter.more(counter.total)
+        counter.add(counter.total)
         return 0, True
     transferred_bytes = 0
     for file, entry in manifest.files.items():
         if _is_sound(destination, manifest, file):
-            counter.more(entry.bytes)
+            counter.add(entry.bytes)
             continue
         destination.write(file, _parts(origin, manifest, file, counter))
         transferred_bytes += entry.bytes
@@ -154,7 +154,7 @@ def _parts(
     for _, data in _fetched(origin, manifest, [chunk for chunk in _all(manifest) if chunk[0] == file]):
         if isinstance(data, CheckpointError):
             raise data
-        counter.more(len(data))
+        counter.add(len(data))
         yield bytes(data)
 
 
@@ -199,7 +199,7 @@ class ByteProgress:
     def __init__(self, total: int, progress: Progress | None):
         self.total, self._done, self._progress = total, 0, progress
 
-    def more(self, size_bytes: int) -> None:
+    def add(self, size_bytes: int) -> None:
         self._done += size_bytes
         if self._progress is not None:
             self._progress(min(self._done, self.total), self.total)

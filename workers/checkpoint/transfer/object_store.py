@@ -37,14 +37,14 @@ class ObjectStoreDestination:
     def __init__(self, uri: str, name: str):
         self.root, self.path = uri, f"{uri.rstrip('/')}/{name}"
         self._root, self._name = objects(uri), name
-        self._to = self._root.below(name)
+        self._objects = self._root.checkpoints_below(name)
 
-    def refuse_older_attempt(self, producer: Producer) -> None:
+    def check_attempt(self, producer: Producer) -> None:
         if not producer.job:
             return
         for name in _steps(self._root):
             try:
-                other = parse_manifest(manifest_text(self._root.below(name)), name).producer
+                other = parse_manifest(manifest_text(self._root.checkpoints_below(name)), name).producer
             except CheckpointError:
                 continue  # a damaged manifest does not show that this attempt was replaced
             if other.job == producer.job and other.epoch > producer.epoch:
@@ -54,11 +54,11 @@ class ObjectStoreDestination:
                     "nothing to do: the job continues in a newer attempt",
                 )
 
-    def held(self) -> AbstractContextManager[None]:
+    def lock(self) -> AbstractContextManager[None]:
         return nullcontext()  # object stores have no locks, and names are unique
 
     def begin(self, step: int, needed_bytes: int, producer: Producer) -> None:
-        self.refuse_older_attempt(producer)
+        self.check_attempt(producer)
 
     def put(self, layouts: list[Layout], arena: Arena | None, progress: Progress | None) -> dict[str, FileEntry]:
         """Upload one shard after the other, with one chunk in memory at a time."""
@@ -66,29 +66,29 @@ class ObjectStoreDestination:
         written = {}
         for layout in layouts:
             digests: list[str] = []
-            self._to.write(layout.file, _chunks(layout, arena, digests, counter))
+            self._objects.write(layout.file, _chunks(layout, arena, digests, counter))
             written[layout.file] = FileEntry(layout.size_bytes, tuple(digests))
         return written
 
     def commit(self, content: Manifest) -> None:
-        self._to.write(NAME, iter([manifest.dump(content)]))
+        self._objects.write(NAME, iter([manifest.dump(content)]))
 
     def undo(self) -> None:
-        discard(self._to)
+        discard(self._objects)
 
     def retain(self, keep: int) -> tuple[str, ...]:
         """Keep this checkpoint, after every byte of it was read back, and the `keep - 1` newest others.
         The manifest of each expired one is deleted first.
         """
-        others = [n for n in _steps(self._root) if n != self._name and not self._root.below(n).exists(PIN)]
+        others = [n for n in _steps(self._root) if n != self._name and not self._root.checkpoints_below(n).exists(PIN)]
         expired = others[keep - 1 :]
         if expired and (problems := verify_location(self.path)["problems"]):
             return (f"nothing older was deleted: {problems[0]}",)
         notes = []
         for name in expired:
             try:
-                self._root.below(name).remove(NAME)
-                discard(self._root.below(name))
+                self._root.checkpoints_below(name).remove(NAME)
+                discard(self._root.checkpoints_below(name))
             except OSError as e:
                 notes.append(f"{self.root}/{name} could not be deleted: {e}")
         return tuple(notes)
@@ -111,7 +111,7 @@ def _chunks(layout: Layout, arena: Arena | None, digests: list[str], counter: "B
         data = scratch if scratch is not None else arena.chunk(layout, index)  # type: ignore[union-attr]
         digests.append(chunk_digest(data[:size_bytes]))
         yield bytes(data[:size_bytes])
-        counter.more(size_bytes)
+        counter.add(size_bytes)
 
 
 def discard(objects: ObjectStore) -> None:
@@ -148,5 +148,5 @@ def _forget(cache: Path) -> None:
 
 def _steps(root: ObjectStore) -> list[str]:
     """Names of committed checkpoints, newest first."""
-    names = [name for name in root.names() if FOLDER.fullmatch(name) and root.below(name).exists(NAME)]
+    names = [name for name in root.names() if FOLDER.fullmatch(name) and root.checkpoints_below(name).exists(NAME)]
     return sorted(names, key=lambda name: (int(name.split("-")[1]), name), reverse=True)

@@ -26,38 +26,38 @@ class ReadBack:
     """
 
     def __init__(self, prove: Callable[[list[Chunk]], None]):
-        self._prove = prove
-        self._waiting: list[Chunk] = []
+        self._verify = prove
+        self._pending: list[Chunk] = []
         self._thread: ThreadPoolExecutor | None = None
         self._running: Future[None] | None = None
 
     def add(self, chunk: Chunk) -> None:
         """Queue a chunk that was written. Never waits."""
-        self._waiting.append(chunk)
+        self._pending.append(chunk)
         if self._running is None or self._running.done():
-            self._settle()
-            if len(self._waiting) >= AT_ONCE:
-                self._begin()
+            self._raise_error()
+            if len(self._pending) >= AT_ONCE:
+                self._start_batch()
 
     def finish(self) -> None:
         """Wait until all queued chunks are verified."""
-        self._settle()
-        if self._waiting:
-            self._begin()
-            self._settle()
+        self._raise_error()
+        if self._pending:
+            self._start_batch()
+            self._raise_error()
 
     def close(self) -> None:
         """Stop reading. Errors that were not raised yet no longer matter."""
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
 
-    def _begin(self) -> None:
+    def _start_batch(self) -> None:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "read-back")
-        batch, self._waiting = self._waiting, []
-        self._running = self._thread.submit(self._prove, batch)
+        batch, self._pending = self._pending, []
+        self._running = self._thread.submit(self._verify, batch)
 
-    def _settle(self) -> None:
+    def _raise_error(self) -> None:
         if self._running is not None:
             self._running.result()
 

@@ -44,19 +44,19 @@ class CheckpointReceiver:
         """Prepare to receive. `expected` is the content of manifest `text`, if it was read and checked elsewhere."""
         self.root, self.name, self.text = root, name, text
         self.manifest = expected or described(parse_manifest(text, f"{name}/{NAME}"))
-        self.folder, self.final = root / f"{INCOMING}{name}", root / name
+        self.folder, self.final_folder = root / f"{INCOMING}{name}", root / name
         self._files = files or Files()
         self._open: dict[str, Writing] = {}
         self._buffer: memoryview | None = None
         self._on_disk: set[Chunk] = set()
-        self._read_back = ReadBack(self._prove)
+        self._read_back = ReadBack(self._verify_on_disk)
         self._lock = -1
-        self.arrived = False
+        self.is_complete = False
 
     def __enter__(self) -> Self:
         self.root.mkdir(parents=True, exist_ok=True)
-        self.arrived = self._has_arrived()
-        if self.arrived:
+        self.is_complete = self._check_complete()
+        if self.is_complete:
             return self
         if not self.folder.is_dir():
             self._files.make_folder(self.folder)
@@ -80,47 +80,47 @@ class CheckpointReceiver:
             os.close(self._lock)
         self._open, self._lock = {}, -1
 
-    def _has_arrived(self) -> bool:
+    def _check_complete(self) -> bool:
         """Check whether the checkpoint is already here. If it is damaged it is marked, and this copy replaces it.
 
         Raises DamagedCheckpoint if a different or unreadable checkpoint has this name.
         """
-        if not os.path.lexists(self.final / NAME):
+        if not os.path.lexists(self.final_folder / NAME):
             return False
-        if not self._is_the_same():
-            fault = first_damage(self.final) or "it is another checkpoint with that name"
-            raise DamagedCheckpoint(f"{self.final} already exists: {fault}", "delete it, or name another folder")
-        fault = self._fault_there()
-        record_verification(self.final, [fault] if fault else [])
+        if not self._has_same_manifest():
+            fault = first_damage(self.final_folder) or "it is another checkpoint with that name"
+            raise DamagedCheckpoint(f"{self.final_folder} already exists: {fault}", "delete it, or name another folder")
+        fault = self._existing_fault()
+        record_verification(self.final_folder, [fault] if fault else [])
         return not fault
 
-    def _is_the_same(self) -> bool:
+    def _has_same_manifest(self) -> bool:
         """Compare the manifests. A large one is compared as text, without parsing it."""
         try:
-            if os.lstat(self.final / NAME).st_size <= SMALL_BYTES:
-                return bool(read_json(self.final)["digest"] == self.manifest.digest)
-            return read_bytes(self.final / NAME, LARGEST_BYTES) == self.text
+            if os.lstat(self.final_folder / NAME).st_size <= SMALL_BYTES:
+                return bool(read_json(self.final_folder)["digest"] == self.manifest.digest)
+            return read_bytes(self.final_folder / NAME, LARGEST_BYTES) == self.text
         except (CheckpointError, UnreadableFile, FileNotFoundError):
             return False
 
-    def _fault_there(self) -> str:
-        if os.lstat(self.final / NAME).st_size <= SMALL_BYTES:
-            return first_damage(self.final)
+    def _existing_fault(self) -> str:
+        if os.lstat(self.final_folder / NAME).st_size <= SMALL_BYTES:
+            return first_damage(self.final_folder)
         try:
             for file, index in self.manifest.chunks():
                 data = memoryview(bytearray(self.manifest.size_of((file, index))))
-                with open_untrusted(self.final / file) as descriptor:
-                    read_at(self.final / file, descriptor, index * CHUNK_BYTES, data)
+                with open_untrusted(self.final_folder / file) as descriptor:
+                    read_at(self.final_folder / file, descriptor, index * CHUNK_BYTES, data)
                 if chunk_digest(data) != self.manifest.digest_of((file, index)):
-                    return f"{self.final / file}: chunk {index + 1} is not what was saved"
+                    return f"{self.final_folder / file}: chunk {index + 1} is not what was saved"
         except (DamagedCheckpoint, UnreadableFile, FileNotFoundError) as e:
             return str(e)
         return ""
 
     def missing(self, progress: Progress | None = None) -> list[Chunk]:
         """List chunks that must be transferred, in order. Chunks in other checkpoints here are copied from them."""
-        not_received = [chunk for chunk in self.manifest.chunks() if not self._was_here(chunk, progress)]
-        sources = self._elsewhere({self.manifest.digest_of(chunk) for chunk in not_received}) if not_received else {}
+        not_received = [chunk for chunk in self.manifest.chunks() if not self._is_left_over(chunk, progress)]
+        sources = self._find_sources({self.manifest.digest_of(chunk) for chunk in not_received}) if not_received else {}
         return [chunk for chunk in not_received if not self._reuse(chunk, sources, progress)]
 
     def write(self, chunk: Chunk, data: bytes | memoryview) -> None:
@@ -135,7 +135,7 @@ class CheckpointReceiver:
         if self._buffer is None:
             self._buffer = aligned(CHUNK_BYTES)
         self._buffer[: len(data)] = data
-        file, offset = self._writing(chunk[0]), chunk[1] * CHUNK_BYTES
+        file, offset = self._open_file(chunk[0]), chunk[1] * CHUNK_BYTES
         self._files.write(file, self._buffer[: rounded_up(len(data))], len(data), offset)
         if not file.direct:
             drop_cached(file.descriptor, [(offset, len(data))])  # makes the kernel start writing it to the disk
@@ -144,7 +144,7 @@ class CheckpointReceiver:
     def commit(self) -> None:
         """Sync everything, read it back and compare; then rename the folder and write the manifest last."""
         self._read_back.finish()
-        self._prove([chunk for chunk in self.manifest.chunks() if chunk not in self._on_disk])
+        self._verify_on_disk([chunk for chunk in self.manifest.chunks() if chunk not in self._on_disk])
         self._on_disk.clear()  # a retry after an error reads everything again
         for name in list(self._open):
             self._files.finish(self._open[name])
@@ -153,17 +153,17 @@ class CheckpointReceiver:
             if path.name not in self.manifest.files:
                 self._files.remove(path)  # left by an interrupted commit
         self._files.sync_folder(self.folder)
-        pinned = is_pinned(self.final)
-        if self.final.exists():
-            self._clear(self.final)
-        self._files.rename(self.folder, self.final)
+        pinned = is_pinned(self.final_folder)
+        if self.final_folder.exists():
+            self._clear(self.final_folder)
+        self._files.rename(self.folder, self.final_folder)
         self._files.sync_folder(self.root)
-        part = self.final / f".{NAME}.part"
+        part = self.final_folder / f".{NAME}.part"
         write_file(self._files, part, self.text)
-        self._files.rename(part, self.final / NAME)
+        self._files.rename(part, self.final_folder / NAME)
         if pinned:
-            pin(self.final)
-        self._files.sync_folder(self.final)
+            pin(self.final_folder)
+        self._files.sync_folder(self.final_folder)
 
     def _clear(self, folder: Path) -> None:
         """Remove what an interrupted commit left, or a damaged copy.
@@ -173,12 +173,12 @@ class CheckpointReceiver:
             self._files.remove(path)
         self._files.remove_folder(folder)
 
-    def _writing(self, file: str) -> Writing:
+    def _open_file(self, file: str) -> Writing:
         if file not in self._open:
             self._open[file] = self._files.open_or_create(self.folder / file, self.manifest.files[file].bytes)
         return self._open[file]
 
-    def _was_here(self, chunk: Chunk, progress: Progress | None) -> bool:
+    def _is_left_over(self, chunk: Chunk, progress: Progress | None) -> bool:
         """Check whether an earlier try left this chunk."""
         if chunk[0] not in self._open:
             self._sync(chunk[0], [(0, 0)])
@@ -189,13 +189,13 @@ class CheckpointReceiver:
             progress(self.manifest.size_of(chunk))
         return True
 
-    def _prove(self, chunks: list[Chunk]) -> None:
+    def _verify_on_disk(self, chunks: list[Chunk]) -> None:
         """Sync chunks to the disk and compare what was stored. Raises CheckpointError."""
         ranges: dict[str, list[tuple[int, int]]] = {}
         for file, index in chunks:
             ranges.setdefault(file, []).append((index * CHUNK_BYTES, self.manifest.size_of((file, index))))
         for file, file_ranges in ranges.items():
-            if not self._writing(file).direct:
+            if not self._open_file(file).direct:
                 self._sync(file, file_ranges)
         for chunk in chunks:
             if not self._is_here(chunk):
@@ -207,16 +207,16 @@ class CheckpointReceiver:
 
     def _sync(self, file: str, ranges: list[tuple[int, int]]) -> None:
         """Sync a file, so that later reads of these ranges (offset, bytes) come from the disk."""
-        descriptor = self._writing(file).descriptor
+        descriptor = self._open_file(file).descriptor
         if os.fstat(descriptor).st_size:
             self._files.sync(descriptor)
             drop_cached(descriptor, ranges)
 
     def _is_here(self, chunk: Chunk) -> bool:
         start, size_bytes = chunk[1] * CHUNK_BYTES, self.manifest.size_of(chunk)
-        return digest_at(self._writing(chunk[0]), start, size_bytes) == self.manifest.digest_of(chunk)
+        return digest_at(self._open_file(chunk[0]), start, size_bytes) == self.manifest.digest_of(chunk)
 
-    def _elsewhere(self, digests: set[str]) -> dict[str, tuple[Path, int]]:
+    def _find_sources(self, digests: set[str]) -> dict[str, tuple[Path, int]]:
         """Map digests to file and offset in other checkpoints of this folder."""
         sources: dict[str, tuple[Path, int]] = {}
         for folder in newest_first(self.root):

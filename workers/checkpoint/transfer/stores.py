@@ -41,7 +41,7 @@ class CheckpointStore(Protocol):
     def read(self, name: str, offset: int, out: memoryview) -> None:
         """Fill `out` from `offset` on. Raises DamagedCheckpoint."""
 
-    def below(self, name: str) -> "CheckpointStore": ...
+    def checkpoints_below(self, name: str) -> "CheckpointStore": ...
 
 
 class FolderStore:
@@ -71,7 +71,7 @@ class FolderStore:
         finally:
             os.close(descriptor)
 
-    def below(self, name: str) -> "FolderStore":
+    def checkpoints_below(self, name: str) -> "FolderStore":
         return FolderStore(self.path / name, self._follow)
 
 
@@ -88,7 +88,7 @@ class ObjectStore:
 
     def find(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield every object at or below here: its path, and its properties. Raises UserError, FleetError."""
-        with self._asked("listed"):
+        with self._convert_errors("listed"):
             self._files.invalidate_cache()
             objects = self._files.find(self._path, detail=True)
         yield from objects.items()
@@ -97,14 +97,14 @@ class ObjectStore:
         """Yield an object's bytes, piece by piece. Raises FleetError if it has another size."""
         for offset in range(0, size_bytes, most_bytes):
             end = min(offset + most_bytes, size_bytes)
-            with self._asked("read"):
+            with self._convert_errors("read"):
                 piece = bytes(self._files.cat_file(path, start=offset, end=end))
             if len(piece) != end - offset:
                 raise FleetError(f"{self.where} has changed while it was read", "nothing to do: it is downloaded again")
             yield piece
 
     @contextmanager
-    def _asked(self, operation: str) -> Iterator[None]:
+    def _convert_errors(self, operation: str) -> Iterator[None]:
         """Convert a store library's errors: UserError for what the user must fix, FleetError if it may pass."""
         try:
             yield
@@ -126,7 +126,7 @@ class ObjectStore:
         except FileNotFoundError:
             return []
         except OSError as e:
-            raise self._failed("listed", e) from e
+            raise self._error("listed", e) from e
         return sorted(PurePosixPath(name.rstrip("/")).name for name in objects)
 
     def exists(self, name: str) -> bool:
@@ -144,7 +144,7 @@ class ObjectStore:
         except FileNotFoundError:
             raise DamagedCheckpoint(f"{self.where}/{name} does not exist") from None
         except OSError as e:
-            raise self._failed(f"read ({name})", e) from e
+            raise self._error(f"read ({name})", e) from e
         if len(data) != len(out):
             raise DamagedCheckpoint(f"{self.where}/{name} has fewer than {len(out)} bytes at offset {offset}")
         out[:] = data
@@ -156,15 +156,15 @@ class ObjectStore:
                 for part in parts:
                     file.write(part)
         except OSError as e:
-            raise self._failed(f"written ({name})", e) from e
+            raise self._error(f"written ({name})", e) from e
 
     def remove(self, name: str) -> None:
         self._files.rm_file(f"{self._path}/{name}")
 
-    def below(self, name: str) -> "ObjectStore":
+    def checkpoints_below(self, name: str) -> "ObjectStore":
         return ObjectStore(self._files, f"{self._path}/{name}", f"{self.where}/{name}")
 
-    def _failed(self, operation: str, e: OSError) -> CheckpointError:
+    def _error(self, operation: str, e: OSError) -> CheckpointError:
         return CheckpointError(
             f"{self.where} cannot be {operation}: {e}", "check the network and your access, then run it again"
         )
@@ -200,11 +200,11 @@ def newest_checkpoint(folder: "FolderStore | ObjectStore") -> tuple["FolderStore
     """Return the checkpoint at a location, or the newest committed one below it, with its name."""
     if folder.exists(NAME):
         return folder, PurePosixPath(folder.where).name
-    steps = [name for name in folder.names() if FOLDER.fullmatch(name) and folder.below(name).exists(NAME)]
+    steps = [name for name in folder.names() if FOLDER.fullmatch(name) and folder.checkpoints_below(name).exists(NAME)]
     if not steps:
         raise NotFound(f"no checkpoint at {folder.where}", "name a step-… folder, or a folder that contains some")
     newest = max(steps, key=lambda name: (int(name.split("-")[1]), name))
-    return folder.below(newest), newest
+    return folder.checkpoints_below(newest), newest
 
 
 def manifest_text(folder: "FolderStore | ObjectStore") -> bytes:

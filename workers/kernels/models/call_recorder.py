@@ -27,17 +27,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: list[Seen] = []
+        self.calls: list[Seen] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "polyfleet" and isinstance(args[-1], str) and args[-1].startswith(SITE):
-            self._note(func.name().partition("::")[2], args)
+            self._record(func.name().partition("::")[2], args)
             args = (*args[:-1], "torch")
         return func(*args, **(kwargs or {}))
 
-    def _note(self, operation: str, args: tuple[Any, ...]) -> None:
+    def _record(self, operation: str, args: tuple[Any, ...]) -> None:
         operands = args[:3] if operation == "attention" else args
         tensors = [one for one in operands if isinstance(one, Tensor)]
         shapes = tuple(tuple(int(size) for size in one.shape) for one in tensors)
         causal = operation == "attention" and bool(args[5])
-        self.seen.append(Seen(int(args[-1].removeprefix(SITE)), operation, tensors[0].dtype, shapes, causal))
+        self.calls.append(Seen(int(args[-1].removeprefix(SITE)), operation, tensors[0].dtype, shapes, causal))

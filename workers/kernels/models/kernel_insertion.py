@@ -33,7 +33,7 @@ class Fitted:
     """`chosen`: (module name, operation) to measurement. `left`: why other modules are unchanged."""
 
     chosen: dict[tuple[str, str], Measured] = field(default_factory=dict)
-    left: dict[str, str] = field(default_factory=dict)
+    unchanged_modules: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """Format e.g. `rmsnorm in 5 modules by cpu, 2.31 times as fast (2.10 to 2.52)`, with the smallest gain."""
@@ -91,7 +91,7 @@ def record(model: nn.Module, sites: Sequence[Site], sample: Sample, device: torc
     finally:
         for site in sites:
             module_swap.take_out(site.module)
-    return recorder.seen
+    return recorder.calls
 
 
 def put(site: Site, kernels: dict[str, str], device: torch.device) -> None:
@@ -117,7 +117,7 @@ def fit(
     makes of a module, and, with `learns`, for its gradient.
     """
     sites, left = find(model)
-    fitted, calls = Fitted(left=left), dict[int, list[Seen]]()
+    fitted, calls = Fitted(unchanged_modules=left), dict[int, list[Seen]]()
     for call in record(model, sites, sample, device):
         calls.setdefault(call.site, []).append(call)
     book = _Book(device, learns, compiled, measured)
@@ -129,7 +129,7 @@ def fit(
             if isinstance(best, Measured):
                 chosen[form.operation] = best
             else:
-                fitted.left[f"{site.name} ({form.operation})"] = best
+                fitted.unchanged_modules[f"{site.name} ({form.operation})"] = best
         if chosen:
             put(site, {operation: one.kernels for operation, one in chosen.items()}, device)
             fitted.chosen |= {(site.name, operation): one for operation, one in chosen.items()}
@@ -164,7 +164,7 @@ class _Book:
         """Return the measurement of the fastest kernels, for their slowest call, or the reason for using none."""
         measurements, reasons = [], []
         for name in sorted({kernels for _, kernels in self.last}):
-            results = [self._of(call, name) for call in calls]
+            results = [self._slowest_measurement(call, name) for call in calls]
             gains = [one for one in results if isinstance(one, Measured)]
             if len(gains) == len(results):
                 measurements.append(min(gains, key=lambda one: one.speedup))
@@ -177,7 +177,7 @@ class _Book:
             or "nothing has been measured on this device: run `polyfleet kernels tune`"
         )
 
-    def _of(self, call: Seen, name: str) -> Measured | str:
+    def _slowest_measurement(self, call: Seen, name: str) -> Measured | str:
         situations = [situation(call, self.kind, compiled=self.compiled)]
         situations += [situation(call, self.kind, gradient=True)] if self.learns else []
         lines = [self.last.get((one, name)) for one in situations]

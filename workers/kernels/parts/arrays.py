@@ -59,7 +59,7 @@ class Operand:
     tensor: Tensor
     buffer: Any = None
     back: Back | None = None
-    given: bool = False
+    is_callers_output: bool = False
 
     def returned(self, tensor: Tensor) -> Any:
         return tensor if self.back is None else self.back(tensor)

@@ -22,8 +22,8 @@ class Call:
 
     def __init__(self, kernels: "Device"):
         self.kernels = kernels
-        self.taken: list[Operand] = []
-        self._answer: Tensor | None = None
+        self.inputs: list[Operand] = []
+        self._returned: Tensor | None = None
         self._copies: list[tuple[Tensor, Tensor]] = []
         self._exports: list[tuple[Any, Tensor]] = []
 
@@ -35,9 +35,9 @@ class Call:
         tensor = one.tensor
         if tensor.dim() < dims:
             raise UserError(f"{name} has {tensor.dim()} dimensions", f"pass at least {dims}: {shape_told(tensor)}")
-        self._require_dtype(one, also)
-        self._require_here(one, value)
-        self.taken.append(one)
+        self._check_dtype(one, also)
+        self._check_device(one, value)
+        self.inputs.append(one)
         return one
 
     def vector(self, name: str, value: Any, length: int) -> Operand | None:
@@ -55,7 +55,7 @@ class Call:
         self, value: Any, shape: Sequence[int], may_be: Sequence[Operand] = (), dtype: torch.dtype | None = None
     ) -> Operand:
         """Return the output: new memory, or `value`, which may be one of `may_be` but must not overlap other arrays."""
-        first = self.taken[0]
+        first = self.inputs[0]
         expected = torch.Size(shape), dtype or first.tensor.dtype
         if value is None:
             if first.buffer is not None:
@@ -64,14 +64,14 @@ class Call:
             return Operand(
                 "out", torch.empty(expected[0], dtype=expected[1], device=first.tensor.device), None, first.back
             )
-        one = self._given_output(value)
+        one = self._callers_output(value)
         if (one.tensor.shape, one.tensor.dtype) != expected:
             description = f"{list(expected[0])} in {name_of(expected[1])}"
             raise UserError(
                 f"out has shape {shape_told(one.tensor)} in {name_of(one.tensor.dtype)}", f"pass {description}, or none"
             )
-        self._require_here(one, value)
-        self._require_apart(one, may_be)
+        self._check_device(one, value)
+        self._check_overlap(one, may_be)
         return one
 
     def like(self, value: Any, one: Operand, may_be: Sequence[Operand]) -> Operand:
@@ -117,40 +117,40 @@ class Call:
             raise
         except Exception as e:
             raise self.kernels._failure(e) from e
-        self._answer = result if isinstance(result, Tensor) else None
-        for out, plain in self._copies if self._answer is None else ():
+        self._returned = result if isinstance(result, Tensor) else None
+        for out, plain in self._copies if self._returned is None else ():
             out.copy_(plain)
 
     def result(self, out: Operand) -> Any:
         """Return the result for the caller."""
-        if self._answer is None:
+        if self._returned is None:
             return out.returned(out.tensor)
-        value = self._answer if self._answer.shape == out.tensor.shape else self._answer.view(out.tensor.shape)
-        return out.returned(out.tensor.copy_(value) if out.given else value)
+        value = self._returned if self._returned.shape == out.tensor.shape else self._returned.view(out.tensor.shape)
+        return out.returned(out.tensor.copy_(value) if out.is_callers_output else value)
 
     # Checks
 
-    def _require_dtype(self, one: Operand, also: Sequence[torch.dtype]) -> None:
+    def _check_dtype(self, one: Operand, also: Sequence[torch.dtype]) -> None:
         actual, supported = one.tensor.dtype, self.kernels.dtypes
-        first = self.taken[0].tensor.dtype if self.taken else actual
-        if not self.taken and actual not in supported:
+        first = self.inputs[0].tensor.dtype if self.inputs else actual
+        if not self.inputs and actual not in supported:
             names = ", ".join(map(name_of, supported))
             raise UserError(f"{one.name} is in {name_of(actual)}", f"kernels {self.kernels.name!r} compute in {names}")
         if actual != first and actual not in also:
             others = "".join(f" or {name_of(dtype)}" for dtype in also if dtype != first)
             raise UserError(
-                f"{one.name} is in {name_of(actual)}, {self.taken[0].name} in {name_of(first)}",
+                f"{one.name} is in {name_of(actual)}, {self.inputs[0].name} in {name_of(first)}",
                 f"convert it to {name_of(first)}{others}",
             )
 
-    def _require_here(self, one: Operand, value: Any) -> None:
+    def _check_device(self, one: Operand, value: Any) -> None:
         """Raise UserError if an array is on another device: arrays are never moved silently."""
         resident = isinstance(value, Resident)
         if resident and value.owner is not self.kernels:
             raise UserError(f"{one.name} is on the device of other kernels", "move it here with to_device()")
-        if self.taken and (self.taken[0].buffer is not None) != resident:
+        if self.inputs and (self.inputs[0].buffer is not None) != resident:
             there = "on the device, " if resident else "in torch's memory, "
-            raise UserError(f"{one.name} is {there}{self.taken[0].name} is not", "move both with to_device()")
+            raise UserError(f"{one.name} is {there}{self.inputs[0].name} is not", "move both with to_device()")
         if not resident and not self.kernels.takes(one.tensor.device):
             raise UserError(
                 f"{one.name} is on {one.tensor.device}, the kernels {self.kernels.name!r} compute on "
@@ -158,7 +158,7 @@ class Call:
                 f"move it there: {one.name}.to({str(self.kernels.device)!r})",
             )
 
-    def _given_output(self, value: Any) -> Operand:
+    def _callers_output(self, value: Any) -> Operand:
         if isinstance(value, np.ndarray) and not (
             value.flags.writeable and value.dtype.isnative and all(stride >= 0 for stride in value.strides)
         ):
@@ -166,13 +166,13 @@ class Call:
         if not isinstance(value, Tensor | Resident | np.ndarray):
             raise UserError(f"out is a {type(value).__name__}", "pass a torch tensor or a NumPy array")
         one = operand("out", value)
-        one.back, one.given = (lambda _: value), True
+        one.back, one.is_callers_output = (lambda _: value), True
         return one
 
-    def _require_apart(self, out: Operand, may_be: Sequence[Operand]) -> None:
+    def _check_overlap(self, out: Operand, may_be: Sequence[Operand]) -> None:
         if out.tensor.device != META and _overlaps_itself(out.tensor):
             raise UserError("several elements of out share memory", "pass out.contiguous()")
-        for one in self.taken:
+        for one in self.inputs:
             if one in may_be and _same(one, out):
                 continue
             if _overlap(one, out):

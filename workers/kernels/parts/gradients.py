@@ -32,25 +32,25 @@ class Gradients(Products, Rows, Attention):
         self, grad: Any, x: Any, weight: Any = None, eps: float = 1e-6, *, offset: float = 0.0
     ) -> tuple[Any, Any]:
         """Return gradients of x and weight (None without one). Rounding before the weight does not affect them."""
-        call, rows, g = self._taken("x", x, grad)
+        call, rows, g = self._take_with_grad("x", x, grad)
         scale = call.vector("weight", weight, rows.tensor.shape[-1])
         eps, offset = number("eps", eps, least=0.0), number("offset", offset)
         if not rows.tensor.numel():
             return _nothing(rows, scale)
-        grads = self._computed(call, self._rmsnorm_backward, _rows(g), _rows(rows), _vector(scale), eps, offset)
+        grads = self._compute(call, self._rmsnorm_backward, _rows(g), _rows(rows), _vector(scale), eps, offset)
         return _shaped((rows, scale), grads)
 
     def layernorm_backward(
         self, grad: Any, x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
     ) -> tuple[Any, Any, Any]:
         """Return gradients of x, weight and bias; None for a weight or bias that is None."""
-        call, rows, g = self._taken("x", x, grad)
+        call, rows, g = self._take_with_grad("x", x, grad)
         columns = rows.tensor.shape[-1]
         scale, shift = call.vector("weight", weight, columns), call.vector("bias", bias, columns)
         eps = number("eps", eps, least=0.0)
         if not rows.tensor.numel():
             return _nothing(rows, scale, shift)
-        grads = self._computed(
+        grads = self._compute(
             call, self._layernorm_backward, _rows(g), _rows(rows), _vector(scale), shift is not None, eps
         )
         return _shaped((rows, scale, shift), grads)
@@ -64,7 +64,7 @@ class Gradients(Products, Rows, Attention):
 
     def swiglu_backward(self, grad: Any, gate: Any, up: Any) -> tuple[Any, Any]:
         """Return the gradients of gate and up."""
-        call, gates, g = self._taken("gate", gate, grad)
+        call, gates, g = self._take_with_grad("gate", gate, grad)
         ups = call.take("up", up, 1)
         if ups.tensor.shape != gates.tensor.shape:
             raise UserError(
@@ -72,7 +72,7 @@ class Gradients(Products, Rows, Attention):
             )
         if not gates.tensor.numel():
             return _nothing(gates, ups)
-        return _shaped((gates, ups), self._computed(call, self._swiglu_backward, _rows(g), _rows(gates), _rows(ups)))
+        return _shaped((gates, ups), self._compute(call, self._swiglu_backward, _rows(g), _rows(gates), _rows(ups)))
 
     def apply_rope_backward(self, grad: Any, cos: Any, sin: Any, *, position: int = 0, layout: str = "halves") -> Any:
         """Return the gradient of x, by the reverse rotation. The tables have no gradient."""
@@ -114,7 +114,7 @@ class Gradients(Products, Rows, Attention):
         if not full_shape.numel() or not many:
             return _nothing(queries, keys, values)
         shape_q, shape_k = (batch, heads, length), (batch, groups, many)
-        grads = self._computed(
+        grads = self._compute(
             call,
             self._attention_backward,
             _as(g, (*shape_q, wide)),
@@ -130,19 +130,19 @@ class Gradients(Products, Rows, Attention):
         return _shaped((queries, keys, values), grads)
 
     def _each_backward(self, name: str, value: Any, grad: Any, hook: Any) -> Any:
-        call, rows, g = self._taken(name, value, grad)
+        call, rows, g = self._take_with_grad(name, value, grad)
         if not rows.tensor.numel():
             return _nothing(rows)[0]
-        return _shaped((rows,), (self._computed(call, hook, _rows(g), _rows(rows)),))[0]
+        return _shaped((rows,), (self._compute(call, hook, _rows(g), _rows(rows)),))[0]
 
-    def _taken(self, name: str, value: Any, grad: Any) -> tuple[Call, Operand, Operand]:
+    def _take_with_grad(self, name: str, value: Any, grad: Any) -> tuple[Call, Operand, Operand]:
         call = Call(self)
         one, g = call.take(name, value, 1), call.take("grad", grad, 1)
         _require_shape(g, one.tensor.shape)
         return call, one, g
 
-    def _computed(self, call: Call, hook: Any, *arguments: Any) -> Any:
-        if any(one.buffer is not None for one in call.taken):
+    def _compute(self, call: Call, hook: Any, *arguments: Any) -> Any:
+        if any(one.buffer is not None for one in call.inputs):
             raise UserError(
                 "gradients are computed only for torch tensors and NumPy arrays", "convert the arrays with to_host()"
             )

@@ -116,19 +116,19 @@ class Driver:
         self.context = cl.Context([device])
         self.queue = cl.CommandQueue(self.context, device)
         self._kernels: dict[tuple[str, ...], Any] = {}
-        self._turn, self._process = threading.Lock(), os.getpid()
+        self._lock, self._process = threading.Lock(), os.getpid()
 
     def launch(
         self, program: str, kernel: str, dtypes: tuple[str, str], count: int, local: int, *arguments: Any
     ) -> None:
         """Launch `count` groups of `local` work-items; if `local` is 0, `count` items in any groups."""
-        self.require_own_process()
-        with self._turn:
+        self.check_process()
+        with self._lock:
             compiled = self._kernel(program, kernel, dtypes)
             compiled.set_args(*arguments)
             self.cl.enqueue_nd_range_kernel(self.queue, compiled, (count * max(local, 1),), (local,) if local else None)
 
-    def require_own_process(self) -> None:
+    def check_process(self) -> None:
         """Raise KernelsFailed in a forked process: it lacks the driver's threads and would wait for them forever."""
         if os.getpid() != self._process:
             raise KernelsFailed(
@@ -137,18 +137,18 @@ class Driver:
                 "start processes with the method 'spawn' or 'forkserver'",
             )
 
-    def forget(self) -> None:
+    def release_kernels(self) -> None:
         self.queue.finish()
         self._kernels.clear()
 
     def _kernel(self, program: str, kernel: str, dtypes: tuple[str, str]) -> Any:
         key = program, *dtypes, kernel
         if key not in self._kernels:
-            built = self._built(program, dtypes)
+            built = self._build(program, dtypes)
             self._kernels |= {(program, *dtypes, one.function_name): one for one in built.all_kernels()}
         return self._kernels[key]
 
-    def _built(self, program: str, dtypes: tuple[str, str]) -> Any:
+    def _build(self, program: str, dtypes: tuple[str, str]) -> Any:
         rows, weights = dtypes
         sizes = {"GROUP": self.group, "TILE": self.tile, "EACH": self.each}
         masks = {"MASK_BOOL": 1, "MASK_F32": 2, "MASK_T": 3}

@@ -41,7 +41,7 @@ class TritonGradients(Gradients):
             config, x_RC.dtype, (programs,), g_RC, x_RC, x_RC if weight_C is None else weight_C, grad, partial, count,
             columns, eps, offset, HAS_WEIGHT=has_weight,
         )  # fmt: skip
-        return grad, self._added(partial, weight_C.dtype)[0] if weight_C is not None else None
+        return grad, self._sum_partials(partial, weight_C.dtype)[0] if weight_C is not None else None
 
     def _layernorm_backward(
         self, g_RC: Tensor, x_RC: Tensor, weight_C: Tensor | None, with_bias: bool, eps: float
@@ -59,10 +59,10 @@ class TritonGradients(Gradients):
         if not summed:
             return grad, None, None
         first, last = 0 if has_weight else 1, 2 if with_bias else 1
-        sums = self._added(partial[first:last], x_RC.dtype if weight_C is None else weight_C.dtype)
+        sums = self._sum_partials(partial[first:last], x_RC.dtype if weight_C is None else weight_C.dtype)
         return grad, sums[0] if has_weight else None, sums[-1] if with_bias else None
 
-    def _added(self, partial: Tensor, dtype: torch.dtype) -> Tensor:
+    def _sum_partials(self, partial: Tensor, dtype: torch.dtype) -> Tensor:
         """Sum partial results [n, P, C] in float32 to [n, C]."""
         many, programs, columns = partial.shape
         out, config = partial.new_empty((many, columns), dtype=dtype), table.add_partials()

@@ -148,12 +148,12 @@ class Launcher:
         """Launch a kernel with `arguments` in the order of its parameters; `flags` are compile-time, except blocks."""
         kernel, options = self._kernels.get(config) or self._load(config)
         if (config, dtype) not in self._allowed:
-            self._require_allowed(config, dtype)
+            self._check_allowed(config, dtype)
         if self.interpreted:
             with np.errstate(all="ignore"):  # infinities and NaN are valid results
                 kernel[grid](*arguments, **flags, **options)
             return
-        with self._here():
+        with self._device_context():
             kernel[grid](*arguments, **flags, **options)
 
     def close(self) -> None:
@@ -170,13 +170,13 @@ class Launcher:
         self._kernels[config] = kernel, options
         return kernel, options
 
-    def _require_allowed(self, config: table.Config, dtype: torch.dtype) -> None:
+    def _check_allowed(self, config: table.Config, dtype: torch.dtype) -> None:
         """Raise UserError for a configuration that is not in the committed table, or spills there."""
         if not self.interpreted and self.target.name in table.COMMITTED:
             require_committed(config, dtype, self.target)
         self._allowed.add((config, dtype))
 
-    def _here(self) -> Any:
+    def _device_context(self) -> Any:
         """Make this device current, because Triton launches on the current device."""
         assert self._module is not None
         if self._module.current_device() == self.device.index:

@@ -6,20 +6,20 @@ from orchestrator.core.planner.numbers import Free
 
 def test_the_tightest_node_is_taken_so_that_whole_nodes_stay_whole():
     free = Free([(0, 1, 2, 3), (1, 3), (0, 1, 2, 3)])
-    assert free.take(1) == (1, (1,))
-    assert free.take(1) == (1, (3,))
-    assert free.take(4) == (0, (0, 1, 2, 3))
-    assert free.take(4) == (2, (0, 1, 2, 3))
-    assert free.take(1) is None
+    assert free.allocate(1) == (1, (1,))
+    assert free.allocate(1) == (1, (3,))
+    assert free.allocate(4) == (0, (0, 1, 2, 3))
+    assert free.allocate(4) == (2, (0, 1, 2, 3))
+    assert free.allocate(1) is None
 
 
 def test_nothing_is_taken_of_a_node_that_is_withdrawn_until_it_is_given_back():
     free = Free([(0, 1), (0, 1, 2)])
     assert free.withdraw(0) == (0, 1)
-    assert free.take(2) == (1, (0, 1))
-    assert free.take(2) is None
-    free.give(0, (0, 1))
-    assert free.take(2) == (0, (0, 1))
+    assert free.allocate(2) == (1, (0, 1))
+    assert free.allocate(2) is None
+    free.release(0, (0, 1))
+    assert free.allocate(2) == (0, (0, 1))
 
 
 def test_the_largest_gangs_are_placed_first_and_who_finds_no_node_is_told():
@@ -34,8 +34,8 @@ def test_devices_are_held_once_and_come_back_and_deltas_are_as_a_fresh_build(siz
     held = []
     for count, ends in steps:
         if ends and held:
-            free.give(*held.pop(0))
-        elif (found := free.take(count)) is not None:
+            free.release(*held.pop(0))
+        elif (found := free.allocate(count)) is not None:
             held.append(found)
             assert len(found[1]) == count
     used = [(node, number) for node, numbers in held for number in numbers]
@@ -44,4 +44,4 @@ def test_devices_are_held_once_and_come_back_and_deltas_are_as_a_fresh_build(siz
     rest = [tuple(n for n in range(size) if (node, n) not in used) for node, size in enumerate(sizes)]
     fresh = Free(rest)
     for count in (8, 4, 2, 1, 1):
-        assert free.take(count) == fresh.take(count)
+        assert free.allocate(count) == fresh.allocate(count)
